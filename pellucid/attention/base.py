@@ -1,0 +1,91 @@
+"""The door for attention backends: what a backend is asked, and what an attention layer shows it.
+
+A backend writes the new keys and values into the paged cache and attends over the cache; prompt chunk, decode and
+verification are the same to it: rows with some queries at the end of their sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pellucid.forward import ForwardInput
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.platform import Platform
+from pellucid.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What a model asks of attention, on one rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    block_size: int  # tokens
+    window: int | None = None  # tokens a query sees, itself included
+    sink: bool = False
+    tree: bool = False
+
+
+class AttentionLayer(Protocol):
+    """What a backend may read of the layer that calls it."""
+
+    scale: float
+    window: int | None
+    group: int  # KV group
+    kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
+
+
+class AttentionBackend(Protocol):
+    """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
+
+    supports_graphs: ClassVar[bool]
+    supports_trees: ClassVar[bool]
+
+    @staticmethod
+    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+        """None if this backend can serve `spec` on this hardware, else the reason in words."""
+        ...
+
+    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's cache."""
+        ...
+
+    def plan(self, fwd: ForwardInput, group: int) -> object:
+        """Metadata of this step for one KV group; it becomes fwd.attn[group]."""
+        ...
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v [T, num_kv_heads, head_dim] to the cache, then attend with q [T, num_heads, head_dim].
+
+        All rows write before any row reads, so rows of one step may share blocks.  Returns [T, num_heads * head_dim].
+        """
+        ...
+
+
+ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
+    "attention backend",
+    {
+        "torch": "pellucid.attention.torch:TorchAttention",
+        "triton": "pellucid.attention.triton:TritonAttention",
+    },
+)
+PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
+
+
+def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
+    """The named backend, or the first that supports `spec` here.  Raises ValueError with every refusal's reason."""
+    candidates = (name,) if name else PREFERENCE[platform.device]
+    refusals: list[str] = []
+    for candidate in candidates:
+        backend = ATTENTION_BACKENDS.load(candidate)
+        reason = backend.supports(spec, platform)
+        if reason is None:
+            return backend()
+        refusals.append(f"{candidate}: {reason}")
+    raise ValueError(f"no attention backend can serve this model here ({'; '.join(refusals)})")

@@ -1,0 +1,56 @@
+"""The door for executors: how plans reach the workers and results come back.
+
+An executor names its worker by string; this room never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pellucid.config import Resolved
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.registry import Registry
+from pellucid.schedule.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the workers found they can hold, once weights are loaded."""
+
+    groups: tuple[KVGroupSpec, ...]
+    num_blocks: tuple[int, ...]  # per KV group, the padding block 0 not counted
+    num_spec: int = 0  # most drafts a row may carry
+
+
+class Ticket(Protocol):
+    """A plan under way."""
+
+    def provide(self, masks: object) -> None:
+        """Hand in what the plan said would come late (grammar masks)."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step and return its result.  Raises RuntimeError naming the worker that failed."""
+        ...
+
+
+class Executor(Protocol):
+    """Owns the workers.  `depth` plans may be under way."""
+
+    def start(self, resolved: Resolved) -> Capacity: ...
+
+    def submit(self, plan: StepPlan) -> Ticket: ...
+
+    def call(self, name: str, *args: object) -> object:
+        """Run a worker's method by name, outside the loop, and return rank 0's answer."""
+        ...
+
+    def check(self) -> None:
+        """Raise RuntimeError if a worker has died."""
+        ...
+
+    def shutdown(self) -> None: ...
+
+
+EXECUTORS: Registry[type[Executor]] = Registry("executor", {"local": "pellucid.executor.local:LocalExecutor"})

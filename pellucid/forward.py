@@ -1,0 +1,45 @@
+"""`fwd`: everything one forward pass knows besides weights, handed as an argument to models, layers and attention.
+
+The worker's inputs build it; there is no global context.  Tensors are persistent buffers on the device, so a
+captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardInput:
+    """One step's rows, packed without padding: row i owns tokens cu_seqlens_q[i] .. cu_seqlens_q[i + 1]."""
+
+    # Set by worker.inputs, on the device:
+    input_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int64
+    slots: Tensor  # [B] int64, each row's slot
+    cu_seqlens_q: Tensor  # [B + 1] int32
+    seq_lens: Tensor  # [B] int32, tokens with KV once this step's are written
+    block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32
+    slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset of each token
+    logits_index: Tensor  # [S] int64, tokens whose logits are sampled
+    tree: Tensor | None = None  # ancestor bits of draft nodes; None is a chain
+
+    # Known to the host without asking the device:
+    query_lens: list[int] = field(default_factory=list)  # per row
+    max_query: int = 1
+
+    # Set by the attention backend's plan(), per KV group:
+    attn: tuple[object, ...] = ()
+
+    # Filled while the model runs: hidden states that a proposer asked for, by layer name.
+    taps: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        return self.slots.shape[0]

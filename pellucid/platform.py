@@ -1,0 +1,76 @@
+"""Facts about the hardware, never behaviour: which device, how much memory, how many cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """The machine as the engine sees it.  Memory in bytes."""
+
+    device: str  # "cuda" or "cpu"
+    name: str
+    memory_total: int
+    memory_free: int
+    num_cores: int  # physical cores this process may use
+    capability: tuple[int, int] | None = None  # of a CUDA device
+    num_sms: int = 0
+
+
+def physical_cores() -> int:
+    """Physical cores among those this process may run on (hyperthreads share one)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: set[tuple[str, str]] = set()
+    for cpu in allowed:
+        base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+        try:
+            with open(f"{base}/physical_package_id") as package, open(f"{base}/core_id") as core:
+                cores.add((package.read().strip(), core.read().strip()))
+        except OSError:
+            return len(allowed)
+    return len(cores)
+
+
+def cpu_memory() -> tuple[int, int]:
+    """(total, available) bytes, the container's limit included where there is one."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
+            cap = limit.read().strip()
+            if cap.isdigit():
+                total = min(total, int(cap))
+                available = min(available, max(0, int(cap) - int(current.read())))
+    except OSError:
+        pass
+    return total, available
+
+
+def detect(device: str = "auto") -> Platform:
+    """Look at the machine.  device: "auto", "cuda" or "cpu".  Raises ValueError if CUDA is asked for and absent."""
+    import torch
+
+    if device not in ("auto", "cuda", "cpu"):
+        raise ValueError(f"device is {device!r}, must be auto, cuda or cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
+    if device != "cpu" and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return Platform(
+            device="cuda",
+            name=properties.name,
+            memory_total=total,
+            memory_free=free,
+            num_cores=physical_cores(),
+            capability=(properties.major, properties.minor),
+            num_sms=properties.multi_processor_count,
+        )
+    total, available = cpu_memory()
+    return Platform(
+        device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=physical_cores()
+    )

@@ -1,0 +1,79 @@
+"""The wire between the scheduler and the workers: what one step does, and what came of it.
+
+Plans carry counts and differences, never sampled token ids (but at admission).  No torch, no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pellucid.types import SamplingParams, TokenLogprobs
+
+
+class Row(NamedTuple):
+    """One sequence's share of a step; the whole vocabulary of work.
+
+    A prompt chunk is (n, 0, 0), its last chunk (n, 0, 1), a decode (1, 0, 1), a verification (1+k, k, 1+k).
+    Prompt logprobs ask for more logits: a chunk is then (n, 0, m) with m up to n.
+    """
+
+    seq_id: int
+    epoch: int
+    slot: int
+    num_query: int  # tokens whose KV is computed, drafts included
+    num_draft: int
+    num_logits: int  # trailing positions whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A sequence enters a slot: everything the device will ever be told about it, blocks that grow later aside."""
+
+    seq_id: int
+    slot: int
+    token_ids: list[int]  # known tokens: the prompt, and after a preemption also what had been sampled
+    prompt_len: int
+    num_computed: int  # tokens whose KV the blocks already hold (prefix cache)
+    limit: int  # most tokens, prompt included; the device stops there, too
+    seed: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...] = ()  # held back until sampling.min_tokens
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    blocks: tuple[list[int], ...] = ()  # per KV group
+
+
+class Growth(NamedTuple):
+    """New blocks at the end of a slot's table."""
+
+    slot: int
+    group: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step, as data.  Applied in this order: feedback, retired, admitted, grown, forward."""
+
+    id: int
+    committed: int  # newest plan whose result the host has seen; -1 is none
+    num_propose: int = 0  # drafts wanted from this step
+    rows: list[Row] = field(default_factory=list[Row])  # decodes first
+    admitted: list[Admission] = field(default_factory=list[Admission])
+    grown: list[Growth] = field(default_factory=list[Growth])
+    retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
+    kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
+    has_grammar: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one plan yielded, on the host."""
+
+    plan_id: int
+    tokens: list[list[int]]  # per row: 0 to 1+k new tokens
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])  # by row index
+    # By row index: one entry for each logit before the sampled ones, whose "chosen" token is the next one known.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows, by row index
+    kv_done: list[object] = field(default_factory=list[object])

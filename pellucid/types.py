@@ -1,0 +1,225 @@
+"""What users touch, and the updates that the engine answers with.
+
+Plain data without torch: `SamplingParams` and `Request` go in, `SeqUpdate` comes out of the engine as token
+ids, `RequestOutput` is what the user gets, with text.  Knows nothing about blocks, slots or steps.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+
+
+class FinishReason(str, enum.Enum):
+    """Why a request ended, in OpenAI's words; `ERROR` carries a message in `SeqUpdate.error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}, must be in [{low}, {high}]")
+
+
+@dataclass
+class SamplingParams:
+    """How the tokens of one request are chosen; names and meaning are vLLM's.
+
+    Raises ValueError, naming the value and its range, for anything out of range.
+    """
+
+    n: int = 1  # completions per prompt
+    presence_penalty: float = 0.0  # subtracted once from the logit of every token generated so far
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the generated text
+    repetition_penalty: float = 1.0  # divides positive (multiplies negative) logits of seen tokens, prompt too
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # keep the smallest set of tokens with this much probability
+    top_k: int = 0  # keep the k most likely tokens; 0 or -1 keeps all
+    min_p: float = 0.0  # keep tokens with at least this share of the most likely one's probability
+    seed: int | None = None  # fixes this request's noise, whatever runs beside it
+    stop: str | list[str] | None = None  # strings that end the text
+    stop_token_ids: list[int] | None = None  # tokens that end the text
+    ignore_eos: bool = False  # go on after the model's end-of-text token
+    max_tokens: int | None = 16  # most tokens to generate; None is up to max_model_len
+    min_tokens: int = 0  # no end-of-text or stop token before this many
+    logprobs: int | None = None  # most likely tokens to report per generated token
+    prompt_logprobs: int | None = None  # the same for every prompt token
+    detokenize: bool = True  # produce text, not only ids
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    include_stop_str_in_output: bool = False  # keep the stop string in the text
+    logit_bias: dict[int, float] | None = None  # added to the logits of these token ids
+    allowed_token_ids: list[int] | None = None  # only these may be generated
+    bad_words: list[str] | None = None  # strings whose last token may not be generated after the others
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == -1:
+            self.top_k = 0
+        self.validate()
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise ValueError for the first field out of range; token ids are checked if `vocab_size` is given."""
+        _check_range("n", self.n, 1, 1024)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}, must be above 0")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}, must be at least 0 (0 is greedy)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, must be an integer of at least 1 (or 0 or -1 to keep all tokens)")
+        _check_range("min_p", self.min_p, 0, 1)
+        self._validate_lengths()
+        self._validate_token_ids(vocab_size)
+
+    def _validate_lengths(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1 (or None)")
+        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            raise ValueError(f"min_tokens is {self.min_tokens}, must be in [0, max_tokens={self.max_tokens}]")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                _check_range(name, count, 0, 1000)
+        if any(not s for s in self.stop or ()):
+            raise ValueError("stop contains an empty string, which would end every text; remove it")
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings need text; set detokenize=True or use stop_token_ids")
+        if any(not word.strip() for word in self.bad_words or ()):
+            raise ValueError("bad_words contains an empty string; remove it")
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+
+    def _validate_token_ids(self, vocab_size: int | None) -> None:
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids is empty, so no token could be generated; list some or leave it out")
+        for token, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias of token {token} is {bias}, must be in [-100, 100]")
+        high = float("inf") if vocab_size is None else vocab_size - 1
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(self, name) or ():
+                _check_range(f"a token id in {name}", token, 0, high)
+
+    def clone(self, **changes: object) -> SamplingParams:
+        """A copy with some fields replaced (and validated again)."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to generate, validated by whoever made it and trusted from here on.
+
+    `arrival` is in seconds of `time.monotonic`.  `lora`, `cache_salt` key the prefix cache.
+    """
+
+    id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int = 0  # of the noise; already drawn if the user gave none
+    eos_token_ids: tuple[int, ...] = ()  # the model's; they end the text unless sampling.ignore_eos
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    lora: str | None = None
+    cache_salt: str | None = None
+    grammar: str | None = None
+    priority: int = 0  # lower runs first, under the priority policy
+    arrival: float = 0.0
+    kv_transfer: str | None = None
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Every id that ends the text (and that min_tokens holds back)."""
+        eos: Iterable[int] = () if self.sampling.ignore_eos else self.eos_token_ids
+        return frozenset(eos) | frozenset(self.sampling.stop_token_ids or ())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the raw logits: the chosen token first, then the most likely."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # of the chosen token; 1 is the most likely
+
+
+@dataclass(slots=True)
+class SeqUpdate:
+    """What one step changed for one request; the engine's answer, without text."""
+
+    request_id: str
+    new_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None  # one per new token
+    prompt_logprobs: list[TokenLogprobs] | None = None  # for prompt positions 1.., as chunks finish
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token or string; None for the model's own eos
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    first_scheduled: float = 0.0  # seconds of time.monotonic
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """vLLM's: the log-probability of a token, its rank (1 is the most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds of `time.monotonic` at which a request reached each point of its life."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt; also answers `output["text"]` and `output["token_ids"]` (of completion 0)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    error: str | None = None
+
+    def __getitem__(self, key: str) -> str | list[int]:
+        if key == "text":
+            return self.outputs[0].text
+        if key == "token_ids":
+            return self.outputs[0].token_ids
+        raise KeyError(f"{key!r}: a RequestOutput answers ['text'] and ['token_ids']; its fields are attributes")
