@@ -7,33 +7,51 @@ discovered later (how many blocks fit) are return values of those who discover t
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pellucid.models.checkpoint import Checkpoint
     from pellucid.platform import Platform
 
 
-def option(default: object, text: str, choices: tuple[str, ...] | None = None, alias: tuple[str, ...] = ()) -> object:
-    """A config field with its line of help."""
-    return field(default=default, metadata={"help": text, "choices": choices, "alias": alias})  # type: ignore[call-overload]
+def option(default: object, text: str, choices: tuple[str, ...] = (), alias: tuple[str, ...] = ()) -> Any:
+    """A config field with its line of help, its choices, and other names it is known by."""
+    return field(default=default, metadata={"help": text, "choices": choices, "alias": alias})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model, and how it is read."""
 
-    model: str = option("sprout", "local folder, hub id, shape:NAME (dummy weights), or sprout, the bundled model")
+    model: str = option(
+        "sprout", "local folder, hub id, shape:NAME (dummy weights), or sprout, the bundled model"
+    )
     tokenizer: str | None = option(None, "folder or hub id of the tokenizer, if not the model's")
     skip_tokenizer_init: bool = option(False, "serve token ids only; load no tokenizer")
-    dtype: str = option("auto", "auto (the checkpoint's), bfloat16, float16 or float32", ("auto", "bfloat16", "float16", "float32"))
-    max_model_len: int | None = option(None, "most tokens of a request, prompt and answer; default the model's own")
-    load_format: str = option("auto", "auto (safetensors) or dummy (random weights, for benchmarks)", ("auto", "safetensors", "dummy"))
+    dtype: str = option(
+        "auto",
+        "auto (the checkpoint's), bfloat16, float16 or float32",
+        ("auto", "bfloat16", "float16", "float32"),
+    )
+    max_model_len: int | None = option(
+        None, "most tokens of a request, prompt and answer; default the model's own"
+    )
+    trust_remote_code: bool = option(False, "accepted for compatibility; code from a checkpoint is never run")
+    load_format: str = option(
+        "auto",
+        "auto (safetensors) or dummy (random weights, for benchmarks)",
+        ("auto", "safetensors", "dummy"),
+    )
     revision: str | None = option(None, "branch, tag or commit on the hub")
-    hub: str = option("huggingface", "where ids that are no local folder come from", ("huggingface", "modelscope"))
+    hub: str = option(
+        "huggingface", "where ids that are no local folder come from", ("huggingface", "modelscope")
+    )
     download_dir: str | None = option(None, "where downloads are kept; default the hub's own cache")
-    generation_config: str = option("auto", "auto: the checkpoint's sampling defaults; none: the engine's own", ("auto", "none"))
+    generation_config: str = option(
+        "auto", "auto: the checkpoint's sampling defaults; none: the engine's own", ("auto", "none")
+    )
     seed: int = option(0, "seed of the noise of requests that bring none, and of dummy weights")
 
 
@@ -41,21 +59,35 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = option(64, "tokens a block, 16 to 256; prefix hits come in units of it", alias=("kvcache_block_size",))
+    block_size: int = option(
+        64, "tokens a block, 16 to 256; prefix hits come in units of it", alias=("kvcache_block_size",)
+    )
     enable_prefix_caching: bool = option(True, "share the KV of equal prompt beginnings")
+    kv_cache_dtype: str = option("auto", "auto: the model's dtype", ("auto",))
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
-    num_gpu_blocks_override: int | None = option(None, "blocks of KV cache, instead of measuring", alias=("num_kvcache_blocks",))
-    cpu_kv_cache_gib: float | None = option(None, "KV cache on a CPU, in GiB; default a quarter of free memory, at most 8")
+    num_gpu_blocks_override: int | None = option(
+        None, "blocks of KV cache, instead of measuring", alias=("num_kvcache_blocks",)
+    )
+    cpu_kv_cache_gib: float | None = option(
+        None, "KV cache on a CPU, in GiB; default a quarter of free memory, at most 8"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """What a step may hold and who goes first."""
 
-    max_num_seqs: int | None = option(None, "most requests running at once; default 256 on a GPU, 128 on a CPU")
-    max_num_batched_tokens: int | None = option(None, "most tokens a step; default 16384 on a GPU, 2048 on a CPU")
+    max_num_seqs: int | None = option(
+        None, "most requests running at once; default 256 on a GPU, 128 on a CPU"
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens a step; default 16384 on a GPU, 2048 on a CPU"
+    )
+    enable_chunked_prefill: bool = option(True, "prompts are computed in chunks beside decodes; always on")
     scheduling_policy: str = option("fcfs", "fcfs, or priority (lower first)", ("fcfs", "priority"))
-    depth: int | None = option(None, "plans under way at once: 1 plain, 2 overlaps host and device; default 2 on a GPU")
+    depth: int | None = option(
+        None, "plans under way at once: 1 plain, 2 overlaps host and device; default 2 on a GPU"
+    )
     check_invariants: bool = option(False, "verify every block's owner after every step (slow)")
 
 
@@ -64,7 +96,9 @@ class DeviceConfig:
     """Where and how the forward runs."""
 
     device: str = option("auto", "auto, cuda or cpu", ("auto", "cuda", "cpu"))
-    attention_backend: str | None = option(None, "triton or torch; default the best that supports the model here")
+    attention_backend: str | None = option(
+        None, "triton or torch; default the best that supports the model here"
+    )
     enforce_eager: bool = option(False, "no CUDA graphs, no torch.compile")
     compile: bool = option(False, "torch.compile the small leaf operations (CPU)")
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
@@ -73,7 +107,23 @@ class DeviceConfig:
     disable_log_stats: bool = option(False, "no statistics in the log")
 
 
-SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Over how many devices the model is spread."""
+
+    tensor_parallel_size: int = option(1, "GPUs that share each layer")
+    pipeline_parallel_size: int = option(1, "GPUs that share the layers among them")
+    data_parallel_size: int = option(1, "whole copies of the model")
+
+
+Section = ModelConfig | CacheConfig | SchedulerConfig | DeviceConfig | ParallelConfig
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": DeviceConfig,
+    "parallel": ParallelConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +134,132 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @classmethod
-    def from_options(cls, options: dict[str, object]) -> EngineConfig:
-        """Sort flat options (vLLM's names; nano-vllm's are accepted) into sections.
+    def from_options(cls, options: Mapping[str, object]) -> EngineConfig:
+        """Sort flat options (vLLM's names; nano-vllm's are accepted, too) into sections.
 
-        Raises ValueError for an unknown option, naming the nearest one.
+        Raises ValueError for an unknown option, naming the nearest one, and for a value out of its choices.
         """
-        owner = {name: (section, f.name) for section, config in SECTIONS.items() for f in fields(config)
-                 for name in (f.name, *f.metadata["alias"])}
+        known = {
+            name: (section, f) for section, f in all_options() for name in (f.name, *f.metadata["alias"])
+        }
         chosen: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
         for name, value in options.items():
-            if name not in owner:
-                near = difflib.get_close_matches(name, owner, n=1, cutoff=0.4)
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"unknown option {name!r}{hint}")
-            section, canonical = owner[name]
-            if canonical in chosen[section]:
-                raise ValueError(f"option {name!r} says again what {canonical!r} says; give one of them")
-            chosen[section][canonical] = value
+                raise ValueError(f"unknown option {name!r}{hint} (`pellucid generate --help` lists them)")
+            section, f = known[name]
+            if f.name in chosen[section]:
+                raise ValueError(f"option {name!r} says again what {f.name!r} says; give one of them")
+            choices = f.metadata["choices"]
+            if choices and value not in choices:
+                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(choices)}")
+            chosen[section][f.name] = value
         return cls(**{section: SECTIONS[section](**values) for section, values in chosen.items()})  # type: ignore[arg-type]
+
+
+def all_options() -> Iterator[tuple[str, Field[object]]]:
+    """Every option as (section, dataclass field), in order of importance."""
+    for section, config in SECTIONS.items():
+        for f in fields(config):
+            yield section, f
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """What will run: the user's wishes, the checkpoint's facts and the hardware's, with every default filled in."""
+
+    user: EngineConfig
+    checkpoint: Checkpoint
+    platform: Platform
+    dtype: str  # of weights, activations and KV: torch's name
+    max_model_len: int  # tokens
+    max_model_len_is_default: bool  # then a small KV cache may lower it
+    block_size: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+    num_threads: int
+    load_format: str
+    num_pipeline_stages: int = 1
+    num_spec: int = 0  # most drafts a row may carry
+
+    def table(self) -> str:
+        """The resolved choices in one line, for the log."""
+        names = ("dtype", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "depth")
+        choices = ", ".join(f"{name} {getattr(self, name)}" for name in names)
+        return f"{self.checkpoint.architecture} on {self.platform.name}: {choices}"
+
+
+def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> Resolved:
+    """Fill in every default that depends on hardware or model.  Pure.
+
+    Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
+    """
+    on_gpu = platform.device == "cuda"
+    _check_supported(user)
+    max_num_seqs = _positive("max_num_seqs", user.scheduler.max_num_seqs, 256 if on_gpu else 128)
+    max_model_len = _resolve_length(user, checkpoint)
+    num_batched = _positive(
+        "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
+    )
+    block_size = user.cache.block_size
+    if block_size not in (16, 32, 64, 128, 256):
+        raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
+    return Resolved(
+        user=user,
+        checkpoint=checkpoint,
+        platform=platform,
+        dtype=_resolve_dtype(user.model.dtype, checkpoint, platform),
+        max_model_len=max_model_len,
+        max_model_len_is_default=user.model.max_model_len is None,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=num_batched,
+        depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
+        num_threads=_positive("num_threads", user.device.num_threads, platform.num_cores),
+        load_format="dummy" if checkpoint.is_shape else user.model.load_format,
+    )
+
+
+def _positive(name: str, value: int | None, default: int) -> int:
+    if value is not None and value < 1:
+        raise ValueError(f"{name} is {value}, must be at least 1")
+    return default if value is None else value
+
+
+def _check_supported(user: EngineConfig) -> None:
+    for f in fields(user.parallel):
+        if getattr(user.parallel, f.name) != 1:
+            raise ValueError(
+                f"{f.name} is {getattr(user.parallel, f.name)}, but this version runs on one device; use 1"
+            )
+    if not user.scheduler.enable_chunked_prefill:
+        raise ValueError(
+            "enable_chunked_prefill=False is not supported: prompts are always computed in chunks; "
+            "raise max_num_batched_tokens to make the chunks as long as the prompts"
+        )
+    if not 0 < user.cache.gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    if wish != "auto":
+        return wish
+    old_gpu = platform.capability is not None and platform.capability < (8, 0)
+    return "float16" if old_gpu and checkpoint.dtype == "bfloat16" else checkpoint.dtype
+
+
+def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:
+    own = checkpoint.max_position_embeddings
+    wish = user.model.max_model_len
+    if wish is None:
+        return own
+    if not 1 < wish <= own:
+        raise ValueError(
+            f"max_model_len is {wish:,}, must be in [2, {own:,}]: the model knows {own:,} positions"
+        )
+    return wish
