@@ -1,4 +1,4 @@
-"""`fwd`: everything one forward pass knows besides weights, handed as an argument to models, layers and attention.
+"""`fwd`: everything one forward pass knows besides weights, the argument of models, layers and attention.
 
 The worker's inputs build it; there is no global context.  Tensors are persistent buffers on the device, so a
 captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S logits.

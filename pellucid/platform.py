@@ -16,12 +16,12 @@ class Platform:
     name: str
     memory_total: int
     memory_free: int
-    num_cores: int  # physical cores this process may use
+    num_cores: int  # physical cores this process could use when it began
     capability: tuple[int, int] | None = None  # of a CUDA device
     num_sms: int = 0
 
 
-def physical_cores() -> int:
+def _physical_cores() -> int:
     """Physical cores among those this process may run on (hyperthreads share one)."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores: set[tuple[str, str]] = set()
@@ -33,6 +33,10 @@ def physical_cores() -> int:
         except OSError:
             return len(allowed)
     return len(cores)
+
+
+# Read at import: OpenMP later pins the main thread to one core, and its affinity then says 1.
+NUM_CORES = _physical_cores()
 
 
 def cpu_memory() -> tuple[int, int]:
@@ -51,7 +55,7 @@ def cpu_memory() -> tuple[int, int]:
 
 
 def detect(device: str = "auto") -> Platform:
-    """Look at the machine.  device: "auto", "cuda" or "cpu".  Raises ValueError if CUDA is asked for and absent."""
+    """Look at the machine.  device: "auto", "cuda" or "cpu".  Raises ValueError if CUDA is wanted and absent."""
     import torch
 
     if device not in ("auto", "cuda", "cpu"):
@@ -66,11 +70,9 @@ def detect(device: str = "auto") -> Platform:
             name=properties.name,
             memory_total=total,
             memory_free=free,
-            num_cores=physical_cores(),
+            num_cores=NUM_CORES,
             capability=(properties.major, properties.minor),
             num_sms=properties.multi_processor_count,
         )
     total, available = cpu_memory()
-    return Platform(
-        device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=physical_cores()
-    )
+    return Platform(device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=NUM_CORES)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """name -> "module:Class".
 
-    >>> backends: Registry[type] = Registry("attention backend", {"torch": "pellucid.attention.torch:TorchAttention"})
+    >>> backends: Registry[type] = Registry("backend", {"torch": "pellucid.attention.torch:TorchAttention"})
     """
 
     def __init__(self, kind: str, entries: dict[str, str]) -> None:
@@ -31,11 +31,12 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def load(self, name: str) -> T:
-        """Import what `name` stands for.  Raises ValueError with the known names if there is no such entry."""
+        """Import what `name` stands for.  Raises ValueError, listing the known names, if there is no such entry."""
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown {self.kind} {name!r}{hint} (known: {', '.join(sorted(self._entries))})")
+            known = ", ".join(sorted(self._entries))
+            raise ValueError(f"unknown {self.kind} {name!r}{hint} (known: {known})")
         return load_object(self._entries[name])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why a request ended, in OpenAI's words; `ERROR` carries a message in `SeqUpdate.error`."""
 
     STOP = "stop"
@@ -35,7 +35,9 @@ class SamplingParams:
     n: int = 1  # completions per prompt
     presence_penalty: float = 0.0  # subtracted once from the logit of every token generated so far
     frequency_penalty: float = 0.0  # subtracted once per occurrence in the generated text
-    repetition_penalty: float = 1.0  # divides positive (multiplies negative) logits of seen tokens, prompt too
+    repetition_penalty: float = (
+        1.0  # divides positive (multiplies negative) logits of seen tokens, prompt too
+    )
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # keep the smallest set of tokens with this much probability
     top_k: int = 0  # keep the k most likely tokens; 0 or -1 keeps all
@@ -63,7 +65,7 @@ class SamplingParams:
         self.validate()
 
     def validate(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError for the first field out of range; token ids are checked if `vocab_size` is given."""
+        """Raise ValueError for the first field out of range; token ids are checked if `vocab_size` is known."""
         _check_range("n", self.n, 1, 1024)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
@@ -74,7 +76,9 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
         if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}, must be an integer of at least 1 (or 0 or -1 to keep all tokens)")
+            raise ValueError(
+                f"top_k is {self.top_k}, must be an integer of at least 1 (or 0 or -1 to keep all tokens)"
+            )
         _check_range("min_p", self.min_p, 0, 1)
         self._validate_lengths()
         self._validate_token_ids(vocab_size)
@@ -99,7 +103,9 @@ class SamplingParams:
 
     def _validate_token_ids(self, vocab_size: int | None) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids is empty, so no token could be generated; list some or leave it out")
+            raise ValueError(
+                "allowed_token_ids is empty, so no token could be generated; list some or leave it out"
+            )
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias of token {token} is {bias}, must be in [-100, 100]")
@@ -146,7 +152,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, from the raw logits: the chosen token first, then the most likely."""
+    """Log-probabilities at one position, from raw logits: the chosen token first, then the most likely."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -222,4 +228,6 @@ class RequestOutput:
             return self.outputs[0].text
         if key == "token_ids":
             return self.outputs[0].token_ids
-        raise KeyError(f"{key!r}: a RequestOutput answers ['text'] and ['token_ids']; its fields are attributes")
+        raise KeyError(
+            f"{key!r}: a RequestOutput answers ['text'] and ['token_ids']; its fields are attributes"
+        )

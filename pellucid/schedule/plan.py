@@ -72,8 +72,12 @@ class StepResult:
 
     plan_id: int
     tokens: list[list[int]]  # per row: 0 to 1+k new tokens
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])  # by row index
+    logprobs: dict[int, list[TokenLogprobs]] = field(
+        default_factory=dict[int, list[TokenLogprobs]]
+    )  # by row index
     # By row index: one entry for each logit before the sampled ones, whose "chosen" token is the next one known.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows, by row index
+    drafts: dict[int, list[int]] = field(
+        default_factory=dict[int, list[int]]
+    )  # of host-bound rows, by row index
     kv_done: list[object] = field(default_factory=list[object])
