@@ -1,7 +1,7 @@
 """Everything that can be configured: frozen dataclasses, one per concern.
 
-Field order is importance; each field's text becomes `--help`.  `resolve(user, hardware, checkpoint)` is the one
-place for defaults and is pure: facts discovered later (how many blocks fit) are return values of those who
+Field order is importance; each field's text becomes `--help`.  `resolve(user, hardware, checkpoint)` is the
+one place for defaults and is pure: facts discovered later (how many blocks fit) are return values of those who
 discover them, not written here.
 """
 
@@ -171,7 +171,7 @@ def all_options() -> Iterator[tuple[str, Field[object]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What will run: the user's wishes, the checkpoint's and the hardware's facts, every default filled in."""
+    """What will run: the user's wishes, the facts of checkpoint and hardware, every default filled in."""
 
     user: EngineConfig
     checkpoint: Checkpoint

@@ -55,7 +55,7 @@ def cpu_memory() -> tuple[int, int]:
 
 
 def detect(device: str = "auto") -> Platform:
-    """Look at the machine.  device: "auto", "cuda" or "cpu".  Raises ValueError if CUDA is wanted and absent."""
+    """Look at the machine.  device: auto, cuda or cpu.  Raises ValueError if CUDA is wanted and absent."""
     import torch
 
     if device not in ("auto", "cuda", "cpu"):

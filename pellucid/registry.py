@@ -31,7 +31,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def load(self, name: str) -> T:
-        """Import what `name` stands for.  Raises ValueError, listing the known names, if there is no such entry."""
+        """Import what `name` stands for.  Raises ValueError, listing the known names, if there is none."""
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""

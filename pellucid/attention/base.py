@@ -1,7 +1,7 @@
 """The door for attention backends: what a backend is asked, and what an attention layer shows it.
 
-A backend writes the new keys and values into the paged cache and attends over the cache; prompt chunk, decode and
-verification are the same to it: rows with some queries at the end of their sequence.
+A backend writes the new keys and values into the paged cache and attends over the cache; prompt chunk, decode
+and verification are the same to it: rows with some queries at the end of their sequence.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class AttentionBackend(Protocol):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
         """Write k, v [T, num_kv_heads, head_dim] to the cache, then attend with q [T, num_heads, head_dim].
 
-        All rows write before any row reads, so rows of one step may share blocks.  Returns [T, num_heads * head_dim].
+        All rows write before any row reads, so rows of one step may share blocks.
+        Returns [T, num_heads * head_dim].
         """
         ...
 
@@ -79,7 +80,7 @@ PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
 
 
 def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
-    """The named backend, or the first that supports `spec` here.  Raises ValueError with every refusal's reason."""
+    """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals' reasons."""
     candidates = (name,) if name else PREFERENCE[platform.device]
     refusals: list[str] = []
     for candidate in candidates:
