@@ -38,7 +38,7 @@ def __getattr__(name: str) -> object:
 def _pin_openmp_threads() -> None:
     """Give each OpenMP thread its own core; unpinned, two often share one and a CPU runs 2 to 8 times slower.
 
-    OpenMP reads this when torch loads it, so it must be said before.  Anything the user has set is left alone.
+    OpenMP reads this when torch loads it, so it must be said before.  What the user has set is left alone.
     """
     if "torch" in sys.modules or os.path.exists("/dev/nvidiactl"):
         return

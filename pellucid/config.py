@@ -1,8 +1,8 @@
 """Everything that can be configured: frozen dataclasses, one per concern.
 
 Field order is importance; each field's text becomes `--help`.  `resolve(user, hardware, checkpoint)` is the
-one place for defaults and is pure: facts discovered later (how many blocks fit) are return values of those who
-discover them, not written here.
+one place for defaults and is pure: facts discovered later (how many blocks fit) are return values of those
+who discover them, not written here.
 """
 
 from __future__ import annotations

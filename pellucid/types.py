@@ -65,7 +65,7 @@ class SamplingParams:
         self.validate()
 
     def validate(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError for the first field out of range; token ids are checked if `vocab_size` is known."""
+        """Raise ValueError for the first field out of range; token ids, too, if `vocab_size` is known."""
         _check_range("n", self.n, 1, 1024)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)

@@ -80,7 +80,7 @@ PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
 
 
 def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
-    """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals' reasons."""
+    """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals."""
     candidates = (name,) if name else PREFERENCE[platform.device]
     refusals: list[str] = []
     for candidate in candidates:

@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A sequence enters a slot: everything the device will ever be told about it, blocks that grow later aside."""
+    """A sequence enters a slot: all that the device will ever be told about it, but for blocks that grow."""
 
     seq_id: int
     slot: int
@@ -72,12 +72,9 @@ class StepResult:
 
     plan_id: int
     tokens: list[list[int]]  # per row: 0 to 1+k new tokens
-    logprobs: dict[int, list[TokenLogprobs]] = field(
-        default_factory=dict[int, list[TokenLogprobs]]
-    )  # by row index
-    # By row index: one entry for each logit before the sampled ones, whose "chosen" token is the next one known.
+    # The dicts below are keyed by row index.
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    drafts: dict[int, list[int]] = field(
-        default_factory=dict[int, list[int]]
-    )  # of host-bound rows, by row index
+    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
     kv_done: list[object] = field(default_factory=list[object])

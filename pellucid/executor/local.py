@@ -1,0 +1,49 @@
+"""The worker in this very process: for one device, and for reading the engine with a debugger."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pellucid.config import Resolved
+from pellucid.executor.base import Capacity
+from pellucid.registry import load_object
+from pellucid.schedule.plan import StepPlan, StepResult
+
+
+class Pending(Protocol):
+    """What a worker hands back for a plan that it has launched."""
+
+    def result(self) -> StepResult: ...
+
+
+class LocalTicket:
+    """A plan that the device is working on."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def provide(self, masks: object) -> None:
+        raise NotImplementedError("grammar masks arrive with structured output")
+
+    def result(self) -> StepResult:
+        return self._pending.result()
+
+
+class LocalExecutor:
+    """Runs plans as they come; on a GPU `submit` returns once the step is launched."""
+
+    def start(self, resolved: Resolved) -> Capacity:
+        self._worker = load_object("pellucid.worker.worker:Worker")(resolved)
+        return self._worker.start()
+
+    def submit(self, plan: StepPlan) -> LocalTicket:
+        return LocalTicket(self._worker.execute(plan))
+
+    def call(self, name: str, *args: object) -> object:
+        return getattr(self._worker, name)(*args)
+
+    def check(self) -> None:
+        """Nothing to ask: a failure in this process has already raised."""
+
+    def shutdown(self) -> None:
+        self._worker.shutdown()

@@ -1,0 +1,123 @@
+"""The state of running requests on the device, one slot each: token ids, lengths, block tables.
+
+The device owns the token ids: the sampler's choice is written here and read by the next step without a visit to
+the host.  Committed tokens and drafts lie in the same row.  One spare slot takes what belongs to nobody.  How
+tokens are chosen is kept beside, in sample/state.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.sample.output import SampleOutput
+from pellucid.schedule.plan import Admission, Growth
+from pellucid.worker.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """The rows of one step, on the device: where each stands before it runs.  [B] int64 each."""
+
+    slots: Tensor
+    starts: Tensor  # tokens computed so far
+    query_lens: Tensor
+    num_drafts: Tensor
+    samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
+
+
+class Slots:
+    """Per-slot tensors, written at admission and advanced by what was sampled."""
+
+    def __init__(
+        self, num_slots: int, max_len: int, groups: tuple[KVGroupSpec, ...], device: torch.device
+    ) -> None:
+        self.num_slots, self.max_len, self.device = num_slots, max_len, device
+        rows = num_slots + 1  # the last one is the spare slot
+        self.spare = num_slots
+        self.token_ids = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
+        self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.block_tables = tuple(
+            torch.zeros(rows, -(-max_len // group.block_size), dtype=torch.int32, device=device)
+            for group in groups
+        )
+        # What the host can know exactly: while a prompt is computed nothing is sampled.
+        self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
+        self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
+        self._table_lens = np.zeros((len(groups), rows), dtype=np.int64)
+        self._alive = np.zeros(rows, dtype=bool)
+
+    def retire(self, slots: list[int]) -> None:
+        """Mark slots dead.  A plan never has a row on a dead slot."""
+        self._alive[slots] = False
+
+    def admit(self, admissions: list[Admission]) -> None:
+        """Fill slots: token ids, lengths and the blocks that a prefix hit brought."""
+        if not admissions:
+            return
+        slots = np.array([a.slot for a in admissions])
+        lengths = np.array([len(a.token_ids) for a in admissions])
+        self.num_known[slots] = lengths
+        self.num_prefilled[slots] = [a.num_computed for a in admissions]
+        self._alive[slots] = True
+        self._table_lens[:, slots] = 0
+        tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
+        limits = [a.limit for a in admissions]
+        facts = to_device(np.array([slots, self.num_prefilled[slots], limits]), self.device)
+        self.num_computed[facts[0]] = facts[1]
+        self.limits[facts[0]] = facts[2]
+        self.grow(
+            [Growth(a.slot, g, blocks) for a in admissions for g, blocks in enumerate(a.blocks) if blocks]
+        )
+
+    def grow(self, growths: list[Growth]) -> None:
+        """Append blocks to the tables of their slots."""
+        for group, table in enumerate(self.block_tables):
+            lens = self._table_lens[group]
+            cells: list[tuple[int, int, int]] = []
+            for slot, of, blocks in growths:
+                if of == group:
+                    first = int(lens[slot])
+                    cells += [(slot, first + i, block) for i, block in enumerate(blocks)]
+                    lens[slot] = first + len(blocks)
+                    assert lens[slot] <= table.shape[1], (
+                        f"slot {slot}: {lens[slot]} blocks in {table.shape[1]} columns"
+                    )
+            if cells:
+                self._scatter(table, np.array(cells).T)
+
+    def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
+        """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""
+        rows, columns, values = to_device(np.ascontiguousarray(cells), self.device)
+        target[rows, columns] = values.to(target.dtype)
+
+    def samples(self, slots: np.ndarray, num_query: np.ndarray) -> np.ndarray:
+        """Which rows reach their last known token and so yield tokens, [B] bool; counts the prompt chunks."""
+        assert self._alive[slots].all(), f"a row on a dead slot: {slots[~self._alive[slots]]}"
+        left = self.num_known[slots] - self.num_prefilled[slots]
+        self.num_prefilled[slots] += np.minimum(num_query, left)
+        return num_query >= left
+
+    def room(self, rows: RowState) -> Tensor:
+        """Law 3: how many tokens each row may yield before its sequence's limit, [B]."""
+        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
+        return (self.limits[rows.slots] - root - 1).clamp_(min=0)
+
+    def advance(self, rows: RowState, output: SampleOutput) -> None:
+        """Write what was sampled behind the last known token, and move on by what was accepted."""
+        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
+        width = output.tokens.shape[1]
+        offsets = torch.arange(width, device=self.device)
+        kept = offsets < output.num_new[:, None]
+        slots = torch.where(kept, rows.slots[:, None], self.spare)
+        positions = torch.where(kept, root[:, None] + 1 + offsets, 0)
+        self.token_ids[slots, positions] = output.tokens
+        done = torch.where(rows.samples, root + output.num_new, rows.starts + rows.query_lens)
+        self.num_computed[rows.slots] = done
