@@ -20,6 +20,7 @@ class Capacity:
 
     groups: tuple[KVGroupSpec, ...]
     num_blocks: tuple[int, ...]  # per KV group, the padding block 0 not counted
+    max_model_len: int  # tokens; the model's own may have been lowered to what fits
     num_spec: int = 0  # most drafts a row may carry
 
 

@@ -1,6 +1,6 @@
 """From a plan's counts to a forward's tensors: prompt chunk, decode and verification in one way.
 
-The host adds up counts and ships one small array; ids and positions are gathered on the device from the slots.
+The host adds up counts and ships one small array; the device gathers ids and positions from the slots.
 """
 
 from __future__ import annotations

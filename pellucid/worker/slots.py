@@ -1,8 +1,8 @@
 """The state of running requests on the device, one slot each: token ids, lengths, block tables.
 
-The device owns the token ids: the sampler's choice is written here and read by the next step without a visit to
-the host.  Committed tokens and drafts lie in the same row.  One spare slot takes what belongs to nobody.  How
-tokens are chosen is kept beside, in sample/state.py.
+The device owns the token ids: the sampler's choice is written here and read by the next step without a visit
+to the host.  Committed tokens and drafts lie in the same row.  One spare slot takes what belongs to nobody.
+How tokens are chosen is kept beside, in sample/state.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,38 @@
+# make demo    the bundled model answers, streamed        make test    the whole suite
+# make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
+TORCH  ?= 2.13.0
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: install demo test lint mutants eval clean
+
+install: $(VENV)/.installed
+
+# torch first and by version: a machine that has the CPU build at hand then gets that one.
+$(VENV)/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "torch==$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: install
+	@$(BIN)/pellucid demo
+
+test: install
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+mutants: install
+	$(BIN)/python -m tests.ring0.mutants
+
+eval: install
+	$(BIN)/pellucid eval
+
+clean:
+	rm -rf $(VENV)

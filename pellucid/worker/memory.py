@@ -1,0 +1,94 @@
+"""How many blocks of KV cache fit: measured on a GPU, a sensible share of free memory on a CPU."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from pellucid.config import Resolved
+from pellucid.executor.base import Capacity
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.schedule.plan import Admission, Row, StepPlan
+from pellucid.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+CPU_SHARE, CPU_MOST = 4, 8 * GIB  # a quarter of free memory, at most
+GPU_RESERVE = 256 << 20  # bytes for fragmentation and what libraries allocate late
+
+
+def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
+    """The step that needs the most memory: every slot samples, with every option, and the budget is full.
+
+    Its blocks are all block 0, so that it can run before there is a cache.
+    """
+    num_rows = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    length = max(1, min(resolved.max_num_batched_tokens // num_rows, resolved.max_model_len - 1))
+    sampling = SamplingParams(
+        temperature=1.0, top_p=0.9, min_p=0.01, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20
+    )
+    blocks = [0] * -(-(length + 1) // resolved.block_size)
+    admitted = [
+        Admission(
+            seq_id=slot,
+            slot=slot,
+            token_ids=[0] * length,
+            prompt_len=length,
+            num_computed=0,
+            limit=length + 1,
+            seed=slot,
+            sampling=sampling,
+            blocks=tuple(blocks for _ in range(num_groups)),
+        )
+        for slot in range(num_rows)
+    ]
+    rows = [Row(slot, 0, slot, length, 0, 1) for slot in range(num_rows)]
+    return StepPlan(id=-1, committed=-1, rows=rows, admitted=admitted)
+
+
+def gpu_budget(utilization: float) -> int:
+    """Bytes left for KV cache, given the peak since the last reset of torch's statistics."""
+    free, total = torch.cuda.mem_get_info()
+    elsewhere = total - free - torch.cuda.memory_reserved()  # other processes, the driver, libraries
+    return int(total * utilization) - elsewhere - torch.cuda.max_memory_allocated() - GPU_RESERVE
+
+
+def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
+    """Bytes for KV cache: what the user said, else a share of free memory, at most what all slots can use."""
+    said = resolved.user.cache.cpu_kv_cache_gib
+    if said is not None:
+        return int(said * GIB)
+    useful = int(resolved.max_num_seqs * resolved.max_model_len * bytes_per_token)
+    return min(resolved.platform.memory_free // CPU_SHARE, CPU_MOST, useful)
+
+
+def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], budget: int) -> Capacity:
+    """Turn bytes into blocks (the padding block is paid here).
+
+    Raises ValueError if one request of the length that the user asked for cannot fit; a length that is only
+    the model's own is lowered to what fits.
+    """
+    block_bytes = sum(group.block_bytes for group in groups)
+    override = resolved.user.cache.num_gpu_blocks_override
+    num_blocks = override if override and override > 0 else budget // block_bytes - 1
+    needed = -(-(resolved.max_model_len + resolved.num_spec) // resolved.block_size)
+    max_model_len = resolved.max_model_len
+    if num_blocks < needed:
+        fits = num_blocks * resolved.block_size - resolved.num_spec
+        numbers = f"max_model_len {max_model_len:,} needs {needed * block_bytes / GIB:.2f} GiB of KV cache"
+        room = f"{max(0, num_blocks)} blocks ({max(0, num_blocks) * block_bytes / GIB:.2f} GiB)"
+        if not resolved.max_model_len_is_default or fits < 2:
+            raise ValueError(
+                f"{numbers}, but there is room for {room}; lower max_model_len to {max(0, fits):,} or give "
+                "the cache more (gpu_memory_utilization, cpu_kv_cache_gib, num_gpu_blocks_override)"
+            )
+        logger.warning("%s, there is room for %s: max_model_len is now %s", numbers, room, f"{fits:,}")
+        max_model_len = fits
+    return Capacity(
+        groups=groups,
+        num_blocks=tuple(num_blocks for _ in groups),
+        max_model_len=max_model_len,
+        num_spec=resolved.num_spec,
+    )
