@@ -1,0 +1,304 @@
+"""Attention in plain torch: the backend of CPUs, and the oracle of every other backend.
+
+Rows fall into two shapes.  Short rows (decodes, verifications) of equal width run together, their query heads
+packed into the query rows; long rows (prompt chunks) run alone, in tiles of queries.  Either way a row's
+arithmetic has a shape that depends on that row only, so its result does not depend on its company.
+
+Legend: T tokens, B rows, Q queries a row, S keys, N query heads, K KV heads, G query heads a KV head, H head
+dim, M query rows once the heads of a group are packed (G * Q).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pellucid.attention.base import AttentionLayer, AttentionSpec
+from pellucid.forward import ForwardInput
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.platform import Platform
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_SHORT_QUERY = 8  # queries of a row that is worth batching with others
+MAX_BATCH_KEYS = 4096  # keys gathered at once: about what a CPU's cache holds
+QUERY_TILE = 512  # queries of a long row that attend at once: bounds the mask and the work above the diagonal
+
+
+class TorchAttention:
+    """Gather each row's blocks from the paged cache, then torch's scaled_dot_product_attention over them."""
+
+    supports_graphs: ClassVar[bool] = False
+    supports_trees: ClassVar[bool] = False
+
+    @staticmethod
+    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+        """None if this backend can serve `spec` on this hardware, else the reason in words."""
+        if spec.dtype not in DTYPES:
+            return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
+        if spec.num_heads % spec.num_kv_heads:
+            return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
+        if spec.sink:
+            return "has no attention sinks"
+        if spec.tree:
+            return "has no masks for draft trees"
+        return None
+
+    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
+        """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
+        return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    def plan(self, fwd: ForwardInput, group: int) -> TorchMetadata:
+        """Read the lengths to the host, once a step; what depends on the layer's shape follows on demand."""
+        return TorchMetadata(
+            query_lens=fwd.query_lens,
+            seq_lens=fwd.seq_lens.tolist(),
+            block_table=fwd.block_tables[group],
+            slot_mapping=fwd.slot_mappings[group],
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H].
+
+        Tokens that belong to no row, as padding does, get zeros.
+        """
+        metadata = fwd.attn[layer.group]
+        assert isinstance(metadata, TorchMetadata)
+        work = metadata.work_for(layer, q)
+        lines = layer.kv_cache.view(-1, layer.kv_cache.shape[-1])
+        lines.index_copy_(0, work.write_lines, torch.stack((k, v)).view(-1, k.shape[-1]).to(lines.dtype))
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        for batch in work.short:
+            batch.attend(q, layer, out)
+        for row in work.long:
+            row.attend(q, layer, out)
+        return out.flatten(1)
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchMetadata:
+    """One step's rows as one KV group sees them, on the host but for the tables."""
+
+    query_lens: list[int]
+    seq_lens: list[int]
+    block_table: Tensor  # [B, M]
+    slot_mapping: Tensor  # [T]
+    works: dict[Shape, Work] = field(default_factory=dict)
+
+    def work_for(self, layer: AttentionLayer, q: Tensor) -> Work:
+        """The step's work for layers of this shape: made for the first of them, shared by the rest."""
+        _, _, num_kv_heads, block_size, _ = layer.kv_cache.shape
+        shape = Shape(
+            num_kv_heads=num_kv_heads,
+            group_size=q.shape[1] // num_kv_heads,
+            block_size=block_size,
+            window=layer.window,
+            dtype=q.dtype,
+        )
+        work = self.works.get(shape)
+        if work is None:
+            work = self.works[shape] = self.make_work(shape)
+        return work
+
+    def make_work(self, shape: Shape) -> Work:
+        """Sort the rows into batches of short rows and single long ones."""
+        short: dict[tuple[int, int], list[RowSpan]] = defaultdict(list)
+        long: list[LongRow] = []
+        for row in self.spans(shape):
+            if row.num_query > MAX_SHORT_QUERY:
+                long.append(self.long_row(row, shape))
+            else:
+                short[row.num_query, row.num_blocks].append(row)
+        batches = []
+        for (_, num_blocks), rows in short.items():
+            size = max(1, MAX_BATCH_KEYS // (num_blocks * shape.block_size))
+            batches += [self.short_rows(rows[i : i + size], shape) for i in range(0, len(rows), size)]
+        return Work(write_lines=self.write_lines(shape), short=batches, long=long)
+
+    def spans(self, shape: Shape) -> Iterator[RowSpan]:
+        """Each row that has tokens, with the blocks that its first query can still see."""
+        token = 0
+        for index, (num_query, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            if num_query and seq_len:
+                assert num_query <= seq_len, f"row {index} has {num_query} queries in {seq_len} tokens"
+                reach = seq_len if shape.window is None else min(seq_len, num_query + shape.window - 1)
+                yield RowSpan(
+                    index=index,
+                    token=token,
+                    num_query=num_query,
+                    seq_len=seq_len,
+                    first_block=(seq_len - reach) // shape.block_size,
+                    num_blocks=-(-seq_len // shape.block_size) - (seq_len - reach) // shape.block_size,
+                )
+            token += num_query
+
+    def write_lines(self, shape: Shape) -> Tensor:
+        """[2 * T * K]: where keys and values go in the cache seen as [blocks * 2 * K * block_size, H]."""
+        device = self.slot_mapping.device
+        block, offset = self.slot_mapping // shape.block_size, self.slot_mapping % shape.block_size
+        kind = torch.arange(2, device=device)[:, None, None]
+        head = torch.arange(shape.num_kv_heads, device=device)
+        page = (block[:, None] * 2 + kind) * shape.num_kv_heads + head
+        return (page * shape.block_size + offset[:, None]).flatten()
+
+    def pages(self, rows: list[RowSpan], shape: Shape) -> Tensor:
+        """[2 * B * K * blocks]: the visible blocks of equally wide rows, as pages of one head."""
+        device = self.block_table.device
+        first = torch.tensor([row.first_block for row in rows], device=device)[:, None]
+        index = torch.tensor([row.index for row in rows], device=device)[:, None]
+        blocks = self.block_table[index, first + torch.arange(rows[0].num_blocks, device=device)]
+        kind = torch.arange(2, device=device)[:, None, None, None]
+        head = torch.arange(shape.num_kv_heads, device=device)[:, None]
+        return ((blocks[:, None].long() * 2 + kind) * shape.num_kv_heads + head).flatten()
+
+    def short_rows(self, rows: list[RowSpan], shape: Shape) -> ShortRows:
+        """A batch of rows that agree in num_query and num_blocks."""
+        device = self.block_table.device
+        num_query, num_keys = rows[0].num_query, rows[0].num_blocks * shape.block_size
+        first_token = torch.tensor([row.token for row in rows], device=device)
+        first_key = torch.tensor([row.first_block for row in rows], device=device) * shape.block_size
+        end = torch.tensor([row.seq_len for row in rows], device=device)[:, None]
+        queries = torch.arange(num_query, device=device)
+        keys = first_key[:, None] + torch.arange(num_keys, device=device)
+        bias = causal_bias(end - num_query + queries, keys, shape)
+        return ShortRows(
+            tokens=(first_token[:, None] + queries).flatten(),
+            num_query=num_query,
+            pages=self.pages(rows, shape),
+            bias=bias.repeat(1, shape.group_size, 1)[:, None],
+            unwritten=(keys[:, -shape.block_size :] >= end)[:, None, :, None],
+        )
+
+    def long_row(self, row: RowSpan, shape: Shape) -> LongRow:
+        """One row in tiles of queries, each with no more keys than its last query sees."""
+        prefix, first_key = row.seq_len - row.num_query, row.first_block * shape.block_size
+        if prefix == 0 and (shape.window is None or shape.window >= row.seq_len):
+            plain = Tile(slice(row.token, row.token + row.num_query), slice(0, row.seq_len), None)
+            return LongRow(pages=self.pages([row], shape), tiles=[plain])
+        tiles = []
+        for start in range(0, row.num_query, QUERY_TILE):
+            stop = min(start + QUERY_TILE, row.num_query)
+            oldest = 0 if shape.window is None else max(0, prefix + start - shape.window + 1)
+            positions = torch.arange(prefix + start, prefix + stop, device=self.block_table.device)
+            keys = torch.arange(oldest, prefix + stop, device=self.block_table.device)
+            tiles.append(
+                Tile(
+                    queries=slice(row.token + start, row.token + stop),
+                    keys=slice(max(oldest - first_key, 0), prefix + stop - first_key),
+                    bias=causal_bias(positions, keys, shape),
+                )
+            )
+        return LongRow(pages=self.pages([row], shape), tiles=tiles)
+
+
+def causal_bias(positions: Tensor, keys: Tensor, shape: Shape) -> Tensor:
+    """[..., Q, S]: 0 where the query at a position sees the key, -inf elsewhere."""
+    distance = positions[..., :, None] - keys[..., None, :]
+    hidden = distance < 0
+    if shape.window is not None:
+        hidden |= distance >= shape.window
+    return torch.zeros(hidden.shape, dtype=shape.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a layer adds to a step's metadata: layers that agree in it share their work."""
+
+    num_kv_heads: int
+    group_size: int  # query heads a KV head
+    block_size: int  # tokens
+    window: int | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpan:
+    """A row and the stretch of its block table that it can see."""
+
+    index: int  # of B
+    token: int  # its first query in T
+    num_query: int
+    seq_len: int  # tokens
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the layers of one shape and window share in a step."""
+
+    write_lines: Tensor  # [2 * T * K], where each key and value lies in the cache seen as lines of H
+    short: list[ShortRows]
+    long: list[LongRow]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShortRows:
+    """Rows with Q queries and equally many visible blocks, attending in one call."""
+
+    tokens: Tensor  # [B * Q], their queries
+    num_query: int
+    pages: Tensor  # [2 * B * K * blocks], where their pages lie in the cache seen as pages of one head
+    bias: Tensor  # [B, 1, G * Q, S], 0 where a query sees a key and -inf elsewhere
+    unwritten: Tensor  # [B, 1, block_size, 1], true behind the row's end in its last block
+
+    def attend(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """Attend with these rows' part of q [T, N, H] and write the same part of out."""
+        _, _, num_kv_heads, block_size, head_dim = layer.kv_cache.shape
+        num_rows = self.bias.shape[0]
+        keys, values = gather(layer.kv_cache, self.pages).view(2, num_rows, num_kv_heads, -1, head_dim)
+        # A masked key has weight zero, but zero times a stale NaN is NaN.
+        keys[:, :, -block_size:].masked_fill_(self.unwritten, 0)
+        values[:, :, -block_size:].masked_fill_(self.unwritten, 0)
+        q_BQKGH = q.index_select(0, self.tokens).view(num_rows, self.num_query, num_kv_heads, -1, head_dim)
+        q_BKMH = q_BQKGH.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
+        o_BKMH = scaled_dot_product_attention(q_BKMH, keys, values, self.bias, scale=layer.scale)
+        o_BKGQH = o_BKMH.view(num_rows, num_kv_heads, -1, self.num_query, head_dim)
+        out.index_copy_(0, self.tokens, o_BKGQH.permute(0, 3, 1, 2, 4).reshape(-1, *out.shape[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Some queries of a long row and the keys they may see, both as ranges within the row's arrays."""
+
+    queries: slice  # of T
+    keys: slice  # of the gathered keys
+    bias: Tensor | None  # [queries, keys]; None is plainly causal
+
+
+@dataclass(slots=True, kw_only=True)
+class LongRow:
+    """One row with many queries."""
+
+    pages: Tensor  # [2 * K * blocks]
+    tiles: list[Tile]
+
+    def attend(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """Attend with this row's part of q [T, N, H] and write the same part of out."""
+        _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
+        num_heads = q.shape[1]
+        keys, values = gather(layer.kv_cache, self.pages).view(2, num_kv_heads, 1, -1, head_dim)
+        for tile in self.tiles:
+            # KV heads are the batch; a stride of zero repeats them for their query heads without a copy.
+            q_QKGH = q[tile.queries].view(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+            q_KGQH = q_QKGH.permute(1, 2, 0, 3)
+            shape = (*q_KGQH.shape[:2], -1, -1)
+            o_KGQH = scaled_dot_product_attention(
+                q_KGQH,
+                keys[:, :, tile.keys].expand(shape),
+                values[:, :, tile.keys].expand(shape),
+                tile.bias,
+                is_causal=tile.bias is None,
+                scale=layer.scale,
+            )
+            out[tile.queries] = o_KGQH.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
+
+
+def gather(kv_cache: Tensor, pages: Tensor) -> Tensor:
+    """Copy `pages` out of the cache seen as [blocks * 2 * K, block_size * H]; they come out head-major."""
+    return kv_cache.view(-1, kv_cache.shape[-2] * kv_cache.shape[-1]).index_select(0, pages)

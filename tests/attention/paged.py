@@ -1,0 +1,121 @@
+"""Ragged rows over a shuffled paged cache, and attention written the obvious way to judge backends by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.forward import ForwardInput
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """Some rows of one step.  `history` holds each row's true keys and values [seq_len, 2, K, H] in order."""
+
+    query_lens: list[int]
+    seq_lens: list[int]
+    num_heads: int
+    history: list[Tensor]
+    q: Tensor  # [T, N, H]
+    k: Tensor  # [T, K, H]
+    v: Tensor  # [T, K, H]
+    kv_cache: Tensor  # holds all keys and values but this step's
+    fwd: ForwardInput
+    scale: float
+    window: int | None = None
+    group: int = 0
+
+    def expected(self) -> Tensor:
+        """Naive attention in float64.  [T, N * H]"""
+        starts = [sum(self.query_lens[:i]) for i in range(len(self.query_lens))]
+        out = torch.zeros(self.q.shape, dtype=torch.float64)
+        for start, num_query, seq_len, kv in zip(
+            starts, self.query_lens, self.seq_lens, self.history, strict=True
+        ):
+            for i in range(num_query):
+                position = seq_len - num_query + i
+                oldest = 0 if self.window is None else max(0, position - self.window + 1)
+                seen = kv[oldest : position + 1].double().cpu()
+                out[start + i] = attend_one(
+                    self.q[start + i].double().cpu(), seen[:, 0], seen[:, 1], self.scale
+                )
+        return out.flatten(1)
+
+
+def attend_one(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One query [N, H] over keys and values [S, K, H], head by head."""
+    group_size = q.shape[0] // keys.shape[1]
+    heads = []
+    for head in range(q.shape[0]):
+        weights = torch.softmax(keys[:, head // group_size] @ q[head] * scale, dim=0)
+        heads.append(weights @ values[:, head // group_size])
+    return torch.stack(heads)
+
+
+def make_rows(
+    lens: list[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    block_size: int = 16,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+    num_padding: int = 0,
+    spare_columns: int = 2,
+) -> Rows:
+    """Rows of (num_query, seq_len) tokens, blocks shuffled over a cache whose unwritten places hold NaN.
+
+    num_padding: rows with one query and no sequence behind the others, as a graph's bucket has.
+    """
+    random = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads = heads
+    query_lens, seq_lens = [q for q, _ in lens], [s for _, s in lens]
+    history = [torch.randn(s, 2, num_kv_heads, head_dim, generator=random).to(dtype) for s in seq_lens]
+    widths = [-(-s // block_size) for s in seq_lens]
+    num_blocks = sum(widths) + 4
+    shuffled = torch.randperm(num_blocks - 1, generator=random) + 1
+    table = torch.zeros(len(lens) + num_padding, max(widths, default=0) + spare_columns, dtype=torch.int32)
+    cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
+    slots, positions, new = [], [], []
+    for i, (num_query, seq_len) in enumerate(lens):
+        table[i, : widths[i]] = shuffled[sum(widths[:i]) : sum(widths[: i + 1])]
+        at = torch.arange(seq_len)
+        block, offset = table[i, at // block_size].long(), at % block_size
+        old = seq_len - num_query
+        cache[block[:old], :, :, offset[:old]] = history[i][:old]
+        slots.append((block * block_size + offset)[old:])
+        positions.append(at[old:])
+        new.append(history[i][old:])
+    pad = torch.zeros(num_padding, dtype=torch.long)
+    fresh = torch.cat([*new, torch.zeros(num_padding, 2, num_kv_heads, head_dim, dtype=dtype)])
+    query_lens_all = query_lens + [1] * num_padding
+    q = torch.randn(sum(query_lens_all), num_heads, head_dim, generator=random).to(dtype)
+    fwd = ForwardInput(
+        input_ids=torch.zeros(len(q), dtype=torch.int32, device=device),
+        positions=torch.cat([*positions, pad]).to(device),
+        slots=torch.arange(len(query_lens_all), device=device),
+        cu_seqlens_q=torch.tensor([0, *query_lens_all]).cumsum(0).int().to(device),
+        seq_lens=torch.tensor([*seq_lens, *pad.tolist()], dtype=torch.int32, device=device),
+        block_tables=(table.to(device),),
+        slot_mappings=(torch.cat([*slots, pad]).to(device),),
+        logits_index=torch.zeros(0, dtype=torch.long, device=device),
+        query_lens=query_lens_all,
+        max_query=max(query_lens_all),
+    )
+    return Rows(
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        num_heads=num_heads,
+        history=history,
+        q=q.to(device),
+        k=fresh[:, 0].to(device),
+        v=fresh[:, 1].to(device),
+        kv_cache=cache.to(device),
+        fwd=fwd,
+        scale=head_dim**-0.5,
+        window=window,
+    )

@@ -1,0 +1,116 @@
+"""The plain torch backend against naive attention, and its promise that a row does not notice its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.attention.base import ATTENTION_BACKENDS, AttentionSpec, choose_backend
+from pellucid.attention.torch import TorchAttention
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.platform import Platform
+from tests.attention.paged import Rows, make_rows
+
+CPU = Platform(device="cpu", name="CPU", memory_total=1, memory_free=1, num_cores=1)
+MIXED = [(1, 1), (1, 40), (1, 33), (4, 37), (4, 40), (1, 100), (20, 20), (30, 75)]
+
+
+def attend(rows: Rows) -> Tensor:
+    backend = TorchAttention()
+    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+
+
+def assert_right(rows: Rows, tolerance: float = 2e-6) -> None:
+    out, expected = attend(rows).double(), rows.expected()
+    torch.testing.assert_close(out[: len(expected)], expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("window", [None, 1, 7, 50, 1000])
+def test_mixed_rows_match_naive_attention(block_size: int, window: int | None) -> None:
+    assert_right(make_rows(MIXED, block_size=block_size, window=window))
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 4, 8])
+def test_every_ratio_of_query_heads_to_kv_heads_matches(group_size: int) -> None:
+    assert_right(make_rows(MIXED, heads=(2 * group_size, 2)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_half_precision_stays_within_its_rounding(dtype: torch.dtype, tolerance: float) -> None:
+    assert_right(make_rows(MIXED, dtype=dtype, head_dim=64), tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_long_prompt_chunk_behind_a_prefix_is_cut_into_tiles(window: int | None) -> None:
+    assert_right(make_rows([(1100, 1300)], heads=(2, 1), window=window))
+
+
+def test_padding_rows_get_zeros_and_disturb_nobody() -> None:
+    rows = make_rows(MIXED, num_padding=3)
+    assert_right(rows)
+    assert attend(rows)[-3:].eq(0).all()
+
+
+def test_keys_and_values_that_are_views_of_a_packed_projection_are_written() -> None:
+    rows = make_rows(MIXED)
+    packed = torch.cat((rows.q, rows.k, rows.v), dim=1)
+    rows.q, rows.k, rows.v = packed.split((4, 2, 2), dim=1)
+    assert_right(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gives_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
+    crowd = make_rows(MIXED * 6, dtype=dtype, head_dim=64)
+    together = attend(crowd)
+    starts = crowd.fwd.cu_seqlens_q.tolist()
+    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        assert torch.equal(together[start:end], alone(crowd, row)), f"row {row} noticed its company"
+
+
+def alone(crowd: Rows, row: int) -> Tensor:
+    """Attention of one row of an already written crowd by itself."""
+    start, end = crowd.fwd.cu_seqlens_q[row : row + 2].tolist()
+    single = make_rows([(crowd.query_lens[row], crowd.seq_lens[row])], dtype=crowd.q.dtype, head_dim=64)
+    single.q, single.k, single.v = crowd.q[start:end], crowd.k[start:end], crowd.v[start:end]
+    single.kv_cache = crowd.kv_cache
+    single.fwd.block_tables = (crowd.fwd.block_tables[0][row : row + 1],)
+    single.fwd.slot_mappings = (crowd.fwd.slot_mappings[0][start:end],)
+    return attend(single)
+
+
+def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
+    rows = make_rows(MIXED)
+    backend = TorchAttention()
+    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    for window in (None, 9, None, 9):
+        rows.window = window
+        out = backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+        torch.testing.assert_close(out.double(), rows.expected(), atol=2e-6, rtol=0)
+
+
+def spec(**changes: object) -> AttentionSpec:
+    asked = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": torch.float32, "block_size": 16}
+    return AttentionSpec(**(asked | changes))  # type: ignore[arg-type]
+
+
+def test_the_cpu_gets_this_backend() -> None:
+    assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
+    assert ATTENTION_BACKENDS.load("torch") is TorchAttention
+
+
+@pytest.mark.parametrize(
+    "asked", [{"sink": True}, {"tree": True}, {"dtype": torch.int8}, {"num_kv_heads": 3}]
+)
+def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="torch: "):
+        choose_backend("torch", spec(**asked), CPU)
+
+
+def test_the_layout_is_pages_of_keys_then_values() -> None:
+    group = KVGroupSpec(
+        block_size=64, num_layers=3, num_kv_heads=8, head_dim=128, dtype="float32", itemsize=4
+    )
+    assert TorchAttention().kv_layout(group, 10) == (10, 2, 8, 64, 128)
