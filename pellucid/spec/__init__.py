@@ -1,0 +1,1 @@
+"""Speculation: proposers that guess tokens, and one verifier that keeps the output the target's own."""

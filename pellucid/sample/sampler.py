@@ -1,0 +1,111 @@
+"""The sampler: one token for every logit row, of the row's own parameters, tokens, seed and position alone.
+
+argmax(logits + T * gumbel) is a draw from softmax(logits / T), and at T = 0 it is argmax: greedy and random
+rows take the same path.  What no row asks for is not computed.  Knows nothing of drafts: see spec/verify.py.
+Legend: S logits, R rows of a part, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pellucid.sample.edits import Rows, add_bias, mask_bad_words, mask_stop_tokens, penalize
+from pellucid.sample.filters import filter_logits
+from pellucid.sample.logprobs import LogprobTensors, raw_logprobs, top_logprobs
+from pellucid.sample.noise import gumbel
+from pellucid.sample.state import FILTER_WIDTHS, Column, Feature, LogitsBatch, SamplingState
+
+# Elements of one [rows, V] noise tensor: 256 MiB while it is int64.
+_SLICE_ELEMENTS = 1 << 25
+
+Edit = Callable[[Tensor, Rows], None]
+
+
+def _filter(logits: Tensor, rows: Rows, width: int | None) -> None:
+    filter_logits(logits, rows.params, width)
+
+
+# In the order in which they are applied.
+EDITS: dict[Feature, Edit] = {
+    Feature.BIAS: add_bias,
+    Feature.BAD_WORDS: mask_bad_words,
+    Feature.MIN_TOKENS: mask_stop_tokens,
+    Feature.PENALTY: penalize,
+    Feature.MIN_P: partial(_filter, width=FILTER_WIDTHS[Feature.MIN_P]),
+    Feature.TOP_NARROW: partial(_filter, width=FILTER_WIDTHS[Feature.TOP_NARROW]),
+    Feature.TOP_WIDE: partial(_filter, width=FILTER_WIDTHS[Feature.TOP_WIDE]),
+    Feature.TOP_ANY: partial(_filter, width=None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token for every logit row."""
+
+    tokens: Tensor  # [S] int32
+    logprobs: LogprobTensors | None = None  # [S, ...]; zeros in rows that want none
+
+
+class Sampler:
+    """Draws from logits with the parameters in `state`."""
+
+    def __init__(self, state: SamplingState) -> None:
+        self.state = state
+
+    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Sampled:
+        """Draw one token from each row of `logits` [S, V], any float type.
+
+        token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
+        """
+        if batch.features == Feature.NONE:
+            return Sampled(logits.argmax(-1).int())
+        raw = _raw_logprobs_of_askers(logits, batch)
+        logits = logits.float()
+        rows = Rows(self.state, token_ids, batch.slots, batch.positions, self.state.params(batch.slots))
+        for feature, edit in EDITS.items():
+            if feature in batch.rows:
+                _edit_part(logits, rows, batch.rows[feature], edit)
+        tokens = self._draw(logits, rows) if Feature.RANDOM in batch.features else logits.argmax(-1).int()
+        return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
+
+    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
+        """[S] int32: argmax(logits + T * gumbel), a bounded number of rows at a time."""
+        size = max(1, _SLICE_ELEMENTS // logits.shape[1])
+        columns = (
+            rows.params.ints(Column.SEED),
+            rows.positions,
+            rows.params.floats(Column.TEMPERATURE),
+            logits,
+        )
+        drawn = []
+        for seeds, positions, temperature, part in zip(
+            *(column.split(size) for column in columns), strict=True
+        ):
+            noise = gumbel(seeds, positions, self.state.codes)
+            drawn.append(noise.mul_(temperature[:, None]).add_(part).argmax(-1))
+        return torch.cat(drawn).int()
+
+
+def _edit_part(logits: Tensor, rows: Rows, index: Tensor, edit: Edit) -> None:
+    """Apply `edit` to the rows of `logits` at `index`, in place."""
+    if len(index) == len(logits):
+        return edit(logits, rows)
+    part = logits[index]
+    edit(part, rows.take(index))
+    logits.index_copy_(0, index, part)
+
+
+def _raw_logprobs_of_askers(logits: Tensor, batch: LogitsBatch) -> Tensor | None:
+    """[R, V] float32 of the rows that want logprobs, before anything touches the logits."""
+    index = batch.rows.get(Feature.LOGPROBS)
+    return None if index is None else raw_logprobs(logits[index])
+
+
+def _report(raw: Tensor, tokens: Tensor, batch: LogitsBatch) -> LogprobTensors:
+    index = batch.rows[Feature.LOGPROBS]
+    return top_logprobs(raw, tokens[index], batch.max_logprobs).spread(index, len(tokens))
