@@ -13,21 +13,28 @@ from torch import Tensor
 
 from pellucid.forward import ForwardInput
 from pellucid.schedule.plan import Row
+from pellucid.transfer import upload
 from pellucid.worker.slots import RowState, Slots
-from pellucid.worker.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """A step, ready to run: what the model sees, and what sampling needs to know besides."""
+    """A step, ready to run: what the model sees, and what sampling needs to know besides.
+
+    Legend: B rows, S logits to sample, P prompt positions to score.
+    """
 
     fwd: ForwardInput
     rows: RowState
+    cu_logits: Tensor  # [B + 1] int64: row b samples logits cu_logits[b] .. cu_logits[b + 1]
+    logit_slots: Tensor  # [S] int64, the slot of each logit
+    score_slots: Tensor  # [P] int64
+    score_index: Tensor  # [P] int64, the tokens at whose places known tokens are scored
+    # On the host:
     host_slots: np.ndarray  # [B]
-    host_samples: np.ndarray  # [B] bool: rows that yield tokens
     num_drafts: np.ndarray  # [B]
-    num_scores: np.ndarray  # [B] prompt positions whose logprobs are wanted, before the sampled ones
-    scores_index: Tensor  # [P] int64, the tokens at those positions
+    num_sampled: np.ndarray  # [B] logits to sample: 1 + num_drafts, or 0
+    num_scores: np.ndarray  # [B] prompt positions to score, before the sampled ones
 
 
 class InputBuilder:
@@ -40,34 +47,41 @@ class InputBuilder:
         """Everything about one step's rows.  Only this function knows how counts become tensors."""
         table = np.array(plan_rows, dtype=np.int64).reshape(-1, len(Row._fields))
         host_slots, num_query, num_draft, num_logits = table[:, 2], table[:, 3], table[:, 4], table[:, 5]
-        host_samples = self.slots.samples(host_slots, num_query) & (num_logits > 0)
-        num_sampled = np.where(host_samples, 1 + num_draft, 0)
+        samples = self.slots.samples(host_slots, num_query) & (num_logits > 0)
+        num_sampled = np.where(samples, 1 + num_draft, 0)
         num_scores = num_logits - num_sampled
         ends = np.cumsum(num_query)
-        sampled = _trailing(ends, num_sampled)
-        scored = _trailing(ends - num_sampled, num_scores)
-        packed, cuts = _pack(
-            host_slots, num_query, num_draft, host_samples, np.append(0, ends), sampled, scored
-        )
-        slots, query_lens, drafts, samples, cu, sampled_at, scored_at = to_device(packed, self.device).split(
-            cuts
-        )
+        columns = {
+            "slots": host_slots,
+            "query_lens": num_query,
+            "num_drafts": num_draft,
+            "samples": samples,
+            "cu_query": np.append(0, ends),
+            "cu_logits": np.append(0, np.cumsum(num_sampled)),
+            "logits_index": _trailing(ends, num_sampled),
+            "logit_slots": np.repeat(host_slots, num_sampled),
+            "score_index": _trailing(ends - num_sampled, num_scores),
+            "score_slots": np.repeat(host_slots, num_scores),
+        }
+        d = _ship(columns, self.device)
         rows = RowState(
-            slots=slots,
-            starts=self.slots.num_computed[slots],
-            query_lens=query_lens,
-            num_drafts=drafts,
-            samples=samples.bool(),
+            slots=d["slots"],
+            starts=self.slots.num_computed[d["slots"]],
+            query_lens=d["query_lens"],
+            num_drafts=d["num_drafts"],
+            samples=d["samples"].bool(),
         )
-        fwd = self._forward_input(rows, cu, sampled_at, num_query)
         return StepInput(
-            fwd=fwd,
+            fwd=self._forward_input(rows, d["cu_query"], d["logits_index"], num_query),
             rows=rows,
+            cu_logits=d["cu_logits"],
+            logit_slots=d["logit_slots"],
+            score_slots=d["score_slots"],
+            score_index=d["score_index"],
             host_slots=host_slots,
-            host_samples=host_samples,
             num_drafts=num_draft,
+            num_sampled=num_sampled,
             num_scores=num_scores,
-            scores_index=scored_at,
         )
 
     def _forward_input(
@@ -102,6 +116,8 @@ def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(first, counts) + np.arange(total)
 
 
-def _pack(*columns: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """One int64 array for one copy, and the lengths that cut it again."""
-    return np.concatenate(columns, dtype=np.int64, casting="unsafe"), [len(column) for column in columns]
+def _ship(columns: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Several small host arrays to the device in one copy, as int64."""
+    packed = np.concatenate(list(columns.values()), dtype=np.int64, casting="unsafe")
+    parts = upload(packed, device).split([len(column) for column in columns.values()])
+    return dict(zip(columns, parts, strict=True))

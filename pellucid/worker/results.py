@@ -44,12 +44,13 @@ class PendingResult:
         new_tokens = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens)
         if self.has_logprobs:
-            sampled = np.where(self.step.host_samples, 1 + self.step.num_drafts, 0)
-            for row, entries in _by_row(rest[:3], sampled):
-                result.logprobs[row] = entries[: counts[row]]
+            entries = _entries(rest[:3])
+            result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
         if self.has_scores:
-            for row, entries in _by_row(rest[-3:], self.step.num_scores):
-                result.prompt_logprobs[row] = entries
+            (entries,) = _entries([array[None] for array in rest[-3:]])
+            ends = np.cumsum(self.step.num_scores)
+            for row in np.flatnonzero(self.step.num_scores).tolist():
+                result.prompt_logprobs[row] = entries[ends[row] - self.step.num_scores[row] : ends[row]]
         return result
 
     def _unpack(self) -> list[np.ndarray]:
@@ -70,12 +71,8 @@ def _as_int32(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
 
 
-def _by_row(arrays: list[np.ndarray], counts: np.ndarray) -> list[tuple[int, list[TokenLogprobs]]]:
-    """Cut flat logprob arrays [S, n + 1] into the entries of each row that has any."""
+def _entries(arrays: list[np.ndarray]) -> list[list[TokenLogprobs]]:
+    """Logprob arrays [B, K, n + 1], [B, K, n + 1] and [B, K] as K entries for each of B rows."""
     ids, bits, ranks = arrays
-    entries = [
-        TokenLogprobs(*entry)
-        for entry in zip(ids.tolist(), bits.view(np.float32).tolist(), ranks.tolist(), strict=True)
-    ]
-    ends = np.cumsum(counts)
-    return [(row, entries[ends[row] - counts[row] : ends[row]]) for row in np.flatnonzero(counts).tolist()]
+    rows = zip(ids.tolist(), bits.view(np.float32).tolist(), ranks.tolist(), strict=True)
+    return [[TokenLogprobs(*entry) for entry in zip(*row, strict=True)] for row in rows]

@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
-from pellucid.worker.transfer import to_device
+from pellucid.transfer import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class Slots:
         # What the host can know exactly: while a prompt is computed nothing is sampled.
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
+        self.num_prompt_logprobs = np.zeros(rows, dtype=np.int64)  # most likely tokens to report of each
         self._table_lens = np.zeros((len(groups), rows), dtype=np.int64)
         self._alive = np.zeros(rows, dtype=bool)
 
@@ -64,13 +65,14 @@ class Slots:
         lengths = np.array([len(a.token_ids) for a in admissions])
         self.num_known[slots] = lengths
         self.num_prefilled[slots] = [a.num_computed for a in admissions]
+        self.num_prompt_logprobs[slots] = [a.sampling.prompt_logprobs or 0 for a in admissions]
         self._alive[slots] = True
         self._table_lens[:, slots] = 0
         tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
         positions = np.concatenate([np.arange(length) for length in lengths])
         self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
         limits = [a.limit for a in admissions]
-        facts = to_device(np.array([slots, self.num_prefilled[slots], limits]), self.device)
+        facts = upload(np.array([slots, self.num_prefilled[slots], limits]), self.device)
         self.num_computed[facts[0]] = facts[1]
         self.limits[facts[0]] = facts[2]
         self.grow(
@@ -95,7 +97,7 @@ class Slots:
 
     def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
         """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""
-        rows, columns, values = to_device(np.ascontiguousarray(cells), self.device)
+        rows, columns, values = upload(np.ascontiguousarray(cells), self.device)
         target[rows, columns] = values.to(target.dtype)
 
     def samples(self, slots: np.ndarray, num_query: np.ndarray) -> np.ndarray:
@@ -121,3 +123,12 @@ class Slots:
         self.token_ids[slots, positions] = output.tokens
         done = torch.where(rows.samples, root + output.num_new, rows.starts + rows.query_lens)
         self.num_computed[rows.slots] = done
+
+    def write_drafts(self, rows: RowState, drafts: Tensor) -> None:
+        """Put drafts [B, k] behind the last known token of rows that yielded one; the next step verifies them."""
+        if drafts.shape[1] == 0:
+            return
+        slots = torch.where(rows.samples, rows.slots, self.spare)
+        first = torch.where(rows.samples, self.num_computed[rows.slots] + 1, 0)
+        positions = first[:, None] + torch.arange(drafts.shape[1], device=self.device)
+        self.token_ids[slots[:, None], positions] = drafts

@@ -1,0 +1,99 @@
+"""One worker: a device, a model on it, its KV cache.  Built in `start`, then it executes plans."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+
+import torch
+
+from pellucid.attention.base import AttentionBackend, AttentionLayer
+from pellucid.config import Resolved
+from pellucid.executor.base import Capacity
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.models.build import BuiltModel, build_model
+from pellucid.sample.sampler import Sampler
+from pellucid.sample.state import SamplingState
+from pellucid.schedule.plan import StepPlan
+from pellucid.spec.base import NullProposer
+from pellucid.worker import memory
+from pellucid.worker.inputs import InputBuilder
+from pellucid.worker.runner import ModelRunner, Pending
+from pellucid.worker.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """The executor's end of a device."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.resolved = resolved
+        self.device = torch.device(resolved.platform.device)
+
+    def start(self) -> Capacity:
+        """Load the model, measure what is left for KV cache, and make it."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.resolved.num_threads)
+        began = time.perf_counter()
+        built = build_model(self.resolved, self.device)
+        loaded = time.perf_counter()
+        self.runner = self._make_runner(built)
+        capacity = memory.fit_capacity(self.resolved, built.kv_groups, self._kv_budget(built))
+        self._bind_kv(built, capacity.num_blocks)
+        logger.info(
+            "weights %.1f s, memory %.1f s; KV cache: %s blocks of %d tokens",
+            loaded - began,
+            time.perf_counter() - loaded,
+            ", ".join(map(str, capacity.num_blocks)),
+            self.resolved.block_size,
+        )
+        return capacity
+
+    def execute(self, plan: StepPlan) -> Pending:
+        return self.runner.execute(plan)
+
+    def shutdown(self) -> None:
+        """Give the memory back."""
+        del self.runner
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _make_runner(self, built: BuiltModel) -> ModelRunner:
+        resolved, groups = self.resolved, built.kv_groups
+        proposer = NullProposer()
+        max_len = resolved.max_model_len + resolved.num_spec
+        slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
+        state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
+        inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
+        return ModelRunner(built.model, built.backend, slots, inputs, Sampler(state), proposer)
+
+    def _kv_budget(self, built: BuiltModel) -> int:
+        """Bytes for KV cache: on a GPU what the largest step leaves."""
+        if self.device.type == "cpu":
+            per_token = sum(group.block_bytes for group in built.kv_groups) / self.resolved.block_size
+            return memory.cpu_budget(self.resolved, per_token)
+        self._bind_kv(built, tuple(0 for _ in built.kv_groups))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        plan = memory.largest_step(self.resolved, len(built.kv_groups))
+        self.runner.execute(plan).result()
+        self.runner.slots.retire([row.slot for row in plan.rows])
+        budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
+        torch.cuda.empty_cache()
+        return budget
+
+    def _bind_kv(self, built: BuiltModel, num_blocks: tuple[int, ...]) -> None:
+        """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
+        for layer in built.attention_layers:
+            spec = built.kv_groups[layer.group]
+            layer.kv_cache = self._kv_cache(built.backend, spec, num_blocks[layer.group], layer)
+
+    def _kv_cache(
+        self, backend: AttentionBackend, spec: KVGroupSpec, num_blocks: int, layer: AttentionLayer
+    ) -> torch.Tensor:
+        layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
+        shape = backend.kv_layout(spec, num_blocks + 1)
+        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
