@@ -1,0 +1,1 @@
+"""Everything that knows text: tokenizer, chat templates, detokenizer, stop strings, users' outputs."""

@@ -1,0 +1,139 @@
+"""One completion as it grows: token ids in, text and log-probabilities out.
+
+Joins the detokenizer, the stop strings and the log-probabilities of one request; `outputs` joins completions.
+Knows nothing about other requests or about time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pellucid.text.detokenizer import Detokenizer, make_detokenizer
+from pellucid.text.stop import StopStrings
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.types import CompletionOutput, FinishReason, Logprob, Request, SeqUpdate, TokenLogprobs
+
+
+class Completion:
+    """What one request has generated so far; `snapshot` shows all of it, `delta` what is new.
+
+    A stop string may end it before the engine knows: `matched_stop` then tells, and later updates must not
+    come here.
+    """
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+        sampling = request.sampling
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
+        self.cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
+        self._request = request
+        self._tokenizer = tokenizer if sampling.detokenize else None
+        self._detokenizer: Detokenizer | None = None
+        if self._tokenizer is not None:
+            self._detokenizer = make_detokenizer(
+                self._tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
+            )
+        self._stops: StopStrings | None = None
+        if sampling.stop:
+            include = sampling.include_stop_str_in_output
+            self._stops = StopStrings(list(sampling.stop), include_in_output=include)
+        self._texts: list[str] = []
+        self._num_texts_out = 0  # texts and tokens that earlier deltas have shown
+        self._num_tokens_out = 0
+
+    @property
+    def matched_stop(self) -> bool:
+        return self._stops is not None and self._stops.matched is not None
+
+    def extend(self, update: SeqUpdate) -> None:
+        """Take in the tokens and the finish of one update.
+
+        Tokens behind the one that completes a stop string are dropped, however many come at once.
+        """
+        assert self.finish_reason is None, f"{self._request.id} is finished, but got {update}"
+        num_kept = self._read(update)
+        self.token_ids += update.new_token_ids[:num_kept]
+        if self.logprobs is not None and update.logprobs is not None:
+            self._add_logprobs(self.logprobs, update.logprobs[:num_kept])
+        if self._stops is not None and self._stops.matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched
+        elif update.finish_reason is not None:
+            self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
+            self._flush()
+
+    def snapshot(self) -> CompletionOutput:
+        """Everything so far, in lists of its own."""
+        logprobs = None if self.logprobs is None else list(self.logprobs)
+        return self._output("".join(self._texts), list(self.token_ids), logprobs)
+
+    def delta(self) -> CompletionOutput:
+        """What came since the last delta; cumulative_logprob stays cumulative."""
+        first_text, first_token = self._num_texts_out, self._num_tokens_out
+        self._num_texts_out, self._num_tokens_out = len(self._texts), len(self.token_ids)
+        logprobs = None if self.logprobs is None else self.logprobs[first_token:]
+        return self._output("".join(self._texts[first_text:]), self.token_ids[first_token:], logprobs)
+
+    def _output(
+        self, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
+    ) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self.stop_reason,
+        )
+
+    def _read(self, update: SeqUpdate) -> int:
+        """Detokenize; returns how many of the new tokens belong to the completion."""
+        num_new = len(update.new_token_ids)
+        if self._detokenizer is None:
+            return num_new
+        shown = update.new_token_ids[:-1] if self._ends_hidden(update) else update.new_token_ids
+        if self._stops is None:
+            self._texts.append(self._detokenizer.feed(shown))
+            return num_new
+        return self._read_until_stop(shown, self._detokenizer, self._stops) or num_new
+
+    def _read_until_stop(self, token_ids: Sequence[int], detokenizer: Detokenizer, stops: StopStrings) -> int:
+        """Read one token at a time; the number of tokens up to the one that completes a stop string, or 0."""
+        for num_read, token_id in enumerate(token_ids, start=1):
+            armed = len(self.token_ids) + num_read > self._request.sampling.min_tokens
+            self._texts.append(stops.feed(detokenizer.feed([token_id]), armed=armed))
+            if stops.matched is not None:
+                return num_read
+        return 0
+
+    def _ends_hidden(self, update: SeqUpdate) -> bool:
+        """A token that ends the text is kept among the ids but is no part of the text."""
+        if update.finish_reason is not FinishReason.STOP or not update.new_token_ids:
+            return False
+        if self._request.sampling.include_stop_str_in_output:
+            return False
+        return update.new_token_ids[-1] in self._request.stop_token_ids
+
+    def _flush(self) -> None:
+        """The text ends here: what was held back for what might follow is shown."""
+        if self._detokenizer is None:
+            return
+        rest = self._detokenizer.flush()
+        self._texts.append(rest if self._stops is None else self._stops.flush() + rest)
+
+    def _add_logprobs(self, logprobs: list[dict[int, Logprob]], new: Sequence[TokenLogprobs]) -> None:
+        num_top = self._request.sampling.logprobs or 0
+        logprobs += [logprob_dict(entry, num_top, self._tokenizer) for entry in new]
+        self.cumulative_logprob = sum((e.logprobs[0] for e in new), self.cumulative_logprob or 0.0)
+
+
+def logprob_dict(entry: TokenLogprobs, num_top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """vLLM's shape: the chosen token first, with its rank, then the `num_top` most likely, ranked from 1."""
+    ranks = [entry.rank, *range(1, num_top + 1)]
+    return {
+        token: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token))
+        for token, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=False)
+    }
