@@ -32,12 +32,16 @@ class Registry(Generic[T]):
 
     def load(self, name: str) -> T:
         """Import what `name` stands for.  Raises ValueError, listing the known names, if there is none."""
+        self.check(name)
+        return load_object(self._entries[name])
+
+    def check(self, name: str) -> None:
+        """Raise the ValueError of `load` if there is no entry `name`; import nothing."""
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             known = ", ".join(sorted(self._entries))
             raise ValueError(f"unknown {self.kind} {name!r}{hint} (known: {known})")
-        return load_object(self._entries[name])
 
 
 def load_object(path: str) -> Any:
