@@ -1,0 +1,224 @@
+"""The door for quantization: what a scheme says of a linear layer's weights, and how they are applied.
+
+A scheme is a file and a registry line.  Neither the weight loader nor `layers/linear.py` knows any scheme: a
+`ParamSpec` carries its own rule for where a checkpoint's tensor goes, and the common rules stand ready below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from pellucid.forward import ForwardInput
+from pellucid.registry import Registry
+
+Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
+Kind = Literal["linear", "head"]
+Fill = Literal["normal", "near_one", "bits"]  # what dummy weights look like
+
+
+@dataclass(frozen=True, slots=True)
+class Coords:
+    """Which of `size` equal slices of a checkpoint's tensor is this rank's.
+
+    Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+
+WHOLE = Coords()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearShape:
+    """A linear layer as one rank sees it: y [T, sum(out_partitions)] = x [T, in_features] W^T + bias.
+
+    `out_partitions` has one entry for each of the checkpoint's matrices merged here (q, k, v are three).
+    """
+
+    in_features: int
+    out_partitions: tuple[int, ...]
+    split: Split
+    dtype: torch.dtype  # of activations, and of weights that are not quantized
+
+    @property
+    def out_features(self) -> int:
+        return sum(self.out_partitions)
+
+
+class Place(Protocol):
+    """Where a checkpoint's tensor goes.  Raises ValueError if its shape is not the expected one."""
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        """Copy this rank's slice of `tensor`, the layer's matrix number `part`, into `param`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec:
+    """One parameter of a layer, as this rank holds it, and the rule that fills it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place
+    fill: Fill = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """Merged parts side by side along `part_axis`; of each, this rank's slice along `slice_axis`.
+
+    sizes: of each part along `part_axis` on this rank, in elements of the parameter, also where an element of
+    packed integers or of block scales stands for several features.
+    """
+
+    sizes: tuple[int, ...]
+    part_axis: int = 0
+    slice_axis: int = 0
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        target = param.narrow(self.part_axis, sum(self.sizes[:part]), self.sizes[part])
+        local = target.shape[self.slice_axis]
+        expected = list(target.shape)
+        expected[self.slice_axis] = local * coords.size
+        check_shape(tensor, tuple(expected))
+        target.copy_(tensor.narrow(self.slice_axis, coords.rank * local, local))
+
+
+class Replicated:
+    """Every rank holds the whole tensor."""
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        check_shape(tensor, tuple(param.shape))
+        param.copy_(tensor)
+
+
+class OnFirstRank:
+    """The first rank holds the tensor and the others zeros: what is added once to a sum over ranks."""
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        check_shape(tensor, tuple(param.shape))
+        param.copy_(tensor) if coords.rank == 0 else param.zero_()
+
+
+class ScalarPerPart:
+    """A vector with one number for each merged part, such as the scale of an FP8 matrix."""
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        if tensor.numel() != 1:
+            raise ValueError(f"has shape {tuple(tensor.shape)}, must be a single number")
+        param[part] = tensor.reshape(())
+
+
+def matrix(shape: LinearShape, *, out_axis: int = 0, in_axis: int = 1) -> Sliced:
+    """The rule for a tensor with one element for each weight, laid out [out, in] unless told otherwise."""
+    return Sliced(shape.out_partitions, out_axis, out_axis if shape.split == "out" else in_axis)
+
+
+def packed(
+    shape: LinearShape, *, out_per: int = 1, in_per: int = 1, out_axis: int = 0, in_axis: int = 1
+) -> Sliced:
+    """The rule for packed integers and for blocks: an element stands for `out_per` x `in_per` weights."""
+    assert shape.in_features % in_per == 0, (shape, in_per)
+    sizes = tuple(elements(size, out_per) for size in shape.out_partitions)
+    return Sliced(sizes, out_axis, out_axis if shape.split == "out" else in_axis)
+
+
+def vector(shape: LinearShape) -> Place:
+    """The rule for one number for each output: a bias, or the scales of whole rows."""
+    return Sliced(shape.out_partitions) if shape.split == "out" else Replicated()
+
+
+def elements(features: int, per: int) -> int:
+    """How many elements hold `features` at `per` to an element, the last one perhaps not full."""
+    return -(-features // per)
+
+
+def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"has shape {tuple(tensor.shape)}, this model expects {expected}")
+
+
+class LinearLayer(Protocol):
+    """What a method may see of the layer it serves."""
+
+    shape: LinearShape
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def param(self, name: str) -> Tensor: ...
+
+    def replace(self, name: str, value: Tensor | None) -> None:
+        """Put `value` in the parameter's place after loading; None lets it go."""
+        ...
+
+
+class LinearMethod(Protocol):
+    """How one linear layer is stored and applied; each layer has its own instance, which may keep state."""
+
+    def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
+        """The parameters of such a layer, the bias aside, by the checkpoint's suffix (such as "weight")."""
+        ...
+
+    def finish(self, layer: LinearLayer) -> None:
+        """Repack, once the weights are loaded."""
+        ...
+
+    def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
+        """x [..., in_features] -> [..., out_features], bias added.  fwd is None for the head."""
+        ...
+
+
+class QuantScheme(Protocol):
+    """One way in which a checkpoint's weights are stored."""
+
+    @classmethod
+    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
+        """The scheme, if this config.json is its kind.  Raises ValueError for a variant it cannot serve."""
+        ...
+
+    def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
+        """How the layer made of these checkpoint matrices ("model.layers.0.mlp.up_proj") is stored.
+
+        None says: do not merge these; each is then asked for alone, and then the answer must be a method.
+        """
+        ...
+
+
+QUANT_SCHEMES: Registry[type[QuantScheme]] = Registry(
+    "quantization scheme", {"none": "pellucid.quant.unquantized:UnquantizedScheme"}
+)
+
+
+def choose_scheme(config: Mapping[str, object], name: str | None = None) -> QuantScheme:
+    """The scheme that claims the checkpoint with this config.json.
+
+    name: the one the user insists on.  Raises ValueError if none claims it, or not the named one.
+    """
+    for candidate in (name,) if name else QUANT_SCHEMES:
+        scheme = QUANT_SCHEMES.load(candidate).from_checkpoint(config)
+        if scheme is not None:
+            return scheme
+    known = ", ".join(QUANT_SCHEMES)
+    if name:
+        raise ValueError(f"quantization is {name!r}, but the checkpoint is stored as {stored_as(config)!r}")
+    raise ValueError(
+        f"the checkpoint is quantized with {stored_as(config)!r}, which is not supported (known: {known}); "
+        "use a checkpoint without quantization_config"
+    )
+
+
+def stored_as(config: Mapping[str, object]) -> str:
+    """The name by which a config.json calls its quantization; "none" if it has none."""
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if not quantization:
+        return "none"
+    assert isinstance(quantization, dict), quantization
+    return str(quantization.get("quant_method", "unnamed"))
