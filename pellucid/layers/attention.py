@@ -1,0 +1,58 @@
+"""The attention layer: packed projection in, attended heads out.  How to attend is the backend's to know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.attention.base import AttentionBackend, AttentionSpec
+from pellucid.forward import ForwardInput
+from pellucid.layers.norm import RMSNorm, rms_norm
+from pellucid.layers.rotary import Rotary
+
+
+class Attention(nn.Module):
+    """Splits q, k and v, normalizes and turns q and k, and lets the backend write the cache and attend."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        *,
+        name: str,
+        group: int,
+        scale: float,
+        rope: Rotary | None = None,
+        qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.name = name  # the checkpoint's path of this layer
+        self.scale = scale
+        self.window = spec.window
+        self.group = group
+        self.rope = rope
+        self.q_norm, self.k_norm = qk_norm or (None, None)
+        self.qk_weight: Tensor | None = None  # both norms' weights, one row for each head
+        self.kv_cache = torch.empty(0)  # the worker's
+        self.backend: AttentionBackend | None = None  # bound once the whole model's needs are known
+
+    def finish(self) -> None:
+        """Lay the weights of both norms side by side, so that one multiplication serves q and k."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q_weight = self.q_norm.weight.expand(self.spec.num_heads, -1)
+            k_weight = self.k_norm.weight.expand(self.spec.num_kv_heads, -1)
+            self.qk_weight = torch.cat((q_weight, k_weight)).detach()
+
+    def forward(self, qkv: Tensor, fwd: ForwardInput) -> Tensor:
+        """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
+        spec, backend = self.spec, self.backend
+        assert backend is not None, "no attention backend is bound"
+        heads = qkv.view(qkv.shape[0], spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+        qk, v = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        if self.q_norm is not None:
+            assert self.qk_weight is not None, "finish() was not called after loading"
+            qk = rms_norm(qk, self.qk_weight, self.q_norm.eps)
+        if self.rope is not None:
+            qk = self.rope(qk, fwd.positions)
+        q, k = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
+        return backend.forward(q, k, v, self, fwd)

@@ -1,0 +1,22 @@
+"""The gated feed-forward network (Shazeer 2020): down(act(gate(x)) * up(x)), gate and up merged."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pellucid.forward import ForwardInput
+from pellucid.layers.activation import activation, gated
+from pellucid.layers.linear import Linear, Unmerged
+
+
+class GatedMLP(nn.Module):
+    """x [T, D] -> [T, D]."""
+
+    def __init__(self, gate_up: Linear | Unmerged, down: Linear | Unmerged, act: str) -> None:
+        super().__init__()
+        self.gate_up = gate_up
+        self.down = down
+        self.act = activation(act)
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+        return self.down(gated(self.gate_up(x, fwd), self.act), fwd)

@@ -1,0 +1,116 @@
+"""Rotary position embedding (Su et al. 2021) on half-split heads, with the known ways of stretching it.
+
+Everything about length scaling ends in one table of cosines and sines; applying it knows no kind.  How a
+config.json spells the numbers is the models' business (`models/rope.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.layers.rope import RopeConfig
+
+
+def plain_frequencies(config: RopeConfig, theta: float | None = None) -> Tensor:
+    """theta^(-2i / rotary_dim), float32 [rotary_dim / 2]."""
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
+    return 1.0 / ((theta or config.theta) ** exponents)
+
+
+def default_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    return plain_frequencies(config)
+
+
+def linear_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    """Positions divided by `factor` (Chen et al. 2023)."""
+    return plain_frequencies(config) / config.factor
+
+
+def dynamic_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    """NTK-aware: a larger theta for longer sequences, here for the longest this engine admits.
+
+    One theta for all lengths, because cached keys cannot turn again when their sequence grows.
+    """
+    dim, factor = config.rotary_dim, config.factor
+    stretch = factor * max(max_len, config.max_position_embeddings) / config.max_position_embeddings - (
+        factor - 1
+    )
+    return plain_frequencies(config, config.theta * stretch ** (dim / (dim - 2)))
+
+
+def llama3_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    """Long waves divided by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    frequencies = plain_frequencies(config)
+    context = config.original_max_position_embeddings
+    turns = context / (2 * math.pi / frequencies)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * frequencies / config.factor + keep * frequencies
+
+
+def yarn_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    """Features with few turns divided by `factor`, with many kept, a ramp between (Peng et al. 2023)."""
+    low, high = yarn_ramp(config)
+    index = torch.arange(config.rotary_dim // 2, dtype=torch.float32)
+    stretch = ((index - low) / (high - low)).clamp(0, 1)
+    frequencies = plain_frequencies(config)
+    return frequencies / config.factor * stretch + frequencies * (1 - stretch)
+
+
+def yarn_ramp(config: RopeConfig) -> tuple[float, float]:
+    """The features at which the ramp begins and ends."""
+
+    def feature_turning(times: float) -> float:
+        context = config.original_max_position_embeddings
+        return config.rotary_dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = feature_turning(config.beta_fast), feature_turning(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    return low, high if high != low else high + 0.001
+
+
+FREQUENCIES: dict[str, Callable[[RopeConfig, int], Tensor]] = {
+    "default": default_frequencies,
+    "linear": linear_frequencies,
+    "dynamic": dynamic_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+}
+
+
+def rotary_table(config: RopeConfig, max_len: int) -> Tensor:
+    """float32 [max_len, 2, rotary_dim]: cosines, and sines that are negative in the first half."""
+    frequencies = FREQUENCIES[config.kind](config, max_len)
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
+    cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their positions; one table serves all layers with the same numbers."""
+
+    table: Tensor
+
+    def __init__(self, config: RopeConfig, *, max_len: int, device: torch.device) -> None:
+        super().__init__()
+        self.rotary_dim = config.rotary_dim
+        self.register_buffer("table", rotary_table(config, max_len).to(device), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, heads, head_dim], positions [T] below max_len -> x turned, in float32 and rounded back."""
+        cos, sin = self.table.index_select(0, positions).unsqueeze(2).unbind(1)
+        if self.rotary_dim == x.shape[-1]:
+            return rotate(x, cos, sin)
+        turning, passing = x.split((self.rotary_dim, x.shape[-1] - self.rotary_dim), dim=-1)
+        return torch.cat((rotate(turning, cos, sin), passing), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, d] with cos and signed sin [T, 1, d]: x_i pairs with x_(i + d/2)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

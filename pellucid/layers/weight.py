@@ -1,0 +1,52 @@
+"""A parameter that knows its names in the checkpoint and where their tensors go.  It reads no file."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.quant.base import Coords, ParamSpec
+
+
+class Weight(nn.Parameter):
+    """An `nn.Parameter` made by `Weight.empty` from a `ParamSpec`; garbage until it is loaded."""
+
+    spec: ParamSpec
+    sources: tuple[str, ...]  # the checkpoint's tensors, one for each merged part
+    coords: tuple[Coords, ...]  # this rank's slice of each
+
+    @classmethod
+    def empty(
+        cls, spec: ParamSpec, sources: tuple[str, ...], coords: tuple[Coords, ...], device: torch.device
+    ) -> Self:
+        """A weight for `sources`, with one slice of `coords` for each."""
+        assert len(sources) == len(coords), (sources, coords)
+        weight = cls(torch.empty(spec.shape, dtype=spec.dtype, device=device), requires_grad=False)
+        weight.spec, weight.sources, weight.coords = spec, sources, coords
+        return weight
+
+    @torch.no_grad()
+    def load(self, part: int, tensor: Tensor) -> None:
+        """Copy the checkpoint's tensor `sources[part]` to its place.  Raises ValueError for a wrong shape."""
+        self.spec.place(self.data, part, tensor, self.coords[part])
+
+    @torch.no_grad()
+    def fill(self, generator: torch.Generator) -> None:
+        """Fill with random numbers that look like a model's, on the device."""
+        match self.spec.fill:
+            case "normal":
+                self.normal_(0, 0.02, generator=generator)
+            case "near_one":
+                self.normal_(1, 0.02, generator=generator)
+            case "bits":
+                info = torch.iinfo(self.dtype)
+                self.random_(info.min, info.max, generator=generator)
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A layer that repacks its weights once they are loaded."""
+
+    def finish(self) -> None: ...
