@@ -1,0 +1,287 @@
+"""All that a model may ask for, at the grain of fusion: qkv, attention, row, gated MLP, norm, head.
+
+The builder decides what a model file never sees: device, dtype, this rank's slices, the quantization method,
+the KV group, the attention backend.  Names are the checkpoint's, relative to `at(...)`; attributes are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from pellucid.attention.base import AttentionBackend, AttentionSpec
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.layers.attention import Attention
+from pellucid.layers.embedding import VocabEmbedding
+from pellucid.layers.linear import Linear, Unmerged
+from pellucid.layers.mlp import GatedMLP
+from pellucid.layers.norm import RMSNorm
+from pellucid.layers.rope import RopeConfig
+from pellucid.layers.rotary import Rotary
+from pellucid.layers.weight import Weight
+from pellucid.quant.base import (
+    WHOLE,
+    Coords,
+    Kind,
+    LinearMethod,
+    LinearShape,
+    OnFirstRank,
+    ParamSpec,
+    QuantScheme,
+    Replicated,
+    Sliced,
+    Split,
+    vector,
+)
+from pellucid.quant.unquantized import Unquantized
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one attention layer: `num` of queries, `num_kv` of keys and values, `dim` wide."""
+
+    num: int
+    num_kv: int
+    dim: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Site:
+    """Where a model is built and what is recorded of it so far; all builders of one model share it."""
+
+    scheme: QuantScheme
+    stacked: Mapping[str, tuple[str, ...]]  # merged name -> the checkpoint's names
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int  # tokens
+    max_model_len: int  # tokens
+    coords: Coords = WHOLE
+    first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
+    attention_layers: list[Attention] = field(default_factory=list)
+    ropes: dict[RopeConfig, Rotary] = field(default_factory=dict)
+    groups: list[tuple[int, int]] = field(default_factory=list)  # (num_kv_heads, head_dim) of each KV group
+
+
+class Builder:
+    """Makes the layers of one model on one rank."""
+
+    def __init__(self, site: Site, prefix: str = "") -> None:
+        self.site = site
+        self.prefix = prefix
+
+    # What models call
+
+    def at(self, name: str) -> Builder:
+        """A builder whose names begin with `name`."""
+        return Builder(self.site, self._path(name))
+
+    def layers(
+        self, num: int, make: Callable[[int, Builder], nn.Module], name: str = "layers"
+    ) -> nn.ModuleList:
+        """`num` layers, each made by `make(index, builder)`."""
+        return nn.ModuleList(make(i, self.at(f"{name}.{i}")) for i in range(num))
+
+    def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
+        """Token embeddings [vocab, dim]."""
+        assert self.site.coords.size == 1, "a vocabulary split over ranks needs a reduction that is not built"
+        spec = ParamSpec(shape=(vocab, dim), dtype=self.site.dtype, place=Sliced((vocab,)))
+        return VocabEmbedding(self._weight(spec, f"{name}.weight"))
+
+    def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
+        """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual)."""
+        spec = ParamSpec(shape=(dim,), dtype=self.site.dtype, place=Replicated(), fill="near_one")
+        return RMSNorm(self._weight(spec, f"{name}.weight"), eps)
+
+    def qkv(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
+        """The projection to queries, keys and values, packed in this order; `attention` takes its output."""
+        local, kv_coords = self._local(heads), self._kv_coords(heads.num_kv)
+        shape = self._shape(
+            dim, (local.num * local.dim, local.num_kv * local.dim, local.num_kv * local.dim), "out"
+        )
+        return self._linear(name, shape, bias, (self.site.coords, kv_coords, kv_coords))
+
+    def row(self, name: str, in_features: int, out_features: int, *, bias: bool = False) -> Linear | Unmerged:
+        """A projection back to the residual stream."""
+        shape = self._shape(self._share(in_features), (out_features,), "in")
+        return self._linear(name, shape, bias, (self.site.coords,))
+
+    def gated_mlp(self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False) -> GatedMLP:
+        """down(act(gate(x)) * up(x)), called as mlp(x, fwd)."""
+        b = self.at(name)
+        shape = b._shape(dim, (b._share(hidden),) * 2, "out")
+        gate_up = b._linear("gate_up_proj", shape, bias, (self.site.coords,) * 2)
+        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act)
+
+    def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:
+        """A mixture of gated MLPs.  Raises ValueError: not served yet."""
+        raise ValueError(
+            f"{self._path(name)} mixes {num_experts} experts, which is not supported; use a dense model"
+        )
+
+    def rope(self, config: RopeConfig) -> Rotary:
+        """A rotary embedding; layers that ask for the same numbers share one."""
+        ropes = self.site.ropes
+        if config not in ropes:
+            ropes[config] = Rotary(config, max_len=self.site.max_model_len, device=self.site.device)
+        return ropes[config]
+
+    def attention(
+        self,
+        name: str,
+        heads: Heads,
+        *,
+        scale: float | None = None,
+        rope: Rotary | None = None,
+        qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
+        window: int | None = None,
+    ) -> Attention:
+        """Attention over a packed projection, called as attn(qkv, fwd).
+
+        scale: of the scores, default head_dim ** -0.5.  qk_norm: of queries and of keys, over each head.
+        window: tokens a query sees, itself included.
+        """
+        local = self._local(heads)
+        spec = AttentionSpec(
+            num_heads=local.num,
+            num_kv_heads=local.num_kv,
+            head_dim=local.dim,
+            dtype=self.site.dtype,
+            block_size=self.site.block_size,
+            window=window,
+        )
+        layer = Attention(
+            spec,
+            name=self._path(name),
+            group=self._group(local.num_kv, local.dim),
+            scale=heads.dim**-0.5 if scale is None else scale,
+            rope=rope,
+            qk_norm=qk_norm,
+        )
+        self.site.attention_layers.append(layer)
+        return layer
+
+    def head(
+        self, name: str, vocab: int, dim: int, *, tied: VocabEmbedding | None = None
+    ) -> Linear | Unmerged:
+        """The projection to logits, called as head(hidden).  tied: the embedding whose table it shares."""
+        shape = self._shape(dim, (self._share(vocab),), "out")
+        if tied is not None:
+            return Linear(shape, Unquantized(), {"weight": tied.weight})
+        return self._linear(name, shape, False, (self.site.coords,), kind="head")
+
+    # What those who build models call
+
+    @property
+    def attention_layers(self) -> list[Attention]:
+        """In the order of construction; the worker binds each one's `kv_cache`."""
+        return self.site.attention_layers
+
+    def attention_needs(self) -> AttentionSpec:
+        """What one backend must support to serve every layer."""
+        specs = [layer.spec for layer in self.attention_layers]
+        windows = [spec.window for spec in specs if spec.window is not None]
+        return replace(specs[0], window=min(windows, default=None))
+
+    def bind(self, backend: AttentionBackend) -> None:
+        """Let every attention layer attend with `backend`."""
+        for layer in self.attention_layers:
+            layer.backend = backend
+
+    def kv_groups(self, kv_dtype: torch.dtype) -> tuple[KVGroupSpec, ...]:
+        """The caches that the attention layers need, the first of them group number `first_group`."""
+        return tuple(self._group_spec(index, kv_dtype) for index in range(len(self.site.groups)))
+
+    # How
+
+    def _path(self, name: str) -> str:
+        return f"{self.prefix}.{name}" if self.prefix else name
+
+    def _shape(self, in_features: int, out_partitions: tuple[int, ...], split: Split) -> LinearShape:
+        return LinearShape(
+            in_features=in_features, out_partitions=out_partitions, split=split, dtype=self.site.dtype
+        )
+
+    def _weight(self, spec: ParamSpec, name: str) -> Weight:
+        return Weight.empty(spec, (self._path(name),), (self.site.coords,), self.site.device)
+
+    def _share(self, features: int) -> int:
+        size = self.site.coords.size
+        if features % size:
+            raise ValueError(f"{features} features cannot be split over {size} ranks; use a divisor of it")
+        return features // size
+
+    def _local(self, heads: Heads) -> Heads:
+        """The heads of this rank."""
+        return Heads(self._share(heads.num), heads.num_kv // self._kv_coords(heads.num_kv).size, heads.dim)
+
+    def _kv_coords(self, num_kv_heads: int) -> Coords:
+        """With fewer key-value heads than ranks, neighbouring ranks hold the same head."""
+        rank, size = self.site.coords.rank, self.site.coords.size
+        small, large = sorted((num_kv_heads, size))
+        if large % small:
+            raise ValueError(f"{num_kv_heads} key-value heads cannot be split over {size} ranks")
+        replicas = max(1, size // num_kv_heads)
+        return Coords(rank // replicas, size // replicas)
+
+    def _linear(
+        self, name: str, shape: LinearShape, bias: bool, coords: tuple[Coords, ...], kind: Kind = "linear"
+    ) -> Linear | Unmerged:
+        """A linear layer stored as the scheme says; merged unless the scheme refuses."""
+        parent, _, last = self._path(name).rpartition(".")
+        parts = self.site.stacked.get(last, (last,))
+        assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
+        prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
+        method = self.site.scheme.method(prefixes, kind)
+        if method is not None:
+            return self._make_linear(prefixes, shape, method, bias, coords)
+        singles: list[Linear] = []
+        for prefix, size, place in zip(prefixes, shape.out_partitions, coords, strict=True):
+            method = self.site.scheme.method((prefix,), kind)
+            assert method is not None, f"the scheme refuses {prefix} even alone"
+            alone = replace(shape, out_partitions=(size,))
+            singles.append(self._make_linear((prefix,), alone, method, bias, (place,)))
+        return Unmerged(singles)
+
+    def _make_linear(
+        self,
+        prefixes: tuple[str, ...],
+        shape: LinearShape,
+        method: LinearMethod,
+        bias: bool,
+        coords: tuple[Coords, ...],
+    ) -> Linear:
+        def weight(name: str, spec: ParamSpec) -> Weight:
+            sources = tuple(f"{prefix}.{name}" for prefix in prefixes)
+            return Weight.empty(spec, sources, coords, self.site.device)
+
+        weights = {name: weight(name, spec) for name, spec in method.params(shape).items()}
+        if not bias:
+            return Linear(shape, method, weights)
+        place = vector(shape) if shape.split == "out" else OnFirstRank()
+        spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
+        return Linear(shape, method, weights, weight("bias", spec))
+
+    def _group(self, num_kv_heads: int, head_dim: int) -> int:
+        """Layers whose caches have the same shape share a group."""
+        key = (num_kv_heads, head_dim)
+        if key not in self.site.groups:
+            self.site.groups.append(key)
+        return self.site.first_group + self.site.groups.index(key)
+
+    def _group_spec(self, index: int, kv_dtype: torch.dtype) -> KVGroupSpec:
+        num_kv_heads, head_dim = self.site.groups[index]
+        group = self.site.first_group + index
+        windows = [layer.window for layer in self.attention_layers if layer.group == group]
+        return KVGroupSpec(
+            block_size=self.site.block_size,
+            num_layers=len(windows),
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=str(kv_dtype).removeprefix("torch."),
+            itemsize=kv_dtype.itemsize,
+            # The past is out of reach for the group only if it is for every layer.
+            window=None if None in windows else max(w for w in windows if w is not None),
+        )

@@ -1,0 +1,227 @@
+"""A checkpoint on disk: where its files are and what its config.json says.  Reads no weights; no torch.
+
+Names: a folder, an id on a hub, `shape:NAME` (a public config without weights), or a bundled model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pellucid.config import ModelConfig
+from pellucid.models.fields import Fields
+from pellucid.models.registry import MODELS
+from pellucid.models.rope import rope_config
+
+ASSETS = Path(__file__).parent.parent / "assets"
+BUNDLED = ("sprout", "sprout-draft")
+SHAPE = "shape:"
+CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+WEIGHT_FILES = ("*.safetensors",)
+OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The files of one model.  `path` is its folder, or the config file itself for a shape."""
+
+    name: str
+    path: Path
+    config: dict[str, object]
+    generation_config: dict[str, object] = field(default_factory=dict)
+    shards: tuple[Path, ...] = ()  # safetensors files
+    tokenizer_path: Path | None = None  # folder; None if there is none or none was wanted
+    is_dummy: bool = False  # weights are to be random
+
+    @classmethod
+    def open(cls, model: ModelConfig) -> Self:
+        """Find the files, downloading them if the name is a hub's.
+
+        Raises ValueError if they are not found, or if the model is one that this engine cannot serve.
+        """
+        is_shape = model.model.startswith(SHAPE)
+        is_dummy = is_shape or model.load_format == "dummy"
+        path = shape_file(model.model) if is_shape else find_folder(model.model, model, weights=not is_dummy)
+        config = read_json(path if is_shape else path / "config.json")
+        refuse_unknown(config)
+        generation = path / "generation_config.json"
+        return cls(
+            name=model.model,
+            path=path,
+            config=config,
+            generation_config=read_json(generation) if generation.is_file() else {},
+            shards=() if is_dummy else find_shards(path),
+            tokenizer_path=find_tokenizer(model, None if is_shape else path),
+            is_dummy=is_dummy,
+        )
+
+    @property
+    def architecture(self) -> str:
+        """The name in MODELS."""
+        return architecture_of(self.config)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights by torch's name; float32 if config.json does not say."""
+        fields = Fields(self.config)
+        return fields.str("dtype", fields.str("torch_dtype", "float32")).removeprefix("torch.")
+
+    @property
+    def vocab_size(self) -> int:
+        return Fields(self.config).int("vocab_size")
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text, by config.json and generation_config.json together."""
+        ids: dict[int, None] = {}
+        for value in (self.config.get("eos_token_id"), self.generation_config.get("eos_token_id")):
+            for token in value if isinstance(value, list) else [value]:
+                if isinstance(token, int):
+                    ids[token] = None
+        return tuple(ids)
+
+    @property
+    def is_shape(self) -> bool:
+        """Whether this is a bare config without weights or tokenizer."""
+        return self.name.startswith(SHAPE)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Tokens that the model was made for: config.json's number, or what yarn stretches it to."""
+        return rope_config(Fields(self.config), head_dim=2).reach
+
+    @property
+    def max_stretched_len(self) -> int:
+        """Most tokens that the model's rotary embedding can be stretched to."""
+        return rope_config(Fields(self.config), head_dim=2).stretched
+
+
+def architecture_of(config: dict[str, object]) -> str:
+    fields = Fields(config)
+    names = fields.strs("architectures") if fields.has("architectures") else []
+    if len(names) != 1:
+        raise ValueError(
+            f"architectures in config.json is {names}, must name one (known: {', '.join(MODELS)})"
+        )
+    return names[0]
+
+
+def refuse_unknown(config: dict[str, object]) -> None:
+    """Raise ValueError for an architecture that no file serves, naming those that are."""
+    other = [name for name in OTHER_MODALITIES if name in config]
+    if other:
+        known = ", ".join(MODELS)
+        raise ValueError(
+            f"config.json has {', '.join(other)}: a multimodal model; this engine serves text ({known})"
+        )
+    MODELS.check(architecture_of(config))
+
+
+def shape_file(name: str) -> Path:
+    """The bundled config.json of a public model.  Raises ValueError with the known shapes."""
+    path = ASSETS / "shapes" / f"{name.removeprefix(SHAPE).lower()}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json")))
+        raise ValueError(f"unknown shape {name!r} (known: {known})")
+    return path
+
+
+def find_folder(name: str, model: ModelConfig, *, weights: bool) -> Path:
+    """The folder with the files of `name`.  weights: whether to download those, too."""
+    if name in BUNDLED:
+        return ASSETS / name
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise ValueError(
+            f"no folder {name!r}; give a folder with config.json and *.safetensors, a hub id such as "
+            f"Qwen/Qwen3-0.6B, {SHAPE}NAME, or {' or '.join(BUNDLED)}"
+        )
+    patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
+    return download(name, model, patterns)
+
+
+def download(name: str, model: ModelConfig, patterns: list[str]) -> Path:
+    """The hub's snapshot in its cache.  Raises ValueError with the hub's reason."""
+    if model.hub == "modelscope":
+        return download_from_modelscope(name, model, patterns)
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = snapshot_download(
+            name,
+            revision=model.revision,
+            cache_dir=model.download_dir,
+            allow_patterns=patterns,
+            ignore_patterns=["original/*", "consolidated*"],
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(not_found(name, "the Hugging Face hub", error)) from error
+    return Path(path)
+
+
+def download_from_modelscope(name: str, model: ModelConfig, patterns: list[str]) -> Path:
+    try:
+        from modelscope import snapshot_download  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError("hub is 'modelscope', but its package is missing; pip install modelscope") from error
+    try:
+        path = snapshot_download(
+            name, revision=model.revision, cache_dir=model.download_dir, allow_patterns=patterns
+        )
+    except Exception as error:  # its errors have no common class
+        raise ValueError(not_found(name, "ModelScope", error)) from error
+    return Path(path)
+
+
+def not_found(name: str, hub: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"no folder {name!r}, and {hub} has not delivered it ({reason}); give a folder that you have"
+
+
+def find_shards(path: Path) -> tuple[Path, ...]:
+    """The safetensors files: those in the index, else model.safetensors, else all but second copies."""
+    index = path / "model.safetensors.index.json"
+    single = path / "model.safetensors"
+    if index.is_file():
+        weight_map = Fields(read_json(index)).part("weight_map").config
+        shards = sorted({path / str(name) for name in weight_map.values()})
+    elif single.is_file():
+        shards = [single]
+    else:
+        shards = sorted(
+            file for file in path.glob("*.safetensors") if not file.name.startswith("consolidated")
+        )
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing[:5])}, named in {index.name}; download it again")
+    if not shards:
+        raise ValueError(f"no *.safetensors in {path}; convert the checkpoint, or use load_format='dummy'")
+    return tuple(shards)
+
+
+def find_tokenizer(model: ModelConfig, own: Path | None) -> Path | None:
+    """The folder of the tokenizer the user named, or the model's own."""
+    if model.skip_tokenizer_init:
+        return None
+    if model.tokenizer is None:
+        return own
+    return find_folder(model.tokenizer, model, weights=False)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A file that holds one JSON object.  Raises ValueError naming the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"no {path.name} in {path.parent}; it must be a Hugging Face checkpoint folder"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, must be an object")
+    return content

@@ -1,0 +1,98 @@
+"""Fills a model's weights: from safetensors shards, one tensor at a time, or with random numbers.
+
+It knows no model and no quantization: each `Weight` names its tensors and places them itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pellucid.layers.weight import Finishing, Weight
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.registry import Model
+
+MAX_NAMED = 5  # tensors listed in an error
+
+
+def load_weights(model: Model, checkpoint: Checkpoint, *, show_progress: bool = True) -> None:
+    """Stream the checkpoint's tensors into the model, then let the layers repack.
+
+    Each tensor is copied to its weight's device and dtype before the next is read.  Raises ValueError naming
+    tensors that are missing, misshapen, or that no weight claims.
+    """
+    wanted = {
+        name: (weight, part) for weight in weights_of(model) for part, name in enumerate(weight.sources)
+    }
+    unloaded, unclaimed, misshapen = set(wanted), list[str](), list[str]()
+    for key, tensor in read_shards(checkpoint.shards, show_progress=show_progress):
+        name = model.rename(key)
+        if name in wanted:
+            weight, part = wanted[name]
+            try:
+                weight.load(part, tensor)
+            except ValueError as error:
+                misshapen.append(f"{key} {error}")
+            unloaded.discard(name)
+        elif not any(fnmatchcase(name, pattern) for pattern in model.ignored):
+            unclaimed.append(f"{key} {tuple(tensor.shape)}")
+    complain(checkpoint, "these tensors have another shape", misshapen)
+    complain(checkpoint, "these tensors are missing", sorted(unloaded))
+    complain(checkpoint, "this model has no use for these tensors", unclaimed)
+    finish(model)
+
+
+def fill_dummy(model: Model, seed: int) -> None:
+    """Fill every weight with random numbers, the same for the same seed and device; let the layers repack."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for weight in weights_of(model):
+        generator = generators.setdefault(weight.device, torch.Generator(weight.device).manual_seed(seed))
+        weight.fill(generator)
+    finish(model)
+
+
+@torch.no_grad()
+def finish(model: Model) -> None:
+    """Let every layer repack its weights, one after the other, so that only one is held twice at a time."""
+    for module in torch_module(model).modules():
+        if isinstance(module, Finishing):
+            module.finish()
+
+
+def weights_of(model: Model) -> list[Weight]:
+    """Every weight once, also one that two layers share."""
+    return [weight for weight in torch_module(model).parameters() if isinstance(weight, Weight)]
+
+
+def torch_module(model: object) -> nn.Module:
+    assert isinstance(model, nn.Module), type(model)
+    return model
+
+
+def read_shards(shards: tuple[Path, ...], *, show_progress: bool) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of every shard, in host memory only until the next is asked for."""
+    total = sum(shard.stat().st_size for shard in shards)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=not show_progress) as bar:
+        for shard in shards:
+            with safe_open(shard, framework="pt", device="cpu") as file:
+                for key in file.keys():  # noqa: SIM118 (it is no dict)
+                    tensor = file.get_tensor(key)
+                    yield key, tensor
+                    bar.update(tensor.nbytes)
+
+
+def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:
+    if not tensors:
+        return
+    more = f" and {len(tensors) - MAX_NAMED} more" if len(tensors) > MAX_NAMED else ""
+    named = "; ".join(tensors[:MAX_NAMED])
+    raise ValueError(
+        f"{checkpoint.name} does not fit {checkpoint.architecture}: {what}: {named}{more}; "
+        "check config.json, or download the checkpoint again"
+    )

@@ -1,0 +1,46 @@
+"""Which class builds which architecture of a config.json, and what such a class offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from pellucid.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pellucid.forward import ForwardInput
+    from pellucid.models.builder import Builder
+    from pellucid.models.fields import Fields
+
+
+class Model(Protocol):
+    """A causal language model; also an `nn.Module` whose parameters are `Weight`s."""
+
+    stacked: ClassVar[dict[str, tuple[str, ...]]]  # merged name -> the checkpoint's names
+    ignored: tuple[str, ...]  # patterns of checkpoint tensors that nobody needs
+
+    def __init__(self, config: Fields, b: Builder) -> None: ...
+
+    def rename(self, key: str) -> str:
+        """The model's name for the checkpoint's tensor `key`."""
+        ...
+
+    def __call__(self, fwd: ForwardInput) -> Tensor:
+        """Hidden states [T, D]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, D] -> [S, V]."""
+        ...
+
+
+MODELS: Registry[type[Model]] = Registry(
+    "model architecture",
+    {
+        "LlamaForCausalLM": "pellucid.models.llama:Llama",
+        "MistralForCausalLM": "pellucid.models.mistral:Mistral",
+        "Qwen2ForCausalLM": "pellucid.models.qwen2:Qwen2",
+        "Qwen3ForCausalLM": "pellucid.models.qwen3:Qwen3",
+    },
+)
