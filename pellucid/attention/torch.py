@@ -26,7 +26,7 @@ from pellucid.platform import Platform
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_SHORT_QUERY = 8  # queries of a row that is worth batching with others
-MAX_BATCH_KEYS = 4096  # keys gathered at once: about what a CPU's cache holds
+MAX_BATCH_BYTES = 4 << 20  # keys and values that short rows gather at once: they stay in a CPU's cache
 QUERY_TILE = 512  # queries of a long row that attend at once: bounds the mask and the work above the diagonal
 
 
@@ -97,6 +97,7 @@ class TorchMetadata:
             num_kv_heads=num_kv_heads,
             group_size=q.shape[1] // num_kv_heads,
             block_size=block_size,
+            block_bytes=layer.kv_cache[0].nbytes,
             window=layer.window,
             dtype=q.dtype,
         )
@@ -116,7 +117,7 @@ class TorchMetadata:
                 short[row.num_query, row.num_blocks].append(row)
         batches = []
         for (_, num_blocks), rows in short.items():
-            size = max(1, MAX_BATCH_KEYS // (num_blocks * shape.block_size))
+            size = max(1, MAX_BATCH_BYTES // (num_blocks * shape.block_bytes))
             batches += [self.short_rows(rows[i : i + size], shape) for i in range(0, len(rows), size)]
         return Work(write_lines=self.write_lines(shape), short=batches, long=long)
 
@@ -212,8 +213,9 @@ class Shape:
     num_kv_heads: int
     group_size: int  # query heads a KV head
     block_size: int  # tokens
+    block_bytes: int  # of all KV heads' keys and values
     window: int | None
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
