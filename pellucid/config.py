@@ -184,7 +184,6 @@ class Resolved:
     max_num_batched_tokens: int
     depth: int
     num_threads: int
-    load_format: str
     num_pipeline_stages: int = 1
     num_spec: int = 0  # most drafts a row may carry
 
@@ -222,7 +221,6 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
         max_num_batched_tokens=num_batched,
         depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
         num_threads=_positive("num_threads", user.device.num_threads, platform.num_cores),
-        load_format="dummy" if checkpoint.is_shape else user.model.load_format,
     )
 
 
@@ -255,12 +253,11 @@ def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str
 
 
 def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:
-    own = checkpoint.max_position_embeddings
-    wish = user.model.max_model_len
+    wish, most = user.model.max_model_len, checkpoint.max_stretched_len
     if wish is None:
-        return own
-    if not 1 < wish <= own:
+        return checkpoint.max_position_embeddings
+    if not 1 < wish <= most:
         raise ValueError(
-            f"max_model_len is {wish:,}, must be in [2, {own:,}]: the model knows {own:,} positions"
+            f"max_model_len is {wish:,}, must be in [2, {most:,}]: the model knows {most:,} positions"
         )
     return wish

@@ -125,7 +125,7 @@ class Slots:
         self.num_computed[rows.slots] = done
 
     def write_drafts(self, rows: RowState, drafts: Tensor) -> None:
-        """Put drafts [B, k] behind the last known token of rows that yielded one; the next step verifies them."""
+        """Put drafts [B, k] behind the last known token of rows that sample; the next step verifies them."""
         if drafts.shape[1] == 0:
             return
         slots = torch.where(rows.samples, rows.slots, self.spare)

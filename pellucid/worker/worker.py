@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 
+import numpy as np
 import torch
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
@@ -95,5 +97,13 @@ class Worker:
         self, backend: AttentionBackend, spec: KVGroupSpec, num_blocks: int, layer: AttentionLayer
     ) -> torch.Tensor:
         layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
-        shape = backend.kv_layout(spec, num_blocks + 1)
-        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
+        return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU from pages that the system hands out when they are first written, so it costs no time."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return (
+        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    )

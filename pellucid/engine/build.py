@@ -1,0 +1,55 @@
+"""From a configuration to a running engine: open the checkpoint, resolve, start the workers, make the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.engine.core import Engine
+from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.kv.manager import KVManager
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.platform import detect
+from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEngine:
+    """An engine that is ready, with what was decided on the way."""
+
+    engine: Engine
+    resolved: Resolved
+    capacity: Capacity
+
+
+def start_engine(config: EngineConfig) -> RunningEngine:
+    """Start everything below text.  Raises ValueError for what the user can mend: model, options, memory."""
+    began = time.perf_counter()
+    checkpoint = Checkpoint.open(config.model)
+    resolved = resolve(config, detect(config.device.device), checkpoint)
+    logger.info("%s", resolved.table())
+    executor = EXECUTORS.load(config.device.executor)()
+    capacity = executor.start(resolved)
+    kv = KVManager(
+        capacity.groups, capacity.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching
+    )
+    options = SchedulerOptions(
+        max_model_len=capacity.max_model_len,
+        num_slots=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        pp=resolved.num_pipeline_stages,
+        num_spec=capacity.num_spec,
+        policy=config.scheduler.scheduling_policy,
+    )
+    engine = Engine(
+        Scheduler(options, kv),
+        executor,
+        depth=resolved.depth,
+        check_invariants=config.scheduler.check_invariants,
+    )
+    logger.info("ready after %.1f s", time.perf_counter() - began)
+    return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)

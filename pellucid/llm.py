@@ -1,0 +1,206 @@
+"""The offline API: `LLM.generate`, `LLM.chat`, `LLM.stream`, with vLLM's names."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tqdm import tqdm
+
+from pellucid.config import EngineConfig
+from pellucid.llm_engine import LLMEngine
+from pellucid.text.chat import Message
+from pellucid.text.outputs import OutputKind
+from pellucid.text.prompts import Prompt, TokenPrompt
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.types import RequestOutput, SamplingParams
+
+T = TypeVar("T")
+
+
+class LLM:
+    """A model in this process.  Options are `EngineConfig`'s, such as max_model_len or dtype.
+
+    Raises ValueError, naming the nearest one, for an option that does not exist.
+    """
+
+    def __init__(self, model: str = "sprout", **options: object) -> None:
+        self.llm_engine = LLMEngine(EngineConfig.from_options({"model": model, **options}))
+        self._readers: dict[str, deque[RequestOutput]] = {}  # where each running request's outputs go
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts.
+
+        prompts: text, token ids, dicts, or a list of any mixture of them.  sampling_params: one for all or
+        one for each; None takes the checkpoint's recommendation.  Raises ValueError, before anything runs,
+        for a prompt or a parameter that cannot be served.
+        """
+        prompts = [prompts] if is_single(prompts) else list(prompts)  # type: ignore[arg-type]
+        tokens = self.llm_engine.tokenize(prompts)
+        return self._run(tokens, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered by the model's chat template.
+
+        chat_template_kwargs: for the template, such as {"enable_thinking": False}.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        tokens = [
+            self.llm_engine.tokenize_chat(
+                conversation,  # type: ignore[arg-type]
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for conversation in conversations
+        ]
+        return self._run(tokens, sampling_params, use_tqdm, None)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt, or one conversation, piece by piece; every item shows all so far.
+
+        Closing the iterator early aborts the request.
+        """
+        if is_conversation(prompt):
+            tokens = self.llm_engine.tokenize_chat(
+                prompt, tools=tools, chat_template_kwargs=chat_template_kwargs
+            )  # type: ignore[arg-type]
+        else:
+            (tokens,) = self.llm_engine.tokenize([prompt])  # type: ignore[list-item]
+        yield from self._outputs([self.llm_engine.add_tokens(tokens, sampling_params)])
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.  Raises ValueError if it was started without one."""
+        if self.llm_engine.tokenizer is None:
+            raise ValueError("this model has no tokenizer; give tokenizer=FOLDER")
+        return self.llm_engine.tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint recommends (generation_config.json)."""
+        return self.llm_engine.default_sampling_params()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self.llm_engine.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Give the memory back; the object is of no use afterwards."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _run(
+        self,
+        prompts: Sequence[TokenPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        """Run all prompts to their ends.  Interrupted, it aborts them, so that the next call starts clean."""
+        params = one_for_each(sampling_params, len(prompts), "sampling_params")
+        priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
+        for sampling in params:
+            if sampling is not None:
+                self.llm_engine.check_sampling(sampling)
+        kind = OutputKind.FINAL_ONLY
+        ids = [
+            self.llm_engine.add_tokens(prompt, sampling, priority=level, kind=kind)
+            for prompt, sampling, level in zip(prompts, params, priorities, strict=True)
+        ]
+        done: dict[str, RequestOutput] = {}
+        with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            for output in self._outputs(ids):
+                done[output.request_id] = output
+                bar.update(1)
+        if self.llm_engine.engine.error is not None:
+            raise RuntimeError(f"the engine has died: {self.llm_engine.engine.error}")
+        return [done[request_id] for request_id in ids]
+
+    def _outputs(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
+        """Step until these requests are finished, yielding their outputs; others' wait for their own reader.
+
+        Left early (an exception, a closed iterator), it aborts what is unfinished.
+        """
+        arrived: deque[RequestOutput] = deque()
+        self._readers.update(dict.fromkeys(ids, arrived))
+        unfinished = set(ids)
+        try:
+            while unfinished:
+                while arrived:
+                    output = arrived.popleft()
+                    if output.finished:
+                        unfinished.discard(output.request_id)
+                    yield output
+                if unfinished:
+                    self._step()
+        finally:
+            for request_id in unfinished:
+                self.llm_engine.abort(request_id)
+            while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in unfinished):
+                self._step()
+            for request_id in ids:
+                del self._readers[request_id]
+
+    def _step(self) -> None:
+        for output in self.llm_engine.step():
+            if output.request_id in self._readers:
+                self._readers[output.request_id].append(output)
+
+
+def is_single(prompts: object) -> bool:
+    """One prompt (text, a dict, token ids), or a list of prompts?"""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+
+
+def is_conversation(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def one_for_each(value: T | Sequence[T], num: int, name: str) -> list[T]:
+    """A list as long as the prompts, from one value or a list.  Raises ValueError if the lengths differ."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * num  # type: ignore[list-item]
+    if len(value) != num:
+        raise ValueError(f"{name} has {len(value)} entries for {num} prompts; give one, or one for each")
+    return list(value)

@@ -1,0 +1,186 @@
+"""From prompts to outputs, step by step: text on the outside, the engine's loop within.
+
+`LLM` is built on this; a server's front end does the same with an engine in another process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+from pellucid.config import EngineConfig
+from pellucid.engine.build import start_engine
+from pellucid.engine.statistics import EngineStats
+from pellucid.text.chat import Message, render_chat
+from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
+from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.types import Request, RequestOutput, SamplingParams
+
+
+class LLMEngine:
+    """Add requests, call `step` until `is_finished`; each step returns the outputs that changed."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        started = start_engine(config)
+        self.engine, self.resolved, self.capacity = started.engine, started.resolved, started.capacity
+        folder = self.resolved.checkpoint.tokenizer_path
+        self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
+        self.outputs = OutputProcessor(self.tokenizer)
+        self._ids = itertools.count()
+        self._seeds = random.Random(config.model.seed)
+
+    @classmethod
+    def from_options(cls, **options: object) -> LLMEngine:
+        """LLMEngine.from_options(model=..., max_model_len=...).  Raises ValueError for an unknown option."""
+        return cls(EngineConfig.from_options(options))
+
+    # Requests
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queue one prompt and return its request id.  Raises ValueError if it can never be served."""
+        (tokens,) = self.tokenize([prompt])
+        return self.add_tokens(tokens, sampling_params, request_id=request_id, priority=priority, kind=kind)
+
+    def add_tokens(
+        self,
+        prompt: TokenPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queue a prompt that `tokenize` or `tokenize_chat` has checked."""
+        sampling = self.default_sampling_params() if sampling_params is None else sampling_params
+        self.check_sampling(sampling)
+        request = Request(
+            id=str(next(self._ids)) if request_id is None else request_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            seed=self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed,
+            eos_token_ids=self.resolved.checkpoint.eos_token_ids,
+            bad_words_token_ids=self._bad_words(sampling),
+            cache_salt=prompt.cache_salt,
+            priority=priority,
+            arrival=time.monotonic(),
+        )
+        for part, parent in fan_out(request):
+            self.outputs.add(part, prompt=prompt.text, parent=parent, kind=kind)
+            self.engine.add(part)
+        return request.id
+
+    def tokenize(self, prompts: Sequence[Prompt]) -> list[TokenPrompt]:
+        """Check prompts of any kind and turn them into token ids."""
+        return tokenize_prompts(
+            prompts, self.tokenizer, vocab_size=self.vocab_size, max_model_len=self.capacity.max_model_len
+        )
+
+    def tokenize_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> TokenPrompt:
+        """Render messages with the model's template, and check the prompt that comes of it."""
+        if self.tokenizer is None:
+            raise ValueError("a chat needs a tokenizer; this engine was started without one")
+        text = render_chat(
+            self.tokenizer,
+            messages,
+            tools=tools,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        (prompt,) = tokenize_prompts(
+            [text],
+            self.tokenizer,
+            vocab_size=self.vocab_size,
+            max_model_len=self.capacity.max_model_len,
+            add_special_tokens=False,  # the template has put them where they belong
+        )
+        return prompt
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise ValueError for parameters that this model cannot serve."""
+        sampling.validate(self.vocab_size)
+        if self.tokenizer is None and (sampling.stop or sampling.bad_words):
+            raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json recommends, where it says anything."""
+        if self.resolved.user.model.generation_config == "none":
+            return SamplingParams()
+        return sampling_defaults(self.resolved.checkpoint.generation_config)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last output comes with the next step.  Unknown ids are ignored."""
+        for engine_id in self.outputs.engine_ids(request_id):
+            self.engine.abort(engine_id)
+
+    # The loop
+
+    def step(self) -> list[RequestOutput]:
+        """Run the loop once; the outputs that changed."""
+        changed = [output for update in self.engine.step() if (output := self.outputs.update(update))]
+        for engine_id in self.outputs.take_aborts():
+            self.engine.abort(engine_id)
+        return changed
+
+    def is_finished(self) -> bool:
+        """Has every request got its last output, and every step in flight come home?"""
+        return self.outputs.num_unfinished == 0 and not self.engine.has_work
+
+    def has_unfinished_requests(self) -> bool:
+        return self.outputs.num_unfinished > 0
+
+    # Facts
+
+    @property
+    def vocab_size(self) -> int:
+        return self.resolved.checkpoint.vocab_size
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes that no running request uses."""
+        self.engine.call(self.engine.scheduler.clear_prefix_cache)
+
+    def shutdown(self) -> None:
+        """Stop the workers and give their memory back."""
+        self.engine.shutdown()
+
+    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not sampling.bad_words:
+            return ()
+        assert self.tokenizer is not None, "check_sampling lets no bad_words through without a tokenizer"
+        return bad_words_token_ids(sampling.bad_words, self.tokenizer)
+
+
+def sampling_defaults(generation_config: Mapping[str, object]) -> SamplingParams:
+    """generation_config.json as sampling parameters; do_sample false is greedy."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    said = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    if generation_config.get("max_new_tokens") is not None:
+        said["max_tokens"] = generation_config["max_new_tokens"]
+    if generation_config.get("do_sample") is False:
+        said["temperature"] = 0.0
+    return SamplingParams().clone(**said)
