@@ -35,10 +35,8 @@ def dynamic_frequencies(config: RopeConfig, max_len: int) -> Tensor:
 
     One theta for all lengths, because cached keys cannot turn again when their sequence grows.
     """
-    dim, factor = config.rotary_dim, config.factor
-    stretch = factor * max(max_len, config.max_position_embeddings) / config.max_position_embeddings - (
-        factor - 1
-    )
+    dim, factor, original = config.rotary_dim, config.factor, config.max_position_embeddings
+    stretch = factor * max(max_len, original) / original - (factor - 1)
     return plain_frequencies(config, config.theta * stretch ** (dim / (dim - 2)))
 
 

@@ -1,0 +1,192 @@
+"""Every family against transformers, through our loader: the same float32 logits, the same greedy tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.harness import Harness, load
+
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 64
+MAX_LEN = 128
+VOCAB = 211
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random small model of a family."""
+
+    name: str
+    family: str
+    options: dict[str, object]
+
+
+SMALL: dict[str, object] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def rope(kind: str, **numbers: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
+
+
+def yarn(**numbers: object) -> dict[str, object]:
+    """Heads of 32 and a long context, so that the ramp begins and ends between the first and last feature."""
+    long = {"head_dim": 32, "max_position_embeddings": 8192}
+    return long | rope("yarn", factor=4.0, original_max_position_embeddings=2048, **numbers)
+
+
+def llama3() -> dict[str, object]:
+    return rope(
+        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+    )
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+CASES = [
+    Case("qwen3", "Qwen3", {"head_dim": 32}),
+    Case("qwen3 with one kv head", "Qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
+    Case(
+        "qwen3 with biases, tied",
+        "Qwen3",
+        {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    Case(
+        "qwen3 with windows in some layers",
+        "Qwen3",
+        {"head_dim": 32, "layer_types": ["full_attention", "sliding_attention"], **WINDOW},
+    ),
+    Case("qwen3 with yarn", "Qwen3", yarn()),
+    Case("qwen2", "Qwen2", {"num_key_value_heads": 4}),
+    Case("qwen2 with one kv head, tied", "Qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    Case("qwen2 with windows from layer 1", "Qwen2", {"max_window_layers": 1, **WINDOW}),
+    Case("qwen2 with yarn not truncated", "Qwen2", yarn(truncate=False, beta_fast=17, beta_slow=2)),
+    Case("llama", "Llama", {"num_key_value_heads": 4}),
+    Case(
+        "llama with biases everywhere",
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    ),
+    Case("llama with wide heads, tied", "Llama", {"head_dim": 24, "tie_word_embeddings": True}),
+    Case("llama with llama3 scaling", "Llama", llama3()),
+    Case("llama with linear scaling", "Llama", rope("linear", factor=3.0)),
+    Case("llama within dynamic scaling", "Llama", rope("dynamic", factor=3.0)),
+    Case("llama with yarn and mscale", "Llama", yarn(mscale=0.7, mscale_all_dim=0.4)),
+    Case("mistral", "Mistral", {"sliding_window": None}),
+    Case("mistral with a narrow window", "Mistral", {"sliding_window": 5, "head_dim": 32}),
+    Case("mistral with yarn", "Mistral", {"sliding_window": 12, **yarn(attention_factor=0.8)}),
+    Case("mistral with gelu", "Mistral", {"hidden_act": "gelu", "sliding_window": 64}),
+]
+
+
+class Reference:
+    """A transformers model with large random weights, saved in `folder` for our loader."""
+
+    def __init__(self, family: str, options: dict[str, object], folder: Path) -> None:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**(SMALL | options))
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for name, parameter in self.model.named_parameters():
+            if name.endswith("norm.weight"):
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            else:  # large enough that attention, biases and windows matter
+                torch.nn.init.normal_(parameter, std=0.15)
+        self.model.save_pretrained(folder)
+        self.folder = folder
+        self.prompts = [torch.randint(VOCAB, (n,)).tolist() for n in (37, 1, 18)]
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[n, V]"""
+        return self.model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name.replace(" ", "-"))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    case = request.param
+    return Reference(case.family, case.options, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture
+def harness(reference: Reference) -> Harness:
+    return Harness(load(reference.folder, max_model_len=MAX_LEN), num_seqs=3, max_len=MAX_LEN)
+
+
+def test_logits_of_ragged_prompts_are_those_of_transformers(reference: Reference, harness: Harness) -> None:
+    ours = harness.step(dict(enumerate(reference.prompts)))
+    for prompt, logits in zip(reference.prompts, ours, strict=True):
+        assert_close(logits, reference.logits(prompt))
+
+
+def test_logits_of_prompts_in_chunks_are_those_of_transformers(
+    reference: Reference, harness: Harness
+) -> None:
+    long, _, other = reference.prompts
+    steps = [
+        {0: long[:5]},
+        {0: long[5:21], 2: other[:1]},
+        {2: other[1:17], 0: long[21:36]},
+        {0: long[36:], 2: other[17:]},
+    ]
+    chunks: dict[int, list[Tensor]] = {0: [], 2: []}
+    for work in steps:
+        for seq, logits in zip(work, harness.step(work), strict=True):
+            chunks[seq].append(logits)
+    assert_close(torch.cat(chunks[0]), reference.logits(long))
+    assert_close(torch.cat(chunks[2]), reference.logits(other))
+
+
+def test_greedy_tokens_are_those_of_transformers(reference: Reference, harness: Harness) -> None:
+    outputs = harness.generate(reference.prompts, NUM_TOKENS)
+    for prompt, output in zip(reference.prompts, outputs, strict=True):
+        # Each token is the best one after those before it, so greedy decoding would have chosen the same.
+        expected = reference.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1)
+        assert output == expected.tolist()
+
+
+def test_dynamic_scaling_is_that_of_the_longest_sequence(tmp_path: Path) -> None:
+    options = rope("dynamic", factor=3.0) | {"max_position_embeddings": 32}
+    reference = Reference("Llama", options, tmp_path)
+    tokens = torch.randint(VOCAB, (80,)).tolist()
+    harness = Harness(load(tmp_path, max_model_len=80), num_seqs=1, max_len=80)
+    (logits,) = harness.step({0: tokens})
+    assert_close(logits, reference.logits(tokens))
+
+
+def test_a_config_as_transformers_4_writes_it_means_the_same(tmp_path: Path) -> None:
+    reference = Reference("Llama", llama3(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    scaling = config.pop("rope_parameters")
+    config |= {"rope_theta": scaling.pop("rope_theta"), "torch_dtype": config.pop("dtype")}
+    config["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
+    file.write_text(json.dumps(config))
+    harness = Harness(load(tmp_path, max_model_len=MAX_LEN), num_seqs=1, max_len=MAX_LEN)
+    (logits,) = harness.step({0: reference.prompts[0]})
+    assert_close(logits, reference.logits(reference.prompts[0]))
+
+
+def test_bfloat16_logits_are_near_those_in_float32(tmp_path: Path) -> None:
+    reference = Reference("Qwen3", {"head_dim": 32, "attention_bias": True}, tmp_path)
+    built = load(tmp_path, max_model_len=MAX_LEN, dtype=torch.bfloat16)
+    (logits,) = Harness(built, num_seqs=1, max_len=MAX_LEN).step({0: reference.prompts[0]})
+    expected = reference.logits(reference.prompts[0])
+    assert (logits.float() - expected).norm() / expected.norm() < 0.03
+
+
+def assert_close(ours: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(ours.float(), expected, atol=TOLERANCE, rtol=0)
