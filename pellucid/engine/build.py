@@ -1,4 +1,4 @@
-"""From a configuration to a running engine: open the checkpoint, resolve, start the workers, make the loop."""
+"""From a configuration to a running engine: open the checkpoint, resolve, start workers, make the loop."""
 
 from __future__ import annotations
 

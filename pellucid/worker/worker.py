@@ -101,7 +101,7 @@ class Worker:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU from pages that the system hands out when they are first written, so it costs no time."""
+    """Zeros; on a CPU from pages that the system hands out when first written, so it takes no time."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return (

@@ -1,0 +1,15 @@
+"""What every test may ask for: a tiny checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random Qwen3 in float32."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))

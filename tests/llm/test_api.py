@@ -1,0 +1,212 @@
+"""The offline API as its users know it from vLLM and nano-vllm."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pellucid import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), dtype="float32", device="cpu", block_size=16, check_invariants=True) as llm:
+        yield llm
+
+
+def test_strings_ids_and_mixtures_are_prompts(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("the quick")
+    outputs = llm.generate(["the quick", ids, {"prompt": "the quick"}], GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 3
+    assert [output.prompt for output in outputs] == ["the quick", None, "the quick"]
+    assert len({output["text"] for output in outputs}) == 1
+    assert outputs[0]["token_ids"] == outputs[0].outputs[0].token_ids and len(outputs[0]["token_ids"]) == 12
+    assert outputs[0].finished and outputs[0].outputs[0].finish_reason == "length"
+
+
+def test_one_prompt_may_stand_without_a_list(llm: LLM) -> None:
+    (text,) = llm.generate("the quick", GREEDY, use_tqdm=False)
+    (ids,) = llm.generate(text.prompt_token_ids, GREEDY, use_tqdm=False)
+    assert text.outputs[0].token_ids == ids.outputs[0].token_ids
+
+
+def test_parameters_for_each_prompt_must_be_as_many(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="sampling_params has 2 entries for 1 prompts"):
+        llm.generate(["a"], [GREEDY, GREEDY], use_tqdm=False)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="prompt has 300 tokens, max_model_len is 256"):
+        llm.generate([[1], [1] * 300], GREEDY, use_tqdm=False)
+    assert llm.llm_engine.is_finished()
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown option 'max_model_length'; did you mean 'max_model_len'"):
+        LLM("sprout", max_model_length=8192)
+
+
+def test_nano_vllms_options_are_accepted(tiny: Path) -> None:
+    options = {
+        "enforce_eager": True,
+        "tensor_parallel_size": 1,
+        "kvcache_block_size": 256,
+        "num_kvcache_blocks": 8,
+    }
+    with LLM(str(tiny), device="cpu", max_model_len=128, **options) as llm:
+        assert llm.llm_engine.capacity.num_blocks == (8,)
+        assert llm.llm_engine.resolved.block_size == 256
+        assert len(llm.generate(["Benchmark: "], SamplingParams(), use_tqdm=False)) == 1
+
+
+def test_a_cache_too_small_for_the_wished_length_says_how_much_it_lacks(tiny: Path) -> None:
+    with pytest.raises(ValueError, match=r"max_model_len 256 needs .* lower max_model_len to 64"):
+        LLM(str(tiny), device="cpu", max_model_len=256, block_size=16, num_gpu_blocks_override=4)
+    with LLM(str(tiny), device="cpu", block_size=16, num_gpu_blocks_override=4) as llm:
+        assert llm.llm_engine.capacity.max_model_len == 64
+        (output,) = llm.generate([[1] * 60], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 4
+
+
+def test_n_completions_come_in_one_output_and_differ(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate(["the quick"], params, use_tqdm=False)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
+    (again,) = llm.generate(["the quick"], params, use_tqdm=False)
+    assert [c.token_ids for c in again.outputs] == [c.token_ids for c in output.outputs]
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    (full,) = llm.generate(["dog"], GREEDY.clone(max_tokens=40), use_tqdm=False)
+    stop = full.outputs[0].text[4:7]
+    (cut,) = llm.generate(["dog"], GREEDY.clone(max_tokens=40, stop=stop), use_tqdm=False)
+    assert cut.outputs[0].text == full.outputs[0].text[: full.outputs[0].text.index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    assert len(cut.outputs[0].token_ids) < 40
+
+
+def test_a_stop_token_ends_it_too_but_not_before_min_tokens(llm: LLM) -> None:
+    (full,) = llm.generate(["dog"], GREEDY, use_tqdm=False)
+    token = full.outputs[0].token_ids[3]
+    first = full.outputs[0].token_ids.index(token)
+    (cut,) = llm.generate(["dog"], GREEDY.clone(stop_token_ids=[token]), use_tqdm=False)
+    assert cut.outputs[0].token_ids == full.outputs[0].token_ids[: first + 1]
+    assert cut.outputs[0].stop_reason == token
+    (later,) = llm.generate(["dog"], GREEDY.clone(stop_token_ids=[token], min_tokens=8), use_tqdm=False)
+    assert len(later.outputs[0].token_ids) >= 8 and token not in later.outputs[0].token_ids[:8]
+
+
+def test_streams_grow_and_join_to_the_whole(llm: LLM) -> None:
+    texts = [output.outputs[0].text for output in llm.stream("你好", GREEDY)]
+    (whole,) = llm.generate(["你好"], GREEDY, use_tqdm=False)
+    assert texts[-1] == whole.outputs[0].text
+    assert all(longer.startswith(shorter) for shorter, longer in zip(texts, texts[1:], strict=False))
+
+
+def test_two_streams_run_side_by_side(llm: LLM) -> None:
+    alone = [llm.generate([prompt], GREEDY, use_tqdm=False)[0]["text"] for prompt in ("fox", "dog")]
+    streams = [llm.stream(prompt, GREEDY) for prompt in ("fox", "dog")]
+    last = ["", ""]
+    for pair in zip(*streams, strict=True):
+        last = [output["text"] for output in pair]
+    assert last == alone
+
+
+def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
+    stream = llm.stream("the", GREEDY.clone(max_tokens=200))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.llm_engine.is_finished()
+    assert llm.llm_engine.engine.scheduler.kv_usage == 0
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "fox"}], GREEDY, use_tqdm=False)
+    assert output.prompt == "<|im_start|>user\nfox<|im_end|>\n<|im_start|>assistant\n"
+    batch = llm.chat(
+        [[{"role": "user", "content": "fox"}], [{"role": "user", "content": "dog"}]], GREEDY, use_tqdm=False
+    )
+    assert batch[0]["text"] == output["text"] and len(batch) == 2
+
+
+def test_logprobs_are_those_of_the_raw_logits(llm: LLM) -> None:
+    params = GREEDY.clone(temperature=0.7, seed=3, logprobs=4, prompt_logprobs=2, top_k=3)
+    prompt = [5, 9, 200, 17, 3]
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    completion = output.outputs[0]
+    assert completion.logprobs is not None and output.prompt_logprobs is not None
+    assert len(completion.logprobs) == len(completion.token_ids)
+    for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert next(iter(entry)) == token and 4 <= len(entry) <= 5
+        assert [e.rank for e in entry.values() if e.rank and e.rank <= 4][:1]
+    assert output.prompt_logprobs[0] is None
+    assert [next(iter(entry)) for entry in output.prompt_logprobs[1:] if entry] == prompt[1:]
+    # A prompt's logprobs are what the same tokens get when they are generated.
+    whole = prompt + completion.token_ids
+    (scored,) = llm.generate([whole], GREEDY.clone(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    assert scored.prompt_logprobs is not None
+    for position, token in enumerate(completion.token_ids, start=len(prompt)):
+        entry = scored.prompt_logprobs[position]
+        assert entry is not None
+        generated = completion.logprobs[position - len(prompt)][token]
+        assert math.isclose(entry[token].logprob, generated.logprob, abs_tol=1e-4)
+        assert entry[token].rank == generated.rank
+
+
+def test_prompt_logprobs_survive_chunks_and_preemption(tiny: Path) -> None:
+    prompts = [[1 + (7 * i + j) % 300 for j in range(90)] for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, prompt_logprobs=1)
+    with LLM(str(tiny), dtype="float32", device="cpu", block_size=16) as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    small = {
+        "max_num_batched_tokens": 20,
+        "num_gpu_blocks_override": 16,
+        "check_invariants": True,
+        "depth": 2,
+    }
+    with LLM(str(tiny), dtype="float32", device="cpu", block_size=16, **small) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert llm.llm_engine.stats.num_preemptions > 0
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert output.prompt_logprobs is not None and wanted.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == 90
+        for entry, other in zip(output.prompt_logprobs[1:], wanted.prompt_logprobs[1:], strict=True):
+            assert entry is not None and other is not None and list(entry) == list(other)
+            assert all(math.isclose(entry[t].logprob, other[t].logprob, abs_tol=1e-4) for t in entry)
+
+
+def test_eos_ends_the_text_and_stays_in_the_ids(tiny: Path) -> None:
+    with LLM(str(tiny), dtype="float32", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=20, logit_bias={0: 100.0})
+        (output,) = llm.generate(["fox"], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == [0] and output.outputs[0].text == ""
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", None)
+
+
+def test_requests_without_a_seed_differ_and_a_new_engine_repeats_them(tiny: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=8)
+    runs = []
+    for _ in range(2):
+        with LLM(str(tiny), dtype="float32", device="cpu", seed=5) as llm:
+            runs.append([o["token_ids"] for o in llm.generate(["fox", "fox"], params, use_tqdm=False)])
+    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
+
+
+def test_start_up_adds_little_to_torchs_own_import() -> None:
+    code = (
+        "import time, torch, sys; t = time.perf_counter(); import pellucid.llm;"
+        "assert 'transformers' not in sys.modules; print(time.perf_counter() - t)"
+    )
+    seconds = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(2)
+    )
+    assert seconds < 2, f"importing pellucid.llm took {seconds:.2f} s beside torch; 0.5 s on a quiet machine"

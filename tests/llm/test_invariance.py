@@ -1,0 +1,127 @@
+"""A request's tokens are its own: the same alone or in company, in any steps, on any pool."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pellucid import LLM, SamplingParams
+
+VOCAB = 320
+BASE = {"dtype": "float32", "device": "cpu", "block_size": 16, "check_invariants": True, "max_num_seqs": 128}
+
+
+def random_requests(num: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts that share beginnings, with every kind of sampling."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(1, VOCAB) for _ in range(40)]
+    prompts = [
+        shared[: rng.choice([0, 16, 40])] + [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 50))]
+        for _ in range(num)
+    ]
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.2, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.8, "top_p": 0.7},
+        {"temperature": 0.8, "min_p": 0.1, "logprobs": 3},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"temperature": 0.9, "logit_bias": {5: 4.0, 7: -100.0}, "prompt_logprobs": 1},
+        {"temperature": 0.9, "allowed_token_ids": list(range(50, 90)), "min_tokens": 6},
+    ]
+    params = [
+        SamplingParams(**rng.choice(kinds), seed=rng.randrange(1 << 40), max_tokens=rng.randint(6, 40))
+        for _ in range(num)
+    ]
+    return prompts, params
+
+
+def run(
+    folder: Path, prompts: list[list[int]], params: list[SamplingParams], **options: object
+) -> list[list[int]]:
+    with LLM(str(folder), **(BASE | options)) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        pools = llm.llm_engine.engine.scheduler.kv.pools
+        assert all(pool.num_free == pool.num_blocks for pool in pools), "blocks were lost"
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
+    """100 requests, each run by itself."""
+    prompts, params = random_requests(100, seed=1)
+    with LLM(str(tiny), **BASE, enable_prefix_caching=False) as llm:
+        tokens = [
+            llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
+    return prompts, params, tokens
+
+
+COMPANIES = {
+    "all at once": {},
+    "two plans in flight": {"depth": 2},
+    "three plans in flight, small chunks": {"depth": 3, "max_num_batched_tokens": 24},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "a pool that runs dry": {"num_gpu_blocks_override": 16, "depth": 2},
+    "few slots": {"max_num_seqs": 3},
+    "large blocks": {"block_size": 64},
+    "priorities": {"scheduling_policy": "priority", "num_gpu_blocks_override": 20},
+}
+
+
+@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def test_tokens_do_not_depend_on_company(tiny: Path, alone, options: dict) -> None:
+    prompts, params, expected = alone
+    assert run(tiny, prompts, params, **options) == expected
+
+
+def test_greedy_tokens_are_those_of_transformers(tiny: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prompts, _ = random_requests(6, seed=2)
+    greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    expected = [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=64,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    assert run(tiny, prompts, [greedy] * 6) == expected
+
+
+def test_prefix_hits_are_reported_and_change_nothing(tiny: Path) -> None:
+    prompt = list(range(1, 101))
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    with LLM(str(tiny), **BASE) as llm:
+        first, second = (llm.generate([prompt], greedy, use_tqdm=False)[0] for _ in range(2))
+        llm.reset_prefix_cache()
+        third = llm.generate([prompt], greedy, use_tqdm=False)[0]
+    assert [output.num_cached_tokens for output in (first, second, third)] == [0, 96, 0]
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids == third.outputs[0].token_ids
+
+
+def test_requests_of_one_step_share_their_prefix(tiny: Path) -> None:
+    prompts = [[*range(1, 65), 100 + i] for i in range(4)]
+    greedy = SamplingParams(temperature=0, max_tokens=4)
+    with LLM(str(tiny), **BASE) as llm:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        assert sorted(output.num_cached_tokens for output in outputs) == [0, 64, 64, 64]
+        assert [run(tiny, [p], [greedy])[0] for p in prompts] == [o.outputs[0].token_ids for o in outputs]
+
+
+def test_a_full_hit_computes_its_last_block_again(tiny: Path) -> None:
+    prompt = list(range(1, 65))  # exactly four blocks
+    with LLM(str(tiny), **BASE) as llm:
+        outputs = [llm.generate([prompt], SamplingParams(temperature=0), use_tqdm=False)[0] for _ in range(3)]
+    assert [output.num_cached_tokens for output in outputs] == [0, 48, 48]
+    assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids
