@@ -1,48 +1,65 @@
-"""`pellucid COMMAND`: one file a command, each with `add_parser` and `run`."""
+"""`pellucid COMMAND`: one file a command, each with `add_arguments` and `run`.
+
+Command modules are imported to build the parser, so they import nothing heavy before they run.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from pellucid import __version__
+from pellucid.cli.options import Parser
 from pellucid.registry import load_object
 
 COMMANDS = {
     "generate": "complete prompts and print the text",
     "chat": "talk to a model in the terminal",
+    "demo": "show the bundled model: thinking, a tool call, a completion",
     "bench": "measure throughput or latency, as a share of what the machine can do",
     "eval": "measure a model on the bundled held-out tasks",
-    "demo": "show the bundled model: thinking, a tool call, a completion",
 }
 
+EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser() -> Parser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(prog="pellucid", description="An LLM inference engine that can be read.")
+    parser = Parser(prog="pellucid", description="An LLM inference engine that can be read.")
     parser.add_argument("--version", action="version", version=f"pellucid {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("-v", "--verbose", action="store_true", help="log what the engine decides")
         load_object(f"pellucid.cli.{name}:add_arguments")(command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.  Errors of the user's making are one line; the exit status is 2 for them."""
+    """Run one command and return its exit status: 2, with one line, for errors of the user's making."""
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        return load_object(f"pellucid.cli.{args.command}:run")(args)
+        return _run(args)
     except ValueError as error:
         sys.stderr.write(f"pellucid {args.command}: {error}\n")
-        return 2
+        return EXIT_USAGE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, say) has gone.  Python flushes stdout once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(args: argparse.Namespace) -> int:
+    status: int = load_object(f"pellucid.cli.{args.command}:run")(args)
+    sys.stdout.flush()
+    return status
 
 
 if __name__ == "__main__":

@@ -1,45 +1,90 @@
-"""Command-line options made from the config dataclasses, so `--help` and the Python API never disagree."""
+"""Command-line options made from the config dataclasses, so `--help` and the Python API never disagree.
+
+An option that was not given leaves no trace in the namespace: defaults live in the dataclasses alone.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import sys
 import typing
-from dataclasses import Field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field, fields
 
 from pellucid.config import SECTIONS, all_options
+from pellucid.registry import load_object
 from pellucid.types import SamplingParams
 
-UNSET = argparse.SUPPRESS  # an option that was not given leaves no trace, so defaults live in one place
+if typing.TYPE_CHECKING:
+    from pellucid.llm import LLM
+
+UNSET = argparse.SUPPRESS
+HELP_WIDTH = 110
+
+SAMPLING_HELP = {
+    "max_tokens": "most tokens to generate",
+    "temperature": "0 always takes the most likely token; 1 is the model's own distribution",
+    "top_p": "keep the smallest set of tokens with this much probability",
+    "top_k": "keep the N most likely tokens; 0 keeps all",
+    "min_p": "keep tokens with at least this share of the most likely one's probability",
+    "n": "completions per prompt",
+    "stop": "text that ends the answer; may be given several times",
+    "stop_token_ids": "token ids that end the answer, as 1,2,3",
+    "ignore_eos": "go on after the model's end-of-text token",
+    "min_tokens": "no end of text before this many tokens",
+    "presence_penalty": "subtracted once from the logit of every token generated so far",
+    "frequency_penalty": "subtracted for every time a token was generated",
+    "repetition_penalty": "divides the logits of tokens seen so far, the prompt's too",
+    "logit_bias": "added to the logits of tokens, as ID:BIAS,ID:BIAS",
+    "allowed_token_ids": "only these token ids may be generated, as 1,2,3",
+    "bad_words": "text that may not be generated; may be given several times",
+    "logprobs": "report the N most likely tokens at every position (with --json)",
+    "prompt_logprobs": "the same for the prompt (with --json)",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "include_stop_str_in_output": "keep the stop text in the answer",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line with a way out, and whose help is wide."""
+
+    def __init__(self, **options: typing.Any) -> None:  # argparse's own constructor has these
+        options.setdefault("formatter_class", _wide_help)
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_args(self, args: typing.Any = None, namespace: typing.Any = None) -> typing.Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(flag, list(self._flags()), n=1)
+            hint = f"did you mean {near[0]}?" if near else "nothing of that name is known"
+            self.error(f"unknown argument {unknown[0]!r}; {hint}")
+        return parsed
+
+    def error(self, message: str) -> typing.NoReturn:
+        sys.stderr.write(f"{self.prog}: {message} (`{self.prog} --help` lists the options)\n")
+        sys.exit(2)
+
+    def _flags(self) -> Iterator[str]:
+        yield from self._option_string_actions
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    yield from command._option_string_actions
+
+
+def _wide_help(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=36, width=HELP_WIDTH)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add every engine option, one argument group a section."""
-    groups = {
-        section: parser.add_argument_group(section, (config.__doc__ or "").strip())
-        for section, config in SECTIONS.items()
-    }
-    for section, field in all_options():
-        if field.name != "model":
-            _add(groups[section], field, typing.get_type_hints(SECTIONS[section])[field.name])
-
-
-def add_sampling_options(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add the named sampling parameters."""
-    group = parser.add_argument_group("sampling")
-    hints = typing.get_type_hints(SamplingParams)
-    for name in names:
-        kind, _ = _plain_type(hints[name])
-        flag = "--" + name.replace("_", "-")
-        if kind is bool:
-            group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=UNSET)
-        else:
-            group.add_argument(flag, dest=name, type=kind, default=UNSET, metavar=_metavar(kind))
-
-
-def chosen(args: argparse.Namespace, names: typing.Iterable[str]) -> dict[str, object]:
-    """The options among `names` that the user gave."""
-    given = vars(args)
-    return {name: given[name] for name in names if name in given}
+    for section, config in SECTIONS.items():
+        group = parser.add_argument_group(f"{section} options", (config.__doc__ or "").strip())
+        hints = typing.get_type_hints(config)
+        for field in fields(config):
+            _add(group, field, hints[field.name])
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, object]:
@@ -47,17 +92,73 @@ def engine_options(args: argparse.Namespace) -> dict[str, object]:
     return chosen(args, [field.name for _, field in all_options()])
 
 
-def _add(group: argparse._ArgumentGroup, field: Field[object], hint: object) -> None:
+def open_llm(args: argparse.Namespace) -> LLM:
+    """An `LLM` with the options that the user gave; a context manager."""
+    llm: LLM = load_object("pellucid.llm:LLM")(**engine_options(args))
+    return llm
+
+
+def add_sampling_options(
+    parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SAMPLING_HELP), *, max_tokens: int | None
+) -> None:
+    """Add sampling parameters.  max_tokens: the command's own default; None is up to the context."""
+    group = parser.add_argument_group(
+        "sampling options", "The checkpoint's generation config, if it has one, goes before these defaults."
+    )
+    hints = typing.get_type_hints(SamplingParams)
+    for name in names:
+        text = SAMPLING_HELP[name] + _default_text(name, max_tokens)
+        flag = "--" + name.replace("_", "-")
+        kind, _ = _plain_type(hints[name])
+        if kind is bool:
+            group.add_argument(
+                flag, dest=name, action=argparse.BooleanOptionalAction, default=UNSET, help=text
+            )
+        elif name in ("stop", "bad_words"):
+            group.add_argument(flag, dest=name, action="append", default=UNSET, metavar="TEXT", help=text)
+        elif name in _SPELLED:
+            metavar, parse = _SPELLED[name]
+            group.add_argument(flag, dest=name, type=parse, default=UNSET, metavar=metavar, help=text)
+        else:
+            group.add_argument(flag, dest=name, type=kind, default=UNSET, metavar=_metavar(kind), help=text)
+
+
+def _default_text(name: str, max_tokens: int | None) -> str:
+    if name == "max_tokens":
+        return f" (default {'up to the context' if max_tokens is None else max_tokens})"
+    default = next(field.default for field in fields(SamplingParams) if field.name == name)
+    return "" if default is None else f" (default {_said(default)})"
+
+
+def _said(default: object) -> str:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def sampling_params(
+    args: argparse.Namespace, defaults: SamplingParams, *, max_tokens: int | None
+) -> SamplingParams:
+    """`defaults` (the checkpoint's) with `max_tokens` and then what the user gave."""
+    return defaults.clone(**{"max_tokens": max_tokens, **chosen(args, SAMPLING_HELP)})
+
+
+def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+    """The options among `names` that the user gave."""
+    given = vars(args)
+    return {name: given[name] for name in names if name in given}
+
+
+def _add(group: argparse._ArgumentGroup, field: Field[typing.Any], hint: object) -> None:
     kind, optional = _plain_type(hint)
     flags = ["--" + name.replace("_", "-") for name in (field.name, *field.metadata["alias"])]
     text = field.metadata["help"].replace("%", "%%")
-    if not optional:
-        text += f" (default {field.default})"
     if kind is bool:
+        text += f" (default {_said(field.default)})"
         group.add_argument(
             *flags, dest=field.name, action=argparse.BooleanOptionalAction, default=UNSET, help=text
         )
         return
+    if not optional:
+        text += f" (default {field.default})"
     choices = field.metadata["choices"] or None
     group.add_argument(
         *flags, dest=field.name, type=kind, default=UNSET, choices=choices, help=text,
@@ -70,10 +171,37 @@ def _metavar(kind: type) -> str:
 
 
 def _plain_type(hint: object) -> tuple[type, bool]:
-    """(int, True) for `int | None`; (str, False) for `str`.  Lists come as one string and are split by the caller."""
+    """(int, True) for `int | None`; (str, False) for `str`.  Containers count as `str`."""
     arguments = typing.get_args(hint)
     if not arguments:
         return typing.cast(type, hint), False
     plain = [a for a in arguments if a is not type(None)]
     scalar = next((a for a in plain if a in (int, float, str, bool)), str)
     return scalar, type(None) in arguments
+
+
+def token_ids(text: str) -> list[int]:
+    """Parse `1,2,3` or `1 2 3`.  Raises ArgumentTypeError, naming the first that is no token id."""
+    parts = text.replace(",", " ").split()
+    for part in parts:
+        if not part.isdigit():
+            raise argparse.ArgumentTypeError(f"{part!r} is no token id; write whole numbers, as 1,2,3")
+    return [int(part) for part in parts]
+
+
+def _biases(text: str) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for part in text.split(","):
+        token, _, bias = part.partition(":")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is no bias; write ID:BIAS, as 42:-100") from None
+    return biases
+
+
+_SPELLED: dict[str, tuple[str, Callable[[str], object]]] = {
+    "stop_token_ids": ("IDS", token_ids),
+    "allowed_token_ids": ("IDS", token_ids),
+    "logit_bias": ("BIASES", _biases),
+}

@@ -1,0 +1,121 @@
+"""`pellucid bench`: throughput or latency through `LLM.generate`, and their share of the machine's limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from pellucid.cli.console import complain, terminal
+from pellucid.cli.options import add_engine_options, engine_options, open_llm
+from pellucid.cli.prompts import write_text
+from pellucid.cli.workloads import RECIPES, WORKLOADS, Lengths, choose, positive
+from pellucid.registry import load_object
+
+LENGTHS = "; ".join(f"{name}: {recipe.inputs} in, {recipe.outputs} out" for name, recipe in RECIPES.items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `bench` understands."""
+    parser.usage = "%(prog)s {throughput,latency} [OPTION ...]"
+    parser.add_argument(
+        "measure", choices=("throughput", "latency"),
+        help="throughput: many requests at once; latency: B equal requests, milliseconds a step",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, default="nano",
+        help="for throughput.  nano: nano-vllm's own, 256 requests, 142,827 tokens in, 133,966 out; "
+        "random: lengths as you say; prefill: long prompts, one token out (default nano)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-requests", type=positive, metavar="N",
+        help="requests (default 256 for random, 16 for prefill)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-len", type=Lengths.parse, metavar="N|LOW:HIGH", help=f"prompt tokens (defaults {LENGTHS})"
+    )
+    parser.add_argument("--output-len", type=Lengths.parse, metavar="N|LOW:HIGH", help="output tokens")
+    parser.add_argument(
+        "--batch-size", type=positive, nargs="+", default=[1], metavar="B",
+        help="for latency: requests at once, several to measure one after another (default 1)",
+    )  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="(default 0.6)")
+    parser.add_argument(
+        "--repeat", type=positive, default=3, metavar="N", help="runs, of which the median counts (default 3)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the figures, of every run, as JSON")
+    add_engine_options(parser)
+    parser.epilog = (
+        "--seed draws the lengths and tokens of random, prefill and latency, too; nano's are fixed."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure the machine, then every workload, and print one column a workload."""
+    from pellucid.cli.measure import measure, plan_run
+
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        raise ValueError(f"--json {args.json!r} cannot be written; name a file in a folder that exists")
+    options = engine_options(args)
+    seed = options.get("seed", 0)
+    assert isinstance(seed, int), "argparse made it one"
+    workloads = choose(args, seed)
+    resolved = plan_run(options)
+    machine = load_object("pellucid.cli.machine:measure_machine")(
+        resolved.platform.device, resolved.dtype, resolved.num_threads
+    )
+    figures: list[dict[str, object]] = []
+    with open_llm(args) as llm:
+        fitted = [
+            workload.fitted(
+                vocab_size=resolved.checkpoint.vocab_size, max_model_len=llm.llm_engine.capacity.max_model_len
+            )
+            for workload in workloads
+        ]
+        for workload in fitted:
+            figures.append(measure(llm, workload, machine, repeat=args.repeat, temperature=args.temperature))
+            if sys.stderr.isatty():
+                complain(f"{workload.name}: {figures[-1]['seconds']:.2f} s")
+    print_table(figures)
+    if args.json:
+        write_text(args.json, json.dumps(figures, indent=1), "--json")
+    return 0
+
+
+ROWS = (
+    ("requests", "num_requests", "{:,}"),
+    ("prompt tokens", "num_prompt_tokens", "{:,}"),
+    ("output tokens", "num_output_tokens", "{:,}"),
+    ("seconds", "seconds", "{:.3f}"),
+    ("prompt tok/s", "prompt_tokens_per_second", "{:,.0f}"),
+    ("output tok/s", "output_tokens_per_second", "{:,.0f}"),
+    ("total tok/s", "total_tokens_per_second", "{:,.0f}"),
+    ("ms/step", "ms_per_step", "{:.3f}"),
+    ("host ms/step", "host_ms_per_step", "{:.3f}"),
+    ("first token ms", "first_token_ms", "{:,.1f}"),
+    ("peak KV use", "peak_kv_usage", "{:.1%}"),
+    ("cached tokens", "num_cached_tokens", "{:,}"),
+    ("preemptions", "num_preemptions", "{:,}"),
+    ("bytes to move, GB", "limit_gigabytes", "{:,.1f}"),
+    ("TFLOPs to compute", "limit_teraflops", "{:,.2f}"),
+    ("machine GB/s", "machine_gigabytes_per_second", "{:,.1f}"),
+    ("machine TFLOP/s", "machine_teraflops_per_second", "{:,.2f}"),
+    ("the machine's limit, s", "limit_seconds", "{:.3f}"),
+    ("share of the limit", "share_of_limit", "{:.1%}"),
+)
+
+
+def print_table(figures: list[dict[str, object]]) -> None:
+    """One column a workload."""
+    from rich.table import Table
+
+    first = figures[0]
+    table = Table(title=f"{first['model']}, {first['dtype']} on {first['device']}", title_justify="left")
+    table.add_column("")
+    for column in figures:
+        table.add_column(str(column["workload"]), justify="right")
+    for title, key, form in ROWS:
+        values = ["-" if column[key] is None else form.format(column[key]) for column in figures]
+        table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_preemptions"))
+    terminal().print(table)

@@ -1,0 +1,134 @@
+"""The least time in which a machine could run a workload: bytes over bandwidth, or FLOPs over rate.
+
+Pure arithmetic from a checkpoint's config and the requests' lengths; knows nothing about engines.  A step
+costs the larger of two times.  It moves all weights once (of experts, those it hits), the KV of every running
+sequence and the KV it writes; it computes 2 FLOPs a weight and token, and attention.  A prompt is computed
+in the step in which its sequence gets a slot.  Activations, sampling and launches cost nothing here, and
+sliding windows are counted as full attention.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a machine can do at best: bytes/s and FLOP/s."""
+
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    """What a step of a model costs.  The embedding is not counted: a step reads few rows of it."""
+
+    dense_weights: int  # of all layers: attention, and the MLP where it is dense
+    head_weights: int
+    expert_weights: int = 0  # of one expert index, over all layers
+    num_experts: int = 0
+    num_chosen: int = 0  # experts a token goes to
+    kv_bytes_per_token: int
+    attention_flops: int  # for one query and one key, over all layers
+    bytes_per_weight: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], *, bytes_per_weight: int = 2) -> ModelCost:
+        """Read a checkpoint's config.json.  The KV cache has the dtype of the weights."""
+        layers, dim = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
+        heads = _number(config, "num_attention_heads")
+        kv_heads = _number(config, "num_key_value_heads", heads)
+        head_dim = _number(config, "head_dim", dim // heads)
+        experts = _number(config, "num_experts", 0) or _number(config, "num_local_experts", 0)
+        hidden = _number(config, "intermediate_size", 0)
+        attention = dim * (heads + 2 * kv_heads) * head_dim + heads * head_dim * dim
+        return cls(
+            dense_weights=layers * (attention + (dim * experts if experts else 3 * dim * hidden)),
+            head_weights=_number(config, "vocab_size") * dim,
+            expert_weights=layers * 3 * dim * _number(config, "moe_intermediate_size", hidden)
+            if experts
+            else 0,
+            num_experts=experts,
+            num_chosen=_number(config, "num_experts_per_tok", 0) if experts else 0,
+            kv_bytes_per_token=2 * layers * kv_heads * head_dim * bytes_per_weight,
+            attention_flops=4 * layers * heads * head_dim,
+            bytes_per_weight=bytes_per_weight,
+        )
+
+    def step(self, step: Step) -> tuple[float, float]:
+        """(bytes, FLOPs) of one step."""
+        hit = 0.0
+        if self.num_experts:
+            hit = self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** step.num_tokens)
+        weights = self.dense_weights + self.head_weights + hit * self.expert_weights
+        moved = weights * self.bytes_per_weight + (step.read + step.num_tokens) * self.kv_bytes_per_token
+        each = self.dense_weights + self.num_chosen * self.expert_weights
+        computed = 2 * (each * step.num_tokens + self.head_weights * step.num_samples)
+        return moved, computed + self.attention_flops * step.pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step of a run computes, over all its sequences."""
+
+    num_tokens: int  # computed, each written to the KV cache
+    num_samples: int  # rows that want logits
+    read: int  # tokens of KV read from the cache: contexts of decodes
+    pairs: int  # (query, key) pairs of attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The least that a run costs on a machine."""
+
+    seconds: float
+    num_bytes: float
+    flops: float
+    num_steps: int
+
+
+def run_limit(
+    cost: ModelCost, requests: Sequence[tuple[int, int]], max_num_seqs: int, machine: Machine
+) -> Limit:
+    """The least time for requests of (prompt tokens, output tokens), `max_num_seqs` at a time."""
+    costs = [cost.step(step) for step in ideal_steps(requests, max_num_seqs)]
+    return Limit(
+        seconds=sum(max(moved / machine.bandwidth, flops / machine.flops) for moved, flops in costs),
+        num_bytes=sum(moved for moved, _ in costs),
+        flops=sum(flops for _, flops in costs),
+        num_steps=len(costs),
+    )
+
+
+def ideal_steps(requests: Iterable[tuple[int, int]], max_num_seqs: int) -> Iterator[Step]:
+    """Run requests, first come first served, with no limit on a step's tokens."""
+    waiting = deque(requests)
+    running: list[tuple[int, int]] = []  # tokens in the cache, tokens still to come
+    while waiting or running:
+        contexts = [context + 1 for context, _ in running]  # a decode attends to itself, too
+        running = [(context + 1, left - 1) for context, left in running]
+        num_tokens, pairs = len(contexts), sum(contexts)
+        while waiting and len(running) < max_num_seqs:
+            prompt, output = waiting.popleft()
+            num_tokens += prompt
+            pairs += prompt * (prompt + 1) // 2
+            running.append((prompt, output - 1))
+        yield Step(
+            num_tokens=num_tokens,
+            num_samples=len(running),
+            read=sum(contexts) - len(contexts),
+            pairs=pairs,
+        )
+        running = [(context, left) for context, left in running if left > 0]
+
+
+def _number(config: Mapping[str, object], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if isinstance(value, int):
+        return value
+    if default is None:
+        raise ValueError(f"the checkpoint's config has no {name}, which the machine's limit is computed from")
+    return default

@@ -1,0 +1,152 @@
+"""Runs a workload through `LLM.generate`, warm and several times, and makes figures of the median run."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from pellucid.cli.limits import Machine, ModelCost, run_limit
+from pellucid.cli.workloads import Workload
+from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.llm import LLM
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.platform import detect
+from pellucid.types import RequestOutput, SamplingParams
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+WATCH_SECONDS = 0.05
+
+
+def plan_run(options: dict[str, object]) -> Resolved:
+    """What the engine will decide, before it takes its memory."""
+    config = EngineConfig.from_options(options)
+    return resolve(config, detect(config.device.device), Checkpoint.open(config.model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a workload, all of its requests at once.  Times in seconds."""
+
+    seconds: float
+    num_steps: int
+    host_seconds: float
+    first_token: float  # median over the requests
+    peak_kv_usage: float  # share of the blocks
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+def measure(
+    llm: LLM, workload: Workload, machine: Machine, *, repeat: int, temperature: float
+) -> dict[str, object]:
+    """Warm up, run `repeat` times with an empty prefix cache, and return the figures of the median run."""
+    resolved = llm.llm_engine.resolved
+    run_once(llm, workload.warm_up(resolved.max_num_batched_tokens), temperature)
+    runs = [run_once(llm, workload, temperature) for _ in range(repeat)]
+    median = sorted(runs, key=lambda run: run.seconds)[(repeat - 1) // 2]
+    return {
+        "model": resolved.checkpoint.name,
+        "device": resolved.platform.name,
+        "dtype": resolved.dtype,
+        **_speed(workload, median, on_gpu=resolved.platform.device == "cuda"),
+        **_limits(workload, median, resolved, machine),
+        "all_seconds": [run.seconds for run in runs],
+    }
+
+
+def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
+    """Run a workload.  Raises ValueError if a request ends in an error or with another number of tokens."""
+    llm.reset_prefix_cache()
+    sampling = [
+        SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=num)
+        for num in workload.output_lens
+    ]
+    before = llm.llm_engine.stats
+    with KVWatch(llm) as watch:
+        began = time.perf_counter()
+        outputs = llm.generate(workload.prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+    after = llm.llm_engine.stats
+    return Run(
+        seconds=seconds,
+        num_steps=after.num_steps - before.num_steps,
+        host_seconds=after.host_seconds - before.host_seconds,
+        first_token=statistics.median(map(_checked_first_token, outputs, workload.output_lens)),
+        peak_kv_usage=watch.peak,
+        num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
+        num_preemptions=after.num_preemptions - before.num_preemptions,
+    )
+
+
+def _checked_first_token(output: RequestOutput, num_expected: int) -> float:
+    num = len(output.outputs[0].token_ids)
+    if output.error or num != num_expected:
+        reason = output.error or f"it has {num} tokens, not {num_expected}"
+        raise ValueError(f"request {output.request_id} did not run to its end: {reason}")
+    assert output.metrics.first_token_time is not None, "a finished request has had its first token"
+    return output.metrics.first_token_time - output.metrics.arrival_time
+
+
+@dataclass
+class KVWatch:
+    """Looks now and then at how much of the KV cache is in use, from a thread beside the run."""
+
+    llm: LLM
+    peak: float = 0.0
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(WATCH_SECONDS):
+            self.peak = max(self.peak, self.llm.llm_engine.stats.kv_usage)
+
+
+def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
+    num_in, num_out = workload.num_prompt_tokens, workload.num_output_tokens
+    # All requests of a latency run are equally long: a token of each is a step, whatever the engine counts.
+    num_steps = max(workload.output_lens) if workload.name.startswith("latency") else run.num_steps
+    return {
+        "workload": workload.name,
+        "num_requests": len(workload.prompts),
+        "num_prompt_tokens": num_in,
+        "num_output_tokens": num_out,
+        "seconds": run.seconds,
+        "prompt_tokens_per_second": num_in / run.seconds,
+        "output_tokens_per_second": num_out / run.seconds,
+        "total_tokens_per_second": (num_in + num_out) / run.seconds,
+        "num_steps": run.num_steps,
+        "ms_per_step": 1000 * run.seconds / num_steps,
+        # On a CPU the forward runs inside `submit`, so host and device cannot be told apart.
+        "host_ms_per_step": 1000 * run.host_seconds / run.num_steps if on_gpu else None,
+        "first_token_ms": 1000 * run.first_token,
+        "peak_kv_usage": run.peak_kv_usage,
+        "num_cached_tokens": run.num_cached_tokens,
+        "num_preemptions": run.num_preemptions,
+    }
+
+
+def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) -> dict[str, object]:
+    cost = ModelCost.from_config(resolved.checkpoint.config, bytes_per_weight=DTYPE_BYTES[resolved.dtype])
+    limit = run_limit(cost, workload.requests, resolved.max_num_seqs, machine)
+    return {
+        "limit_gigabytes": limit.num_bytes / 1e9,
+        "limit_teraflops": limit.flops / 1e12,
+        "machine_gigabytes_per_second": machine.bandwidth / 1e9,
+        "machine_teraflops_per_second": machine.flops / 1e12,
+        "limit_seconds": limit.seconds,
+        "share_of_limit": limit.seconds / run.seconds,
+    }
