@@ -83,7 +83,7 @@ def render(
     variables |= {"messages": plain, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
     try:
         text = _compile(template).render(variables)
-    except (jinja2.TemplateError, TypeError) as error:
+    except Exception as error:  # whatever the template's own expressions raise
         roles = ", ".join(f"{i} {message['role']}" for i, message in enumerate(plain))
         raise ValueError(f"the chat template refused these messages ({roles}): {error}") from error
     return _cut_at_mark(text) if continue_final_message else text

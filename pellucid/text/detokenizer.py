@@ -14,7 +14,7 @@ from pellucid.text.token_bytes import LeadingSpace
 from pellucid.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-PROMPT_TAIL = 8  # tokens of the prompt that can still matter: up to three bytes of a character, and context
+PROMPT_TAIL = 8  # tokens of the prompt that can still matter: half a character, or two cut by the tail's ends
 MAX_HELD_TOKENS = 8  # a character never takes more; beyond it the text is broken and is shown as it is
 
 
@@ -91,9 +91,10 @@ class _WindowDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
-        self._window = list(prompt_tail)
-        self._num_shown = len(self._window)  # tokens of the window whose text is out
-        self._shown = self._decode(self._window)
+        self._window: list[int] = []
+        self._num_shown = 0  # tokens of the window whose text is out
+        self._shown = ""
+        self.feed(prompt_tail)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         return "".join([self._feed_one(token_id) for token_id in token_ids])

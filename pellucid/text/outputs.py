@@ -41,11 +41,15 @@ def fan_out(request: Request) -> list[tuple[Request, Parent]]:
     sampling = request.sampling.clone(n=1)
     return [
         (
-            replace(request, id=f"{request.id}_{i}", seed=request.seed + i, sampling=sampling),
+            replace(request, id=f"{request.id}_{i}", seed=_wrap_int64(request.seed + i), sampling=sampling),
             Parent(request.id, i, n),
         )
         for i in range(n)
     ]
+
+
+def _wrap_int64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
 
 
 class OutputProcessor:
