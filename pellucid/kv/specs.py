@@ -1,7 +1,7 @@
 """What the KV cache of a model looks like, in numbers.  No torch.
 
-A *KV group* is a set of attention layers that share one block table: their cache has the same shape and the same
-reach into the past.  A plain model has one group, a draft model or a hybrid model adds more.
+A *KV group* is a set of attention layers that share one block table: their cache has the same shape and the
+same reach into the past.  A plain model has one group, a draft model or a hybrid model adds more.
 """
 
 from __future__ import annotations

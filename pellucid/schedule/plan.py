@@ -78,3 +78,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
     kv_done: list[object] = field(default_factory=list[object])
+
+    @property
+    def has_extras(self) -> bool:
+        """Is there more than tokens?"""
+        return bool(self.logprobs or self.prompt_logprobs or self.drafts)

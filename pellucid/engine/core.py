@@ -1,0 +1,214 @@
+"""The one loop: take requests in, plan, submit, commit.
+
+One thread calls `step`; any thread may `add` and `abort`.  `depth` is the only mode: 1 is plain, 2 overlaps
+host and device, the number of pipeline stages fills a pipeline.  Knows nothing of text, of devices, or of what a
+plan's rows mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from pellucid.engine.statistics import EngineStats, StepClock
+from pellucid.executor.base import Executor, Ticket
+from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.scheduler import HostBoundRow, Scheduler
+from pellucid.types import FinishReason, Request, SeqUpdate
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector
+
+
+class Grammar(Protocol):
+    """The host's side of constrained decoding."""
+
+    def masks(self, rows: dict[int, HostBoundRow]) -> object:
+        """What the workers need to mask these rows, by index in the plan; made while the forward runs."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        ...
+
+
+class NullGrammar:
+    """No request is constrained."""
+
+    def masks(self, rows: dict[int, HostBoundRow]) -> object:
+        raise AssertionError("a request has a grammar, but this engine was made without")
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+class Engine:
+    """Runs requests to their end; each one ends in exactly one SeqUpdate with a finish_reason.
+
+    When a worker or the engine itself fails, `step` does not raise: it answers every request with an error,
+    now and from then on, and `error` says what happened.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        depth: int,
+        grammar: Grammar | None = None,
+        check_invariants: bool = False,
+    ) -> None:
+        self.scheduler, self.executor, self.depth = scheduler, executor, depth
+        self.error: str | None = None  # why the engine is dead
+        self._grammar: Grammar = grammar or NullGrammar()
+        self._check_invariants = check_invariants
+        self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
+        self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
+        self._arrived = threading.Event()
+        self._clock = StepClock()
+        self._num_empty = 0  # steps in a row that found nothing to do
+
+    # Any thread
+
+    def add(self, request: Request) -> None:
+        """Hand in a request; its id is not in use."""
+        self._post(lambda: self._add(request))
+
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.ABORT,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        """End a request early; nothing happens if it has ended by itself meanwhile."""
+        self._post(lambda: self.scheduler.abort(request_id, reason, stop_reason))
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run something between two steps, in the engine's thread."""
+        self._post(action)
+
+    def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
+        self._inbox.append(message)
+        self._arrived.set()
+
+    # The engine's thread
+
+    def step(self) -> list[SeqUpdate]:
+        """One turn of the loop: what changed for which request.  Does not raise when a worker fails."""
+        updates: list[SeqUpdate] = []
+        try:
+            self._drain_inbox(updates)
+            self._submit()
+            self._collect(updates)
+        except Exception as error:
+            logger.exception("the engine has failed")
+            updates += self._die(error)
+        for update in updates:
+            if update.finish_reason is not None:
+                self._grammar.forget(update.request_id)
+        return updates
+
+    def _drain_inbox(self, updates: list[SeqUpdate]) -> None:
+        self._arrived.clear()
+        while self._inbox:
+            update = self._inbox.popleft()()
+            if update is not None:
+                updates.append(update)
+        self.scheduler.poll()
+
+    def _add(self, request: Request) -> SeqUpdate | None:
+        if self.error is not None:
+            return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=self.error)
+        return self.scheduler.add(request)
+
+    def _submit(self) -> None:
+        """Fill the pipeline."""
+        if not self._inflight:
+            self._clock.resume()
+        while self.error is None and len(self._inflight) < self.depth:
+            plan = self.scheduler.next_plan()
+            if plan is None:
+                break
+            ticket = self.executor.submit(plan)  # the forward starts
+            self._clock.submitted()
+            if plan.has_grammar:
+                ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
+            self._inflight.append((plan, ticket))
+
+    def _collect(self, updates: list[SeqUpdate]) -> None:
+        """Commit the oldest plan in flight."""
+        if not self._inflight:
+            self._count_empty()
+            return
+        self._num_empty = 0
+        plan, ticket = self._inflight.popleft()
+        since = time.perf_counter()
+        result = ticket.result()
+        self._clock.waited(since)
+        updates += self.scheduler.commit(plan, result)
+        if self._check_invariants:
+            self.scheduler.check([plan for plan, _ in self._inflight])
+
+    def _count_empty(self) -> None:
+        """Time passes in empty steps, and then some sequence is ready; if none ever is, the loop spins."""
+        runnable = self.scheduler.has_unfinished and not self.scheduler.has_transfers
+        self._num_empty = self._num_empty + 1 if runnable else 0
+        assert self._num_empty <= self.scheduler.options.pp, (
+            f"nothing is in flight and nothing can run, with {self.scheduler.num_running} sequences running "
+            f"and {self.scheduler.num_waiting} waiting"
+        )
+
+    def _die(self, error: Exception) -> list[SeqUpdate]:
+        self.error = f"the engine has failed: {type(error).__name__}: {error}"
+        self._inflight.clear()
+        return self.scheduler.fail_all(self.error)
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything that further steps would bring forward?"""
+        pending = bool(self._inbox or self._inflight) or self.scheduler.has_unfinished
+        return pending or (self.error is None and self.scheduler.has_transfers)
+
+    @property
+    def is_finished(self) -> bool:
+        """Has every request been answered?"""
+        return not self._inbox and not self.scheduler.has_unfinished
+
+    @property
+    def idle(self) -> bool:
+        """Would a step do nothing until a request arrives or a connector reports?"""
+        if self._inbox or self._inflight:
+            return False
+        return not self.has_work or (self.scheduler.has_transfers and self.scheduler.num_running == 0)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block while idle, for at most `timeout` seconds, until something is handed in.
+
+        While a connector is at work this returns soon, so that the next step may ask it.
+        """
+        if self.idle:
+            polls = self.error is None and self.scheduler.has_transfers
+            self._arrived.wait(POLL_SECONDS if polls else timeout)
+
+    def stats(self) -> EngineStats:
+        scheduler, counters, clock = self.scheduler, self.scheduler.counters, self._clock
+        return EngineStats(
+            num_steps=clock.num_steps,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_sampled_tokens=counters.num_sampled_tokens,
+            num_preemptions=counters.num_preemptions,
+            host_seconds=clock.host_seconds,
+            wait_seconds=clock.wait_seconds,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv.usage,
+        )
+
+    def shutdown(self) -> None:
+        """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
+        self.executor.shutdown()

@@ -1,0 +1,54 @@
+"""What the engine has done, in numbers that are cheap enough to keep at every step.
+
+Knows nothing of where they are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot.  Totals are since the engine began; times in seconds."""
+
+    num_steps: int  # plans that came home
+    num_prompt_tokens: int  # of admitted requests
+    num_cached_tokens: int  # of these, found in the prefix cache
+    num_sampled_tokens: int
+    num_preemptions: int
+    host_seconds: float  # between two submits, without waiting for the device
+    wait_seconds: float  # waiting for the device
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # share of the KV blocks in use
+
+
+class StepClock:
+    """Splits time into the host's work and waiting for the device.
+
+    Host time is what passes from one submit to the next, less the wait between them; idle time is neither.
+    """
+
+    def __init__(self) -> None:
+        self.host_seconds = 0.0
+        self.wait_seconds = 0.0
+        self.num_steps = 0
+        self._host_since = time.perf_counter()
+
+    def resume(self) -> None:
+        """The engine was idle until now."""
+        self._host_since = time.perf_counter()
+
+    def submitted(self) -> None:
+        now = time.perf_counter()
+        self.host_seconds += now - self._host_since
+        self._host_since = now
+
+    def waited(self, since: float) -> None:
+        """A result has come; the wait for it began at `since` of time.perf_counter."""
+        wait = time.perf_counter() - since
+        self.wait_seconds += wait
+        self._host_since += wait
+        self.num_steps += 1

@@ -1,0 +1,216 @@
+"""The KV cache of all groups as one: which blocks a sequence has, may share, and still needs.
+
+One pool per KV group; a prefix hit is what *all* groups hold.  Groups may differ in block size and number.
+Knows token counts and digests, not sequences: each sequence carries a `BlockTable`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.pool import BlockPool
+from pellucid.kv.specs import KVGroupSpec
+
+NEVER = sys.maxsize
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence's blocks.  Digests outlive a preemption, blocks do not."""
+
+    root: bytes
+    digests: dict[int, list[bytes]]  # by block size
+    blocks: list[list[int]]  # per KV group, in the order of positions
+    num_published: list[int]  # per KV group: leading blocks already offered to the pool
+    capacity: int = 0  # tokens that fit into the blocks of every group
+    publish_at: int = NEVER  # tokens with KV at which the next block is full
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Blocks of the cache that hold a sequence's first `num_tokens` tokens, not yet held by it."""
+
+    num_tokens: int
+    blocks: tuple[list[int], ...]  # per KV group
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Transfer:
+    """Blocks lent to a connector, until it says that it has ended on every rank."""
+
+    seq_id: int
+    is_load: bool  # the connector writes them; otherwise it reads
+    num_cached: int  # tokens before these blocks
+    num_tokens: int  # tokens up to the end of these blocks
+    blocks: tuple[list[int], ...]  # per KV group
+    digests: tuple[list[bytes], ...]  # per KV group, one a block
+    meta: object = field(default=None)  # the connector's own
+
+
+class KVManager:
+    """Hands out blocks.  A block is written by its only owner, and no more once it is published."""
+
+    def __init__(
+        self,
+        groups: tuple[KVGroupSpec, ...],
+        num_blocks: tuple[int, ...],
+        *,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        assert len(groups) == len(num_blocks) > 0, f"{len(groups)} groups, {len(num_blocks)} pools"
+        self.enable_prefix_caching = enable_prefix_caching
+        self.block_sizes = tuple(group.block_size for group in groups)
+        self.pools = tuple(BlockPool(n) for n in num_blocks)
+        self.unit = math.lcm(*self.block_sizes)  # tokens: prefix hits are multiples
+        self.max_tokens = min(n * size for n, size in zip(num_blocks, self.block_sizes, strict=True))
+        self._hashers = {size: BlockHasher(size) for size in self.block_sizes}
+
+    def new_table(self, lora: str | None = None, cache_salt: str | None = None) -> BlockTable:
+        """An empty table; sequences share blocks only if `lora` and `cache_salt` are the same."""
+        num_groups = len(self.pools)
+        return BlockTable(
+            root=root_digest(lora, cache_salt),
+            digests={size: [] for size in self._hashers},
+            blocks=[[] for _ in range(num_groups)],
+            num_published=[0] * num_groups,
+        )
+
+    def match(self, table: BlockTable, tokens: Sequence[int], max_tokens: int) -> PrefixHit:
+        """The longest prefix of `tokens`, at most `max_tokens` long, that every group holds."""
+        if not self.enable_prefix_caching:
+            return PrefixHit(num_tokens, self.span(hits, 0, num_tokens))
+
+    def can_adopt(self, hit: PrefixHit, num_tokens: int, num_spare: Sequence[int]) -> bool:
+        """Are there blocks for `num_tokens` tokens that begin with `hit`, and in each group some to spare?"""
+        for pool, size, blocks, spare in zip(
+            self.pools, self.block_sizes, hit.blocks, num_spare, strict=True
+        ):
+            usable = pool.num_free - sum(pool.is_resting(block) for block in blocks)
+            if usable < -(-num_tokens // size) - len(blocks) + spare:
+                return False
+        return True
+
+    def adopt(self, table: BlockTable, hit: PrefixHit) -> None:
+        """Make the hit the beginning of an empty table."""
+        for group, (pool, blocks) in enumerate(zip(self.pools, hit.blocks, strict=True)):
+            for block in blocks:
+                pool.hold(block)
+            table.blocks[group] = list(blocks)
+            table.num_published[group] = len(blocks)
+        self._measure(table)
+
+    def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Are there blocks for `num_tokens` tokens in all, in every group?"""
+        return all(
+            pool.num_free >= -(-num_tokens // size) - len(blocks)
+            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
+        )
+
+    def grow(self, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]]:
+        """Add the blocks that `num_tokens` tokens lack; `can_grow` must hold.  Returns (group, blocks)."""
+        grown: list[tuple[int, list[int]]] = []
+        for group, (pool, size) in enumerate(zip(self.pools, self.block_sizes, strict=True)):
+            need = -(-num_tokens // size) - len(table.blocks[group])
+            if need > 0:
+                grown.append((group, [pool.take() for _ in range(need)]))
+                table.blocks[group] += grown[-1][1]
+        self._measure(table)
+        return grown
+
+    def publish(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
+        """Offer the full blocks of the first `num_tokens` tokens, whose KV is there in stream order."""
+        if not self.enable_prefix_caching:
+            return
+        self._hash(table, tokens)
+        for group, (pool, size) in enumerate(zip(self.pools, self.block_sizes, strict=True)):
+            blocks, digests = table.blocks[group], table.digests[size]
+            for i in range(table.num_published[group], num_tokens // size):
+                pool.publish(blocks[i], digests[i])
+            table.num_published[group] = max(table.num_published[group], num_tokens // size)
+        self._measure(table)
+
+    def release(self, table: BlockTable) -> None:
+        """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
+        for group, pool in enumerate(self.pools):
+            for block in reversed(table.blocks[group]):
+                pool.drop(block)
+            table.blocks[group] = []
+            table.num_published[group] = 0
+        table.capacity, table.publish_at = 0, NEVER
+
+    def digests(self, table: BlockTable, tokens: Sequence[int]) -> tuple[list[bytes], ...]:
+        """Per KV group, the digests of the full blocks of `tokens`."""
+        self._hash(table, tokens)
+        return tuple(table.digests[size] for size in self.block_sizes)
+
+    def span(self, per_block: Sequence[list[T]], start: int, end: int) -> tuple[list[T], ...]:
+        """What belongs to the blocks of tokens `start` to `end` (multiples of `unit`), per KV group."""
+        return tuple(
+            items[start // size : end // size]
+            for items, size in zip(per_block, self.block_sizes, strict=True)
+        )
+
+    def lend_for_load(self, transfer: Transfer, num_spare: Sequence[int]) -> bool:
+        """Take a block for each digest, for a connector to write.  False if fewer than `num_spare` stay."""
+        counts = [len(digests) for digests in transfer.digests]
+        if any(p.num_free < n + spare for p, n, spare in zip(self.pools, counts, num_spare, strict=True)):
+            return False
+        transfer.blocks = tuple(
+            [pool.take() for _ in range(n)] for pool, n in zip(self.pools, counts, strict=True)
+        )
+        return True
+
+    def lend_for_save(self, transfer: Transfer) -> None:
+        """Hold the blocks that a connector will read."""
+        for pool, blocks in zip(self.pools, transfer.blocks, strict=True):
+            for block in blocks:
+                pool.hold(block)
+
+    def take_back(self, transfer: Transfer, publish: bool) -> None:
+        """A transfer has ended: publish what a load brought, if it did, and drop the blocks."""
+        for pool, blocks, digests in zip(self.pools, transfer.blocks, transfer.digests, strict=True):
+            for block, digest in zip(reversed(blocks), reversed(digests), strict=True):
+                if publish:
+                    pool.publish(block, digest)
+                pool.drop(block)
+
+    def clear(self) -> None:
+        """Forget every prefix; blocks in use stay with their sequences."""
+        for pool in self.pools:
+            pool.reset()
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, of the fullest group."""
+        return max(pool.num_used / pool.num_blocks for pool in self.pools)
+
+    def is_private_from(self, table: BlockTable, num_tokens: int) -> bool:
+        """May the table's owner write the position `num_tokens` and all behind it?"""
+        return all(
+            pool.is_private(block)
+            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
+            for block in blocks[num_tokens // size :]
+        )
+
+    def check(self, owners: Iterable[Sequence[list[int]]]) -> None:
+        """Assert each pool's invariants.  `owners`: for each owner its blocks per KV group."""
+        owners = list(owners)
+        for group, pool in enumerate(self.pools):
+            pool.check(owner[group] for owner in owners)
+
+    def _hash(self, table: BlockTable, tokens: Sequence[int]) -> None:
+        for size, hasher in self._hashers.items():
+            hasher.extend(table.digests[size], tokens, table.root)
+
+    def _measure(self, table: BlockTable) -> None:
+        sizes = self.block_sizes
+        table.capacity = min(len(blocks) * size for blocks, size in zip(table.blocks, sizes, strict=True))
+        if self.enable_prefix_caching:
+            full = zip(table.num_published, sizes, strict=True)
+            table.publish_at = min((num + 1) * size for num, size in full)

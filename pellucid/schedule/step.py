@@ -1,0 +1,83 @@
+"""A plan in the making, and the limits that it keeps.  Becomes a StepPlan when nothing more is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """The limits of a step and of a request."""
+
+    max_model_len: int  # tokens of a request, answer included
+    num_slots: int  # sequences on the device at once
+    max_num_batched_tokens: int  # of a step, drafts included
+    pp: int = 1  # pipeline stages: what plan t samples is there for plan t + pp
+    num_spec: int = 0  # most drafts a row may carry
+    policy: str = "fcfs"  # or "priority": lower first
+    watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
+    # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
+    choose_num_propose: Callable[[int], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 2:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, must be at least 2: "
+                "each step keeps room for an answer's token and for a prompt's"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy is {self.policy!r}, must be 'fcfs' or 'priority'")
+
+    def num_propose(self, num_running: int) -> int:
+        """Drafts wanted from a step."""
+        return self.num_spec if self.choose_num_propose is None else self.choose_num_propose(num_running)
+
+
+@dataclass(slots=True)
+class Step:
+    """What has been planned so far.  Decodes are added before chunks."""
+
+    id: int
+    budget: int  # tokens left
+    num_propose: int
+    rows: list[Row] = field(default_factory=list[Row])
+    num_decodes: int = 0  # leading rows that are no chunks
+    admitted: list[Admission] = field(default_factory=list[Admission])
+    grown: list[Growth] = field(default_factory=list[Growth])
+    has_grammar: bool = False
+    has_preempted: bool = False
+
+    def add_chunk(self, row: Row) -> None:
+        self.rows.append(row)
+        self.budget -= row.num_query
+
+    def take_back_decode(self, seq_id: int) -> Row | None:
+        """Remove a sequence's decode row and the blocks that it got for it, if it has one."""
+        index = next((i for i, row in enumerate(self.rows) if row.seq_id == seq_id), None)
+        if index is None:
+            return None
+        assert index < self.num_decodes, "a chunk stays: its blocks are published"
+        row = self.rows.pop(index)
+        self.num_decodes -= 1
+        self.budget += row.num_query
+        self.grown = [growth for growth in self.grown if growth.slot != row.slot]
+        return row
+
+    def has_chunk(self, seq_id: int) -> bool:
+        return any(row.seq_id == seq_id for row in self.rows[self.num_decodes :])
+
+    def to_plan(self, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
+        return StepPlan(
+            id=self.id,
+            committed=committed,
+            num_propose=self.num_propose,
+            rows=self.rows,
+            admitted=self.admitted,
+            grown=self.grown,
+            retired=retired,
+            kv_meta=kv_meta,
+            has_grammar=self.has_grammar,
+        )

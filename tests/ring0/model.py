@@ -1,0 +1,82 @@
+"""A toy model whose tokens tell whether its paged KV was right.
+
+A KV entry is a hash of what its layer received, a layer's output a hash of all entries it read back: a wrong
+block, an alias or a missed compaction shows in the tokens.  `autoregression` is the truth: one token at a time,
+no paging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pellucid.types import Request, SamplingParams, TokenLogprobs
+
+VOCAB = 96
+MAX_LEN = 48  # tokens of a sequence
+NUM_LAYERS = 4  # a pipeline stage has 1 to 4 of them
+MASKED = VOCAB  # a draft that no target token equals
+EOS = (0, 1, 2)
+
+
+def kv_entry(layer: int, hidden: int) -> int:
+    return hash((layer, hidden))
+
+
+def attend(layer: int, entries: list[int]) -> int:
+    return hash((layer, tuple(entries)))
+
+
+def grammar_bit(tokens: list[int]) -> int:
+    """The toy grammar: all tokens so far decide the parity of the next one."""
+    return hash(tuple(tokens)) >> 7 & 1
+
+
+def draw(hidden: int, seed: int, position: int, bit: int | None, banned: frozenset[int]) -> int:
+    """The token at `position`.  Its noise is a function of (seed, position) only (law 9)."""
+    token = (hash((hidden, seed, position)) >> 5) % VOCAB
+    while token in banned or (bit is not None and token & 1 != bit):
+        token = (token + 1) % VOCAB
+    return token
+
+
+def logprob(hidden: int, token: int) -> TokenLogprobs:
+    return TokenLogprobs([token], [float(hash((hidden, token)) % 1009)], 1)
+
+
+def banned_at(
+    position: int, prompt_len: int, sampling: SamplingParams, stops: frozenset[int]
+) -> frozenset[int]:
+    return stops if position - prompt_len < sampling.min_tokens else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What autoregression makes of a request."""
+
+    tokens: list[int]  # prompt included
+    caches: list[list[int]]  # KV entries by layer, of every token
+    logprobs: list[TokenLogprobs]  # of the generated tokens
+    prompt_logprobs: list[TokenLogprobs]  # of prompt positions 1..
+    stopped: bool  # by a stop token
+
+
+def autoregression(request: Request, limit: int) -> Truth:
+    tokens, caches = list(request.prompt_token_ids), [[] for _ in range(NUM_LAYERS)]
+    outputs: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_len, stops, stopped = len(tokens), request.stop_token_ids, False
+    while True:
+        for hidden in tokens[len(outputs) :]:
+            for layer, cache in enumerate(caches):
+                cache.append(kv_entry(layer, hidden))
+                hidden = attend(layer, cache)
+            outputs.append(hidden)
+        if stopped or len(tokens) >= limit:
+            break
+        bit = grammar_bit(tokens) if request.grammar else None
+        banned = banned_at(len(tokens), prompt_len, request.sampling, stops)
+        tokens.append(draw(outputs[-1], request.seed, len(tokens), bit, banned))
+        logprobs.append(logprob(outputs[-1], tokens[-1]))
+        stopped = tokens[-1] in stops
+    known = zip(outputs[: prompt_len - 1], tokens[1:prompt_len], strict=True)
+    return Truth(tokens, caches, logprobs, [logprob(h, t) for h, t in known], stopped)

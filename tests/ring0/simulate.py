@@ -1,0 +1,322 @@
+"""Ring 0: the real scheduler, KV manager and engine loop on a toy worker, in random configurations.
+
+Pipelines, overlap, chunked prefill, chain or tree drafts, prefix cache, several KV groups, a connector,
+preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying workers: every
+request must end in autoregression's answer (or its beginning, if it was aborted).
+
+    python -m tests.ring0.simulate [N]      N configurations (default 2000)
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pellucid.engine.core import Engine
+from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.manager import KVManager
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.schedule.scheduler import HostBoundRow, Scheduler, SchedulerOptions
+from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
+from tests.ring0.connector import Blocks, Key, ToyConnector
+from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregression, grammar_bit
+from tests.ring0.worker import TREES, ToyExecutor, WorkerConfig, tree_paths
+
+MAX_STEPS = 3000
+GROUPS = [(4,), (4,), (4, 4), (4, 8), (2, 4, 4)]  # block sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One way to run requests; none of it may show in the answers."""
+
+    worker: WorkerConfig
+    depth: int
+    budget: int  # tokens a step
+    caching: bool = True
+    policy: str = "fcfs"
+    watermark: float = 0.0
+    vary_drafts: bool = True
+    arrival_rate: float = 1.0  # chance that the next request arrives, again and again
+    abort_rate: float = 0.0  # chance of an abort, a step
+    clear_rate: float = 0.0  # chance that the prefix cache is cleared, a step
+    remote_rate: float = 0.0  # share of the requests of which a remote store has KV
+    save_rate: float = 0.0  # share of the retiring sequences that are saved
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that came back for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: SeqUpdate | None = None
+
+    def add(self, update: SeqUpdate) -> None:
+        assert self.end is None, "an update behind the last one"
+        self.tokens += update.new_token_ids
+        self.logprobs += update.logprobs or []
+        self.prompt_logprobs += update.prompt_logprobs or []
+        if update.finish_reason is not None:
+            self.end = update
+
+
+class ToyGrammar:
+    """Masks of a row: for each draft node the parity of the token that follows it."""
+
+    def __init__(self, parents: list[int]) -> None:
+        self.paths = tree_paths(parents)
+
+    def masks(self, rows: dict[int, HostBoundRow]) -> dict[int, list[int]]:
+        return {index: [self.bit(row, path) for path in self.paths] for index, row in rows.items()}
+
+    def bit(self, row: HostBoundRow, path: list[int]) -> int:
+        return grammar_bit(row.token_ids + [row.drafts[node - 1] for node in path if node <= len(row.drafts)])
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+def random_config(rng: random.Random) -> Config:
+    parents = TREES[rng.choice(["none", "chain", "tree", "tree"])]
+    pp, sizes = rng.randint(1, NUM_LAYERS), rng.choice(GROUPS)
+    spare = rng.choice([0, 12, 32, 80, 480])  # tokens beyond law 10's least
+    death = (rng.choice(["submit", "result"]), rng.randrange(60)) if rng.random() < 0.05 else None
+    worker = WorkerConfig(
+        pp=pp,
+        parents=parents,
+        block_sizes=sizes,
+        num_blocks=tuple(-(-(MAX_LEN + len(parents) - 1 + spare) // size) for size in sizes),
+        num_slots=rng.randint(2, 7),
+        laziness=rng.choice([0, 0.3, 0.9]),
+        death=death,
+    )
+    caching = rng.random() < 0.9
+    return Config(
+        worker=worker,
+        depth=rng.choice([1, pp, pp + 1, pp + 2]),
+        budget=rng.choice([2, 5, 11, 16, 64]),
+        caching=caching,
+        policy=rng.choice(["fcfs", "priority"]),
+        watermark=rng.choice([0, 0, 0.1]),
+        arrival_rate=rng.choice([0.1, 0.3, 0.6]),
+        abort_rate=rng.choice([0, 0, 0.02, 0.1]),
+        clear_rate=rng.choice([0, 0, 0, 0.02]),
+        remote_rate=rng.choice([0, 0, 0.7]) * caching,
+        save_rate=rng.choice([0, 0, 0.7]) * caching,
+    )
+
+
+def random_requests(rng: random.Random) -> list[tuple[Request, Truth]]:
+    """Shared prefixes, exact repeats, next turns of a chat (another's output in the prompt), full lengths."""
+    shared = [rng.randrange(VOCAB) for _ in range(16)]
+    made: list[tuple[Request, Truth]] = []
+    for i in range(rng.randint(4, 12)):
+        kind, prompt = rng.random(), list[int]()
+        if i and kind < 0.5:
+            request, truth = rng.choice(made)
+            prompt = request.prompt_token_ids if kind < 0.2 else truth.tokens
+        elif kind < 0.7:
+            prompt = shared[: 4 * rng.randint(1, 4)]
+        if not prompt or kind > 0.3:
+            prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        request = random_request(rng, i, prompt[:MAX_LEN])
+        made.append((request, autoregression(request, length_limit(request))))
+    return made
+
+
+def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request:
+    max_tokens = rng.choice([None, *range(1, 25)])
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=rng.choice([0, 0, min(5, max_tokens or 5)]),
+        stop_token_ids=rng.choice([None, [7], [1, 9]]),
+        ignore_eos=rng.random() < 0.3,
+        logprobs=rng.choice([None, 0]),
+        prompt_logprobs=rng.choice([None, None, None, 0]),
+    )
+    return Request(
+        id=f"request-{index}",
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        seed=rng.randrange(3),
+        eos_token_ids=EOS,
+        grammar="parity" if rng.random() < 0.2 else None,
+        priority=rng.choice([0, 0, 0, -1, 1]),
+        arrival=float(index),
+    )
+
+
+def length_limit(request: Request) -> int:
+    """Most tokens of a request, prompt included."""
+    max_tokens = request.sampling.max_tokens
+    return MAX_LEN if max_tokens is None else min(MAX_LEN, len(request.prompt_token_ids) + max_tokens)
+
+
+def kv_blocks(truths: list[Truth], sizes: tuple[int, ...], most: int | None = None) -> dict[Key, Blocks]:
+    """The KV of the truths' full blocks, at most the first `most` of each, by group and digest."""
+    blocks: dict[Key, Blocks] = {}
+    for truth in truths:
+        for group, size in enumerate(sizes):
+            digests: list[bytes] = []
+            BlockHasher(size).extend(digests, truth.tokens, root_digest())
+            for i, digest in enumerate(digests[:most]):
+                layers = (layer for layer in range(NUM_LAYERS) if layer % len(sizes) == group)
+                blocks[group, digest] = {n: truth.caches[n][i * size : (i + 1) * size] for n in layers}
+    return blocks
+
+
+class Simulation:
+    """One configuration, from the first request to the last answer."""
+
+    def __init__(self, config: Config, requests: list[tuple[Request, Truth]], rng: random.Random) -> None:
+        self.config, self.rng, self.requests = config, rng, requests
+        truths, worker = [truth for _, truth in requests], config.worker
+        far = [truth for truth in truths if rng.random() < config.remote_rate]
+        remote = kv_blocks(far, worker.block_sizes, rng.randint(1, 5))
+        truth = kv_blocks(truths, worker.block_sizes)
+        self.connector = ToyConnector(remote, truth, worker.block_sizes, worker.pp, config.save_rate, rng)
+        oracle = {(r.seed, *r.prompt_token_ids): t.tokens for r, t in requests}
+        self.executor = ToyExecutor(worker, self.connector, oracle, rng)
+        self.scheduler = self.make_scheduler()
+        self.engine = Engine(
+            self.scheduler,
+            self.executor,  # type: ignore[arg-type]
+            depth=config.depth,
+            grammar=ToyGrammar(worker.parents),
+            check_invariants=True,
+        )
+        self.answers = {request.id: Answer() for request, _ in requests}
+        self.aborted: set[str] = set()
+
+    def make_scheduler(self) -> Scheduler:
+        config, worker = self.config, self.config.worker
+        groups = tuple(
+            KVGroupSpec(block_size=n, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int64", itemsize=8)
+            for n in worker.block_sizes
+        )
+        options = SchedulerOptions(
+            max_model_len=MAX_LEN,
+            num_slots=worker.num_slots,
+            max_num_batched_tokens=config.budget,
+            pp=worker.pp,
+            num_spec=worker.num_spec,
+            policy=config.policy,
+            watermark=config.watermark,
+            choose_num_propose=(lambda _: self.rng.randint(0, worker.num_spec))
+            if config.vary_drafts
+            else None,
+        )
+        kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
+        return Scheduler(options, kv, self.connector if config.caching else None)
+
+    def run(self) -> Counter[str]:
+        """Until everything is answered.  Returns statistics."""
+        pending, num_steps = [request for request, _ in reversed(self.requests)], 0
+        while pending or self.engine.has_work:
+            while pending and self.rng.random() < self.config.arrival_rate:
+                self.engine.add(pending.pop())
+            self.disturb()
+            self.step()
+            num_steps += 1
+            assert num_steps < MAX_STEPS, "livelock"
+        self.check_answers()
+        if self.engine.error is None:
+            self.check_leaks()
+        return self.statistics()
+
+    def disturb(self) -> None:
+        living = [id for id, answer in self.answers.items() if answer.end is None]
+        if living and self.rng.random() < self.config.abort_rate:
+            victim = self.rng.choice(living)
+            self.aborted.add(victim)
+            self.engine.abort(victim)
+        if self.rng.random() < self.config.clear_rate:
+            self.engine.call(self.scheduler.clear_prefix_cache)
+
+    def step(self) -> None:
+        running = self.scheduler.running()
+        oldest = running[0] if running else None
+        blocks_on_inbox = self.engine.idle and self.engine.has_work and not self.scheduler.has_transfers
+        assert not blocks_on_inbox, "would wait for ever"
+        for update in self.engine.step():
+            self.answers[update.request_id].add(update)
+        if self.engine.error is not None:
+            assert self.config.worker.death is not None, self.engine.error
+        elif oldest is not None and oldest.status.name == "WAITING":
+            assert self.scheduler.oldest_key() < oldest.key, "the oldest was preempted"
+
+    def check_answers(self) -> None:
+        for request, truth in self.requests:
+            answer, prompt_len = self.answers[request.id], len(request.prompt_token_ids)
+            end, expected = answer.end, truth.tokens[prompt_len:]
+            assert end is not None, f"{request.id} was not answered"
+            if end.finish_reason is FinishReason.ERROR:
+                assert end.error and (self.engine.error or prompt_len >= MAX_LEN), end.error
+            elif end.finish_reason is FinishReason.ABORT:
+                assert request.id in self.aborted, "aborted by nobody"
+            else:
+                assert answer.tokens == expected, f"wrong tokens: {answer.tokens}, not {expected}"
+                assert end.finish_reason is (FinishReason.STOP if truth.stopped else FinishReason.LENGTH)
+            assert answer.tokens == expected[: len(answer.tokens)], "wrong tokens"
+            self.check_logprobs(request, truth, answer)
+
+    def check_logprobs(self, request: Request, truth: Truth, answer: Answer) -> None:
+        if request.sampling.logprobs is not None:
+            assert answer.logprobs == truth.logprobs[: len(answer.tokens)], "logprobs"
+        if request.sampling.prompt_logprobs is None:
+            assert not answer.prompt_logprobs
+        elif answer.tokens:
+            assert answer.prompt_logprobs == truth.prompt_logprobs, "prompt logprobs"
+        else:
+            assert answer.prompt_logprobs == truth.prompt_logprobs[: len(answer.prompt_logprobs)]
+
+    def check_leaks(self) -> None:
+        assert self.scheduler.kv.usage == 0 and not self.scheduler.num_running, "leaked blocks"
+        self.scheduler.check([])
+
+    def statistics(self) -> Counter[str]:
+        stats, connector = self.engine.stats(), self.connector
+        return Counter(
+            {
+                "steps": stats.num_steps,
+                "preemptions": stats.num_preemptions,
+                "cached tokens": stats.num_cached_tokens,
+                "drafts accepted": self.executor.num_accepted,
+                "aborts": len(self.aborted),
+                "loads": connector.num_loads,
+                "failed loads": connector.num_failed,
+                "saves": connector.num_saves,
+                "deaths": self.engine.error is not None,
+            }
+        )
+
+
+def run(seed: int) -> Counter[str]:
+    """One random configuration; raises AssertionError if anything is wrong."""
+    rng = random.Random(seed)
+    config = random_config(rng)
+    return Simulation(config, random_requests(rng), rng).run()
+
+
+def main(num_configs: int) -> None:
+    logging.disable(logging.CRITICAL)  # dying workers are part of it
+    start, total = time.time(), Counter[str]()
+    for seed in range(num_configs):
+        try:
+            total += run(seed)
+        except Exception as error:
+            raise AssertionError(f"configuration {seed}") from error
+    figures = ", ".join(f"{total[name]} {name}" for name in sorted(total))
+    sys.stdout.write(
+        f"{num_configs} configurations equal autoregression: {figures}; {time.time() - start:.1f} s\n"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
