@@ -1,8 +1,7 @@
 """The one loop: take requests in, plan, submit, commit.
 
 One thread calls `step`; any thread may `add` and `abort`.  `depth` is the only mode: 1 is plain, 2 overlaps
-host and device, the number of pipeline stages fills a pipeline.  Knows nothing of text, of devices, or of what a
-plan's rows mean.
+host and device, the number of pipeline stages fills a pipeline.  Knows nothing of text or devices.
 """
 
 from __future__ import annotations

@@ -84,7 +84,14 @@ class KVManager:
     def match(self, table: BlockTable, tokens: Sequence[int], max_tokens: int) -> PrefixHit:
         """The longest prefix of `tokens`, at most `max_tokens` long, that every group holds."""
         if not self.enable_prefix_caching:
-            return PrefixHit(num_tokens, self.span(hits, 0, num_tokens))
+            return PrefixHit(0, tuple([] for _ in self.pools))
+        self._hash(table, tokens)
+        hits: list[list[int]] = []
+        for pool, size in zip(self.pools, self.block_sizes, strict=True):
+            hits.append(pool.match(table.digests[size][: max_tokens // size]))
+            max_tokens = min(max_tokens, len(hits[-1]) * size)
+        num_tokens = max_tokens // self.unit * self.unit
+        return PrefixHit(num_tokens, self.span(hits, 0, num_tokens))
 
     def can_adopt(self, hit: PrefixHit, num_tokens: int, num_spare: Sequence[int]) -> bool:
         """Are there blocks for `num_tokens` tokens that begin with `hit`, and in each group some to spare?"""

@@ -323,7 +323,7 @@ class Scheduler:
     def _retire(self, seq: Sequence) -> None:
         """Finish, abort, preemption.
 
-        Law 5: blocks are free at once, for work later in stream order; the slot is when its last row has landed.
+        Law 5: blocks are free at once, for work later in stream order; the slot when its last row has landed.
         """
         self._transfers.offer_for_save(seq)
         self.kv.release(seq.table)

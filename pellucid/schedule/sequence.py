@@ -131,8 +131,8 @@ class Sequence:
     def trim_prompt_logprobs(self, row: Row, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
         """The entries for prompt positions that have not arrived before, and remember that they have.
 
-        Called when the row has been committed.  A chunk may reach over the prompt's end, into tokens that were
-        generated before a preemption; those entries are not the prompt's.
+        Called when the row has been committed.  A chunk may reach over the prompt's end, into tokens from
+        before a preemption; their entries are not the prompt's.
         """
         first = self.num_computed - row.num_logits  # position of entries[0]
         wanted = entries[self.num_prompt_logprobs - first : self.num_wanted_logprobs - first]

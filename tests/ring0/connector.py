@@ -1,7 +1,7 @@
 """A toy KV connector: loads that write out of order and may fail, saves that read out of order.
 
-Both start in stream order on each stage (with the plan that carries them) and end some ticks later; what a save
-read is compared with the truth and may be loaded again.
+Both start in stream order on each stage (with the plan that carries them) and end some ticks later.  What a
+save has read is compared with the truth, and may be loaded again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A toy model whose tokens tell whether its paged KV was right.
 
 A KV entry is a hash of what its layer received, a layer's output a hash of all entries it read back: a wrong
-block, an alias or a missed compaction shows in the tokens.  `autoregression` is the truth: one token at a time,
-no paging.
+block, an alias or a missed compaction shows in the tokens.  `autoregression` is the truth: one token at a
+time, without pages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ring 0: the real scheduler, KV manager and engine loop on a toy worker, in random configurations.
 
 Pipelines, overlap, chunked prefill, chain or tree drafts, prefix cache, several KV groups, a connector,
-preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying workers: every
-request must end in autoregression's answer (or its beginning, if it was aborted).
+preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying workers:
+every request must end in autoregression's answer (or its beginning, if it was aborted).
 
     python -m tests.ring0.simulate [N]      N configurations (default 2000)
 """

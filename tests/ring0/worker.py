@@ -1,6 +1,6 @@
 """A toy executor: a pipeline of stages, each with its own slots, its own paged KV and its own idea of time.
 
-It follows the workers' laws (feedback, retired, admitted, grown, forward) on the real StepPlans, runs as lazily
+It follows the workers' laws (feedback, retired, admitted, grown, forward) on the real StepPlans, runs as late
 as it likes, samples and drafts behind the last stage, and may be told to die.
 """
 
