@@ -40,8 +40,9 @@ def floors(logits: Tensor, params: SlotParams, width: int | None) -> Tensor:
     nucleus = params.floats(Column.TOP_P).double() * total
     masses = _masses(ranked, floor, highest, temperature)
     mass_above = masses.cumsum(-1) - masses
-    num_kept = ((mass_above < nucleus[:, None]) & (ranked >= floor[:, None])).sum(-1).clamp_(min=1)
+    num_kept = (mass_above < nucleus[:, None]).sum(-1).clamp_(min=1)
     top_p_floor = ranked.gather(1, num_kept[:, None] - 1)[:, 0]
+    # Without top_p even a token too unlikely for any mass passes.
     return torch.where(params.floats(Column.TOP_P) < 1, torch.maximum(floor, top_p_floor), floor)
 
 

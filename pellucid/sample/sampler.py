@@ -62,6 +62,7 @@ class Sampler:
 
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
+        assert logits.shape[1] == self.state.vocab_size, (logits.shape, self.state.vocab_size)
         if batch.features == Feature.NONE:
             return Sampled(logits.argmax(-1).int())
         raw = _raw_logprobs_of_askers(logits, batch)

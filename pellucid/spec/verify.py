@@ -9,6 +9,7 @@ nodes 1.. are its drafts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -30,16 +31,22 @@ class VerifyRows:
     # Host: the parents of drafts 1, 2, ..; None is a chain.  A row with fewer drafts has the first of them.
     parents: tuple[int, ...] | None = None
 
+    @property
+    def max_new(self) -> int:
+        """K: most tokens that a row can yield."""
+        if self.parents is None or self.max_drafts == 0:
+            return 1 + self.max_drafts
+        return 1 + depth_of(self.parents)
+
 
 def verify(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
     """Accept drafts and gather each row's new tokens: the accepted ones, then the target's own next.
 
-    sampled: the target's token at each of the S logits.  K is 1 + max_drafts for a chain, 1 + the depth of
-    the deepest draft for a tree.
+    sampled: the target's token at each of the S logits.
     """
     num_rows, num_logits = len(rows.room), len(sampled.tokens)
     if num_logits == 0:
-        zeros = torch.zeros((num_rows, 1), dtype=torch.int32, device=rows.room.device)
+        zeros = torch.zeros((num_rows, rows.max_new), dtype=torch.int32, device=rows.room.device)
         return SampleOutput(tokens=zeros, num_new=zeros[:, 0])
     if rows.parents is None or rows.max_drafts == 0:
         return _verify_chain(sampled, rows)
@@ -65,7 +72,7 @@ def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -
     stands = torch.ones_like(start, dtype=torch.bool)
     num_new = torch.zeros_like(start)
     path = []
-    for _ in range(1 + depth_of(parents)):
+    for _ in range(rows.max_new):
         path.append(node)
         num_new = num_new + stands
         candidates = children[node]  # [B, most children], -1 is none
@@ -73,12 +80,14 @@ def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -
         target = sampled.tokens[_places(start, node[:, None], len(sampled.tokens))]
         agrees = (fed == target) & (candidates > 0) & (candidates < count[:, None])
         first = agrees.int().argmax(-1, keepdim=True)
-        stands = stands & agrees.any(-1)
+        # A row that has failed stays at its node, and so fails again.
+        stands = agrees.any(-1)
         node = torch.where(stands, candidates.gather(1, first)[:, 0], node)
     nodes = torch.stack(path, dim=1)
     return _output(sampled, rows, _places(start, nodes, len(sampled.tokens)), num_new, path=nodes.int())
 
 
+@lru_cache(maxsize=16)
 def children_of(parents: tuple[int, ...], device: torch.device) -> Tensor:
     """[nodes, most children] int64: the children of every node in order, -1 where there are no more."""
     lists: list[list[int]] = [[] for _ in range(1 + len(parents))]
