@@ -112,9 +112,9 @@ def refuse_unknown(config: dict[str, object]) -> None:
     """Raise ValueError for an architecture that no file serves, naming those that are."""
     other = [name for name in OTHER_MODALITIES if name in config]
     if other:
-        known = ", ".join(MODELS)
         raise ValueError(
-            f"config.json has {', '.join(other)}: a multimodal model; this engine serves text ({known})"
+            f"config.json has {', '.join(other)}: it is a multimodal model, and this engine serves text "
+            f"(known: {', '.join(MODELS)})"
         )
     MODELS.check(architecture_of(config))
 

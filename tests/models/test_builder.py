@@ -1,0 +1,153 @@
+"""The builder: slices for every rank, KV groups, shared rotary tables, schemes that refuse to merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.layers.linear import Linear, Unmerged
+from pellucid.layers.weight import Weight
+from pellucid.models.builder import Builder, Heads, Site
+from pellucid.models.decoder import Decoder
+from pellucid.quant.base import WHOLE, Coords, Kind, QuantScheme
+from pellucid.quant.unquantized import Unquantized, UnquantizedScheme
+from tests.layers.test_rotary import make_rope
+
+DIM = 12
+
+
+def make_builder(coords: Coords = WHOLE, scheme: QuantScheme | None = None, first_group: int = 0) -> Builder:
+    site = Site(
+        scheme=scheme or UnquantizedScheme(),
+        stacked=Decoder.stacked,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        block_size=16,
+        max_model_len=64,
+        coords=coords,
+        first_group=first_group,
+    )
+    return Builder(site).at("model.layers.0")
+
+
+def fill(layer: Linear | Unmerged, tensors: Mapping[str, Tensor]) -> None:
+    """Give every weight of the layer the tensors it names."""
+    for weight in layer.parameters():
+        assert isinstance(weight, Weight)
+        for part, source in enumerate(weight.sources):
+            weight.load(part, tensors[source])
+
+
+def qkv_tensors(heads: Heads) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    prefix = "model.layers.0.self_attn"
+    tensors: dict[str, Tensor] = {}
+    for name, num in (("q_proj", heads.num), ("k_proj", heads.num_kv), ("v_proj", heads.num_kv)):
+        tensors[f"{prefix}.{name}.weight"] = torch.randn(num * heads.dim, DIM, generator=generator)
+        tensors[f"{prefix}.{name}.bias"] = torch.randn(num * heads.dim, generator=generator)
+    return tensors
+
+
+def qkv_of(coords: Coords, heads: Heads, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, heads, dim] as this rank computes them."""
+    layer = make_builder(coords).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+    fill(layer, qkv_tensors(heads))
+    num = heads.num // coords.size
+    num_kv = max(1, heads.num_kv // coords.size)
+    q, k, v = layer(x).view(len(x), -1, heads.dim).split((num, num_kv, num_kv), dim=1)
+    return q, k, v
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("num_kv", [1, 2, 8])
+def test_every_rank_computes_its_heads_and_the_kv_heads_they_need(size: int, num_kv: int) -> None:
+    heads, x = Heads(8, num_kv, 4), torch.randn(3, DIM)
+    q, k, v = qkv_of(WHOLE, heads, x)
+    per_kv = heads.num // num_kv
+    for rank in range(size):
+        local_q, local_k, local_v = qkv_of(Coords(rank, size), heads, x)
+        mine = range(rank * heads.num // size, (rank + 1) * heads.num // size)
+        needed = sorted({head // per_kv for head in mine})
+        torch.testing.assert_close(local_q, q[:, list(mine)])
+        torch.testing.assert_close(local_k, k[:, needed])
+        torch.testing.assert_close(local_v, v[:, needed])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_partial_sums_of_a_row_layer_add_up(size: int) -> None:
+    x = torch.randn(3, DIM)
+    tensors = {
+        "model.layers.0.o_proj.weight": torch.randn(5, DIM),
+        "model.layers.0.o_proj.bias": torch.randn(5),
+    }
+
+    def partial_sum(coords: Coords) -> Tensor:
+        layer = make_builder(coords).row("o_proj", DIM, 5, bias=True)
+        fill(layer, tensors)
+        return layer(x.chunk(coords.size, dim=1)[coords.rank])
+
+    total = sum(partial_sum(Coords(rank, size)) for rank in range(size))
+    torch.testing.assert_close(total, partial_sum(WHOLE))
+
+
+@pytest.mark.parametrize(("heads", "size"), [(Heads(6, 6, 4), 4), (Heads(12, 3, 4), 2)])
+def test_heads_that_do_not_divide_over_the_ranks_are_refused(heads: Heads, size: int) -> None:
+    with pytest.raises(ValueError, match="cannot be split"):
+        make_builder(Coords(0, size)).qkv("qkv_proj", DIM, heads)
+
+
+class NeverMerge:
+    """A scheme under which merged matrices would not be stored alike."""
+
+    @classmethod
+    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
+        return cls()
+
+    def method(self, prefixes: tuple[str, ...], kind: Kind) -> Unquantized | None:
+        return Unquantized() if len(prefixes) == 1 else None
+
+
+def test_a_scheme_may_refuse_to_merge() -> None:
+    heads, x = Heads(4, 2, 4), torch.randn(3, DIM)
+    merged = make_builder().at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+    apart = make_builder(scheme=NeverMerge()).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+    assert isinstance(apart, Unmerged)
+    for layer in (merged, apart):
+        fill(layer, qkv_tensors(heads))
+    torch.testing.assert_close(apart(x), merged(x))
+
+
+def test_layers_with_equal_caches_share_a_kv_group() -> None:
+    b = make_builder(first_group=1)
+    layers = [
+        b.attention("a", Heads(4, 2, 8)),
+        b.attention("b", Heads(4, 1, 8), window=5),
+        b.attention("c", Heads(8, 2, 8), window=7),
+    ]
+    assert [layer.group for layer in layers] == [1, 2, 1]
+    first, second = b.kv_groups(torch.bfloat16)
+    assert (first.num_layers, first.num_kv_heads, first.head_dim, first.window) == (2, 2, 8, None)
+    assert (second.num_layers, second.num_kv_heads, second.window) == (1, 1, 5)
+    assert (first.dtype, first.itemsize, first.block_size) == ("bfloat16", 2, 16)
+
+
+def test_a_backend_is_asked_for_the_narrowest_window() -> None:
+    b = make_builder()
+    b.attention("a", Heads(4, 2, 8))
+    b.attention("b", Heads(4, 2, 8), window=5)
+    assert b.attention_needs().window == 5
+
+
+def test_layers_with_equal_rotary_numbers_share_one_table() -> None:
+    b = make_builder()
+    assert b.at("a").rope(make_rope(8)) is b.at("b").rope(make_rope(8))
+    assert b.rope(make_rope(8)) is not b.rope(make_rope(4))
+
+
+def test_experts_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="model.layers.0.mlp mixes 8 experts, which is not supported"):
+        make_builder().experts("mlp", DIM, 16, 8, 2)

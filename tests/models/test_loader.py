@@ -1,0 +1,115 @@
+"""Loading: every tensor arrives, and one that is missing, misshapen or unknown is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pellucid.config import ModelConfig
+from pellucid.models.build import BuildOptions, BuiltModel, build
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.loader import weights_of
+from tests.models.conftest import Folder
+from tests.models.harness import CPU, Harness, load
+
+OPTIONS = BuildOptions(
+    dtype=torch.float32,
+    device=torch.device("cpu"),
+    block_size=16,
+    max_model_len=64,
+    show_progress=False,
+)
+
+
+def load_folder(folder: Folder) -> BuiltModel:
+    return load(folder.write(), max_model_len=64)
+
+
+def dummy(folder: Folder, *, seed: int, dtype: torch.dtype = torch.float32) -> BuiltModel:
+    folder.write()
+    model = ModelConfig(model=str(folder.path), load_format="dummy")
+    return build(Checkpoint.open(model), CPU, replace(OPTIONS, seed=seed, dtype=dtype), "torch")
+
+
+def test_every_tensor_arrives_in_the_wanted_dtype(folder: Folder) -> None:
+    for weight in weights_of(load_folder(folder).model):
+        arrived = torch.cat([folder.tensors[source] for source in weight.sources])
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, arrived.float())
+
+
+def test_missing_tensors_are_named(folder: Folder) -> None:
+    del folder.tensors["model.layers.1.self_attn.k_proj.weight"]
+    with pytest.raises(ValueError, match=r"missing: model\.layers\.1\.self_attn\.k_proj\.weight;"):
+        load_folder(folder)
+
+
+def test_of_many_missing_tensors_five_are_named(folder: Folder) -> None:
+    folder.config["num_hidden_layers"] = 3
+    with pytest.raises(ValueError, match=r"missing: (model\.layers\.2\.\S+; ){4}\S+ and 6 more;"):
+        load_folder(folder)
+
+
+def test_misshapen_tensors_are_named_with_both_shapes(folder: Folder) -> None:
+    folder.tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(20, 16)
+    words = r"mlp\.up_proj\.weight has shape \(20, 16\), this model expects \(24, 16\)"
+    with pytest.raises(ValueError, match=words):
+        load_folder(folder)
+
+
+def test_tensors_that_nobody_claims_are_named(folder: Folder) -> None:
+    folder.tensors["model.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(2, 16)
+    with pytest.raises(ValueError, match=r"no use for these tensors: model\S+lora_A \(2, 16\);"):
+        load_folder(folder)
+
+
+def test_old_rotary_buffers_are_passed_over(folder: Folder) -> None:
+    folder.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    load_folder(folder)
+
+
+@pytest.mark.parametrize("duplicate", [True, False])
+def test_a_tied_head_needs_no_tensor_and_minds_none(folder: Folder, duplicate: bool) -> None:
+    folder.config["tie_word_embeddings"] = True
+    if duplicate:
+        folder.tensors["lm_head.weight"] = torch.zeros(50, 16)
+    else:
+        del folder.tensors["lm_head.weight"]
+    model = load_folder(folder).model
+    hidden = torch.randn(3, 16)
+    expected = hidden @ folder.tensors["model.embed_tokens.weight"].float().T
+    torch.testing.assert_close(model.logits(hidden), expected)
+
+
+def test_an_untied_head_needs_its_tensor(folder: Folder) -> None:
+    del folder.tensors["lm_head.weight"]
+    with pytest.raises(ValueError, match=r"missing: lm_head\.weight;"):
+        load_folder(folder)
+
+
+def test_dummy_weights_follow_from_the_seed(folder: Folder) -> None:
+    def logits(seed: int) -> torch.Tensor:
+        (scores,) = Harness(dummy(folder, seed=seed), num_seqs=1, max_len=16).step({0: [1, 2, 3]})
+        return scores
+
+    assert torch.equal(logits(1), logits(1))
+    assert not torch.equal(logits(1), logits(2))
+
+
+def test_dummy_weights_are_never_zero_and_norms_are_near_one(folder: Folder) -> None:
+    for weight in weights_of(dummy(folder, seed=0).model):
+        assert (weight != 0).all()
+        center = 1.0 if weight.dim() == 1 else 0.0
+        assert abs(weight.mean() - center) < 0.02
+
+
+def test_a_tied_head_is_packed_beside_its_table(folder: Folder) -> None:
+    """The table of embeddings must stay as it is: rows cannot be read from a packed matrix."""
+    folder.config["tie_word_embeddings"] = True
+    built = dummy(folder, seed=0, dtype=torch.bfloat16)
+    sources = [source for weight in weights_of(built.model) for source in weight.sources]
+    assert "model.embed_tokens.weight" in sources
+    (logits,) = Harness(built, num_seqs=1, max_len=16).step({0: [1, 2, 3]})
+    assert logits.isfinite().all()

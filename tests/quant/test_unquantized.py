@@ -1,0 +1,50 @@
+"""Plain weights: the packed product on a CPU is the plain one, and only one copy is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pellucid.layers.linear import Linear
+from pellucid.layers.weight import Weight
+from pellucid.quant.base import WHOLE, LinearShape, ParamSpec, vector
+from pellucid.quant.unquantized import Unquantized, can_pack
+
+
+def make_linear(dtype: torch.dtype, *, bias: bool) -> Linear:
+    """A layer of 96 inputs and 80 outputs, its weights random and not finished."""
+    shape = LinearShape(in_features=96, out_partitions=(48, 32), split="out", dtype=dtype)
+    specs = Unquantized().params(shape)
+    specs["bias"] = ParamSpec(shape=(80,), dtype=dtype, place=vector(shape))
+    device = torch.device("cpu")
+    weights = {name: Weight.empty(spec, ("a", "b"), (WHOLE, WHOLE), device) for name, spec in specs.items()}
+    generator = torch.Generator().manual_seed(1)
+    for weight in weights.values():
+        weight.fill(generator)
+    added = weights.pop("bias")
+    return Linear(shape, Unquantized(), weights, added if bias else None)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 16, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_finishing_does_not_change_the_product(dtype: torch.dtype, num_tokens: int, bias: bool) -> None:
+    layer = make_linear(dtype, bias=bias)
+    x = torch.randn(num_tokens, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = F.linear(x, layer.param("weight"), layer.bias)
+    layer.finish()
+    torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.skipif(not can_pack(), reason="this CPU does not multiply packed bfloat16")
+def test_packing_lets_the_plain_copy_go() -> None:
+    layer = make_linear(torch.bfloat16, bias=True)
+    layer.finish()
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+
+
+def test_float32_stays_as_it_is() -> None:
+    layer = make_linear(torch.float32, bias=False)
+    layer.finish()
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
