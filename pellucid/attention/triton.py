@@ -1,0 +1,127 @@
+"""Attention with the bundled Triton kernels: the backend of NVIDIA GPUs.
+
+Decodes and verifications take the split-KV kernel, prompt chunks the tiled one.  Which row takes which is
+decided by the number of its queries, which the host knows; nothing here reads a device value.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from pellucid.attention.base import AttentionLayer, AttentionSpec
+from pellucid.forward import ForwardInput
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.platform import Platform
+from pellucid.transfer import upload
+
+if TYPE_CHECKING:
+    from pellucid.kernels.paged_attention import PagedRows
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+MAX_SHORT_QUERY = 8  # queries of a row that the split-KV kernel takes
+
+
+class TritonAttention:
+    """Write the cache, then attend: at most three kernels and one merge a layer."""
+
+    supports_graphs: ClassVar[bool] = True
+    supports_trees: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        # Imported here, so that asking `supports` needs no Triton.
+        from pellucid.kernels.decode_attention import decode_attention
+        from pellucid.kernels.kv_write import kv_write
+        from pellucid.kernels.paged_attention import PagedRows
+        from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+
+        self.kv_write = kv_write
+        self.decode_attention = decode_attention
+        self.prefill_attention = prefill_attention
+        self.prefill_tiles = prefill_tiles
+        self.queries_per_tile = queries_per_tile
+        self.paged_rows = PagedRows
+
+    @staticmethod
+    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+        """None if this backend can serve `spec` on this hardware, else the reason in words."""
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
+        if spec.dtype not in DTYPES:
+            return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
+        if spec.num_heads % spec.num_kv_heads:
+            return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
+        if spec.head_dim > MAX_HEAD_DIM:
+            return f"head dim {spec.head_dim} is over {MAX_HEAD_DIM}"
+        if spec.block_size % 16:
+            return f"block size {spec.block_size} is no multiple of 16"
+        if spec.sink or spec.tree:
+            return "has no attention sinks" if spec.sink else "has no masks for draft trees"
+        return None
+
+    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
+        """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
+        return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    def plan(self, fwd: ForwardInput, group: int) -> TritonMetadata:
+        """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
+        num_short = sum(1 for _ in takewhile(lambda length: length <= MAX_SHORT_QUERY, fwd.query_lens))
+        table = fwd.block_tables[group]
+        longest = max(fwd.query_lens[:num_short], default=1)
+        return TritonMetadata(
+            slot_mapping=fwd.slot_mappings[group],
+            short=self.paged_rows(
+                block_table=table[:num_short],
+                seq_lens=fwd.seq_lens[:num_short],
+                cu_seqlens_q=fwd.cu_seqlens_q[: num_short + 1],
+                # A power of two, so that few variants of the kernel are ever compiled.
+                max_query=1 << max(0, longest - 1).bit_length(),
+            ),
+            long=self.paged_rows(
+                block_table=table[num_short:],
+                seq_lens=fwd.seq_lens[num_short:],
+                cu_seqlens_q=fwd.cu_seqlens_q[num_short:],
+                max_query=fwd.max_query,
+            ),
+            long_query_lens=fwd.query_lens[num_short:],
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H]."""
+        step = fwd.attn[layer.group]
+        assert isinstance(step, TritonMetadata)
+        self.kv_write(k, v, layer.kv_cache, step.slot_mapping)
+        out = q.new_empty(q.shape)
+        cache, scale, window = layer.kv_cache, layer.scale, layer.window
+        self.decode_attention(q, cache, step.short, scale=scale, window=window, out=out)
+        if step.long_query_lens:
+            tiles = self.tiles(step, q.shape[1] // k.shape[1])
+            self.prefill_attention(q, cache, step.long, tiles=tiles, scale=scale, window=window, out=out)
+        return out.flatten(1)
+
+    def tiles(self, step: TritonMetadata, group_size: int) -> Tensor:
+        """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""
+        if group_size not in step.tiles:
+            tiles = self.prefill_tiles(step.long_query_lens, self.queries_per_tile(group_size))
+            step.tiles[group_size] = upload(tiles, step.slot_mapping.device)
+        return step.tiles[group_size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonMetadata:
+    """One step's rows as one KV group sees them.  But for `tiles` a view of fwd's persistent buffers."""
+
+    slot_mapping: Tensor  # [T]
+    short: PagedRows  # decodes and verifications
+    long: PagedRows  # prompt chunks
+    long_query_lens: list[int]  # on the host
+    tiles: dict[int, Tensor] = field(default_factory=dict)  # by query heads a KV head

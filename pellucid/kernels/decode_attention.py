@@ -1,0 +1,243 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+"""Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
+
+A row's keys are cut into chunks of a fixed size, one program each, and a second kernel merges the chunks.
+Chunks depend on the row and on max_model_len only, so a row's result does not depend on its company.  The
+grid depends on nothing that only the device knows: it covers the longest possible row, and programs without
+work leave at once.
+
+Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
+a KV head, H head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pellucid.kernels.paged_attention import (
+    LOG2_E,
+    PagedRows,
+    attend_range,
+    check_operands,
+    keys_per_tile,
+    paged_attention_ref,
+    stages_for,
+)
+
+MAX_QUERY = 8  # queries a row
+MIN_CHUNK = 256  # keys: short enough to spread one sequence over a GPU, long enough to fill the pipeline
+MAX_CHUNKS = 32  # of a row: bounds the programs without work
+
+decode_attention_ref = paged_attention_ref
+
+
+def chunk_size(max_keys: int) -> int:
+    """Keys a program attends to, given how many a row may have."""
+    return max(MIN_CHUNK, triton.next_power_of_2(triton.cdiv(max_keys, MAX_CHUNKS)))
+
+
+def decode_attention(
+    q: Tensor, kv_cache: Tensor, rows: PagedRows, *, scale: float, window: int | None = None, out: Tensor
+) -> Tensor:
+    """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
+
+    Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
+    included.  Reads no device value on the host.
+    """
+    check_operands(q, kv_cache, rows)
+    assert 1 <= rows.max_query <= MAX_QUERY, f"{rows.max_query} queries a row, at most {MAX_QUERY}"
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
+    if rows.num_rows == 0:
+        return out
+    group_size = q.shape[1] // num_kv_heads
+    packed = rows.max_query * group_size
+    max_keys = rows.block_table.shape[1] * block_size
+    chunk = chunk_size(max_keys)
+    num_chunks = triton.cdiv(max_keys, chunk)
+    if window is not None:
+        num_chunks = min(num_chunks, triton.cdiv(window + rows.max_query - 2, chunk) + 1)
+    partial = torch.empty(
+        (rows.num_rows, num_kv_heads, num_chunks, packed, head_dim) if num_chunks > 1 else (0,),
+        dtype=torch.float32,
+        device=q.device,
+    )
+    statistics = partial.new_empty((*partial.shape[:-1], 2))
+    tile, padded = keys_per_tile(block_size), max(16, triton.next_power_of_2(packed))
+    dim_padded = triton.next_power_of_2(head_dim)
+    shape = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP_SIZE": group_size,
+        "HEAD_DIM": head_dim,
+        "DIM_PADDED": dim_padded,
+    }
+    split = {"CHUNK": chunk, "NUM_CHUNKS": num_chunks, "PACKED": packed, "WINDOW": window or 0}
+    decode_kernel[(rows.num_rows, num_kv_heads, num_chunks)](
+        q,
+        kv_cache,
+        out,
+        partial,
+        statistics,
+        rows.block_table,
+        rows.seq_lens,
+        rows.cu_seqlens_q,
+        scale * LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        rows.block_table.stride(0),
+        **shape,
+        **split,
+        BLOCK_SIZE=block_size,
+        TILE=tile,
+        M=padded,
+        num_warps=2 if padded <= 16 else 4,
+        num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+    )
+    if num_chunks > 1:
+        merge_kernel[(rows.num_rows, num_kv_heads * packed)](
+            out,
+            partial,
+            statistics,
+            rows.seq_lens,
+            rows.cu_seqlens_q,
+            out.stride(0),
+            **shape,
+            **split,
+            CHUNKS_PADDED=triton.next_power_of_2(num_chunks),
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit
+def chunks_of(seq_len, num_query, CHUNK: tl.constexpr, WINDOW: tl.constexpr):
+    """A row's (first chunk in sight, number of chunks in sight), the latter at least 1."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // CHUNK
+    return first, tl.maximum((seq_len + CHUNK - 1) // CHUNK - first, 1)
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    cache_ptr,
+    out_ptr,
+    partial_ptr,  # [B, K, S, PACKED, H]
+    statistics_ptr,  # [B, K, S, PACKED, 2]: maximum, total
+    block_table_ptr,
+    seq_lens_ptr,
+    cu_seqlens_q_ptr,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    block_table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    M: tl.constexpr,
+):
+    """One program a row, KV head and chunk.  A row with one chunk in sight is finished here."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
+    num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
+    first_chunk, chunks_in_sight = chunks_of(seq_len, num_query, CHUNK, WINDOW)
+    if chunk >= chunks_in_sight:
+        return
+
+    packed = tl.arange(0, M)
+    query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
+    dim = tl.arange(0, DIM_PADDED)
+    inside = (query < num_query)[:, None] & (dim < HEAD_DIM)[None, :]
+    q_at = (first_token + query) * q_token_stride + head * q_head_stride
+    q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+
+    half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
+    begin = (first_chunk + chunk) * CHUNK
+    accumulator, maximum, total = attend_range(
+        q,
+        block_table_ptr + row * block_table_stride,
+        cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
+        seq_len - num_query,
+        seq_len - 1,
+        begin,
+        begin + CHUNK,
+        seq_len - num_query + query,
+        scale,
+        half,
+        2 * half,
+        BLOCK_SIZE,
+        TILE,
+        HEAD_DIM,
+        DIM_PADDED,
+        M,
+        WINDOW,
+    )
+    if chunks_in_sight == 1:
+        result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
+        out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
+        tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+    elif NUM_CHUNKS > 1:
+        line = ((row * NUM_KV_HEADS + kv_head) * NUM_CHUNKS + chunk) * PACKED + packed
+        tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
+        tl.store(statistics_ptr + line * 2, maximum, mask=query < num_query)
+        tl.store(statistics_ptr + line * 2 + 1, total, mask=query < num_query)
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,
+    partial_ptr,
+    statistics_ptr,
+    seq_lens_ptr,
+    cu_seqlens_q_ptr,
+    out_token_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+):
+    """One program a row, query and head: the weighted mean of its chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head, packed = tl.program_id(1) // PACKED, tl.program_id(1) % PACKED
+    query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
+    first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
+    num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
+    _, chunks_in_sight = chunks_of(tl.load(seq_lens_ptr + row), num_query, CHUNK, WINDOW)
+    if (query >= num_query) | (chunks_in_sight == 1):
+        return
+
+    chunk = tl.arange(0, CHUNKS_PADDED)
+    dim = tl.arange(0, DIM_PADDED)
+    line = ((row * NUM_KV_HEADS + kv_head) * NUM_CHUNKS + chunk) * PACKED + packed
+    present = chunk < chunks_in_sight
+    maximum = tl.load(statistics_ptr + line * 2, mask=present, other=float("-inf"))
+    total = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0)
+    inside = present[:, None] & (dim < HEAD_DIM)[None, :]
+    accumulator = tl.load(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
+    weight = tl.exp2(maximum - tl.max(maximum, 0))
+    result = tl.sum(accumulator * weight[:, None], 0) / tl.sum(total * weight, 0)
+    out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
+    tl.store(out_ptr + out_at + dim, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)

@@ -1,0 +1,168 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+"""Attention of rows with many queries, prompt chunks behind any prefix, over the paged cache.
+
+Queries are cut into tiles, and the map from tile to row is made on the host, which knows how many queries a
+row has; how many keys stand before them only the device knows.
+
+Legend: T tokens, B rows, M packed rows of a tile, N query heads, K KV heads, G query heads a KV head, H head
+dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pellucid.kernels.paged_attention import (
+    LOG2_E,
+    PagedRows,
+    attend_range,
+    check_operands,
+    keys_per_tile,
+    paged_attention_ref,
+    stages_for,
+)
+
+PACKED_ROWS = 128  # of a tile: queries times heads
+
+prefill_attention_ref = paged_attention_ref
+
+
+def queries_per_tile(group_size: int) -> int:
+    """Queries a tile holds, given how many heads each has in it."""
+    return max(1, PACKED_ROWS // group_size)
+
+
+def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
+    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first.
+
+    Late queries of a row see most keys: to start with them evens out the end of the kernel.
+    """
+    tiles = [
+        (row, start) for row, length in enumerate(query_lens) for start in range(0, length, tile_queries)
+    ]
+    tiles.sort(key=lambda tile: -tile[1])
+    return np.array(tiles, dtype=np.int32).reshape(-1, 2)
+
+
+def prefill_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    rows: PagedRows,
+    *,
+    tiles: Tensor,
+    scale: float,
+    window: int | None = None,
+    out: Tensor,
+) -> Tensor:
+    """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
+
+    tiles: prefill_tiles of these rows with queries_per_tile(N // K), on the device.  window: keys a query
+    sees, itself included.  Reads no device value on the host.
+    """
+    check_operands(q, kv_cache, rows)
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
+    if tiles.shape[0] == 0:
+        return out
+    group_size = q.shape[1] // num_kv_heads
+    tile, padded = keys_per_tile(block_size), max(PACKED_ROWS, triton.next_power_of_2(group_size))
+    dim_padded = triton.next_power_of_2(head_dim)
+    prefill_kernel[(tiles.shape[0], num_kv_heads)](
+        q,
+        kv_cache,
+        out,
+        tiles,
+        rows.block_table,
+        rows.seq_lens,
+        rows.cu_seqlens_q,
+        scale * LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        rows.block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP_SIZE=group_size,
+        HEAD_DIM=head_dim,
+        DIM_PADDED=dim_padded,
+        WINDOW=window or 0,
+        BLOCK_SIZE=block_size,
+        TILE=tile,
+        TILE_QUERIES=queries_per_tile(group_size),
+        M=padded,
+        num_warps=8,
+        num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+    )
+    return out
+
+
+@triton.jit
+def prefill_kernel(
+    q_ptr,
+    cache_ptr,
+    out_ptr,
+    tiles_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    cu_seqlens_q_ptr,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    block_table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    M: tl.constexpr,
+):
+    """One program a tile of queries and KV head."""
+    row = tl.load(tiles_ptr + tl.program_id(0) * 2).to(tl.int64)
+    first_query = tl.load(tiles_ptr + tl.program_id(0) * 2 + 1)
+    kv_head = tl.program_id(1)
+    first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
+    num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
+    seq_len = tl.load(seq_lens_ptr + row)
+    prefix = seq_len - num_query
+
+    packed = tl.arange(0, M)
+    query, head = first_query + packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
+    dim = tl.arange(0, DIM_PADDED)
+    end_query = tl.minimum(first_query + TILE_QUERIES, num_query)
+    inside = (query < end_query)[:, None] & (dim < HEAD_DIM)[None, :]
+    q_at = (first_token + query) * q_token_stride + head * q_head_stride
+    q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+
+    half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
+    accumulator, _, total = attend_range(
+        q,
+        block_table_ptr + row * block_table_stride,
+        cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
+        prefix + first_query,
+        prefix + end_query - 1,
+        0,
+        seq_len,
+        prefix + query,
+        scale,
+        half,
+        2 * half,
+        BLOCK_SIZE,
+        TILE,
+        HEAD_DIM,
+        DIM_PADDED,
+        M,
+        WINDOW,
+    )
+    result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
+    out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
+    tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

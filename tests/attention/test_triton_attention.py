@@ -1,0 +1,97 @@
+"""The Triton backend: which rows take which kernel, and agreement with naive attention and TorchAttention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.attention.base import AttentionBackend, AttentionSpec, choose_backend
+from pellucid.attention.torch import TorchAttention
+from pellucid.attention.triton import TritonAttention
+from pellucid.platform import Platform
+from tests.attention.paged import Rows, make_rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CPU = Platform(device="cpu", name="CPU", memory_total=1, memory_free=1, num_cores=1)
+GPU = Platform(device="cuda", name="GPU", memory_total=1, memory_free=1, num_cores=1, capability=(9, 0))
+DECODES = [(1, 40), (1, 300), (3, 33)]
+CHUNKS = [(9, 50), (40, 40), (4, 20)]
+
+
+def attend(backend: AttentionBackend, rows: Rows) -> Tensor:
+    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+
+
+@pytest.mark.parametrize("lens", [DECODES, CHUNKS, DECODES + CHUNKS])
+@pytest.mark.parametrize("window", [None, 25])
+def test_decodes_prompt_chunks_and_both_match_naive_attention(
+    lens: list[tuple[int, int]], window: int | None
+) -> None:
+    rows = make_rows(lens, block_size=64, window=window, device=DEVICE)
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+def test_it_agrees_with_the_torch_backend_and_leaves_the_same_cache() -> None:
+    ours, theirs = (make_rows(DECODES + CHUNKS, block_size=64, device=DEVICE) for _ in range(2))
+    torch.testing.assert_close(
+        attend(TritonAttention(), ours), attend(TorchAttention(), theirs), atol=3e-6, rtol=0
+    )
+    assert torch.equal(ours.kv_cache.nan_to_num(), theirs.kv_cache.nan_to_num())
+
+
+def test_padding_rows_of_a_graph_leave_the_others_alone() -> None:
+    rows = make_rows(DECODES, num_padding=2, device=DEVICE)
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+def test_the_leading_short_rows_take_the_decode_kernel() -> None:
+    step = TritonAttention().plan(make_rows(DECODES + CHUNKS, device=DEVICE).fwd, 0)
+    assert (step.short.num_rows, step.short.max_query) == (3, 4)
+    assert step.long_query_lens == [9, 40, 4]
+
+
+def test_a_step_of_decodes_holds_views_of_the_persistent_buffers() -> None:
+    fwd = make_rows([(1, 40), (1, 7)], device=DEVICE).fwd
+    step = TritonAttention().plan(fwd, 0)
+    assert step.short.seq_lens.data_ptr() == fwd.seq_lens.data_ptr()
+    assert step.short.block_table.data_ptr() == fwd.block_tables[0].data_ptr()
+    assert step.short.cu_seqlens_q.data_ptr() == fwd.cu_seqlens_q.data_ptr()
+    assert step.slot_mapping.data_ptr() == fwd.slot_mappings[0].data_ptr()
+
+
+def spec(**changes: object) -> AttentionSpec:
+    asked = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": torch.bfloat16, "block_size": 64}
+    return AttentionSpec(**(asked | changes))  # type: ignore[arg-type]
+
+
+def test_a_gpu_gets_this_backend() -> None:
+    assert isinstance(choose_backend(None, spec(), GPU), TritonAttention)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"sink": True},
+        {"tree": True},
+        {"dtype": torch.int8},
+        {"num_kv_heads": 3},
+        {"block_size": 24},
+        {"head_dim": 512},
+    ],
+)
+def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="triton: "):
+        choose_backend("triton", spec(**asked), GPU)
+
+
+def test_a_cpu_is_refused_unless_the_interpreter_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert TritonAttention.supports(spec(), CPU) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "needs a CUDA device" in str(TritonAttention.supports(spec(), CPU))

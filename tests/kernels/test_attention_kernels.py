@@ -1,0 +1,204 @@
+"""The attention kernels against their reference, and the reference against naive attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.decode_attention import chunk_size, decode_attention, decode_attention_ref
+from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.prefill_attention import (
+    prefill_attention,
+    prefill_attention_ref,
+    prefill_tiles,
+    queries_per_tile,
+)
+from tests.attention.paged import Rows, make_rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DECODES = [(1, 1), (1, 16), (1, 40), (1, 300), (1, 513)]
+VERIFICATIONS = [(4, 4), (1, 17), (3, 40), (4, 258), (2, 600)]
+CHUNKS = [(20, 20), (70, 70), (9, 130), (65, 100)]
+BFLOAT16 = pytest.param(
+    torch.bfloat16,
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter cannot multiply bfloat16"),
+    ],
+)
+
+
+def paged(rows: Rows, max_query: int) -> PagedRows:
+    """The rows as kernels see them, this step's keys and values written."""
+    block_size = rows.kv_cache.shape[3]
+    slots = rows.fwd.slot_mappings[0]
+    rows.kv_cache[slots // block_size, :, :, slots % block_size] = torch.stack((rows.k, rows.v), 1)
+    return PagedRows(
+        block_table=rows.fwd.block_tables[0],
+        seq_lens=rows.fwd.seq_lens,
+        cu_seqlens_q=rows.fwd.cu_seqlens_q,
+        max_query=max_query,
+    )
+
+
+def decode(rows: Rows, max_query: int) -> Tensor:
+    view = paged(rows, max_query)
+    out = torch.full_like(rows.q, torch.nan)
+    return decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, window=rows.window, out=out)
+
+
+def prefill(rows: Rows) -> Tensor:
+    view = paged(rows, rows.fwd.max_query)
+    tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1])
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
+    out = torch.full_like(rows.q, torch.nan)
+    how = {"scale": rows.scale, "window": rows.window}
+    return prefill_attention(rows.q, rows.kv_cache, view, tiles=tiles, **how, out=out)
+
+
+def reference(rows: Rows) -> Tensor:
+    view = paged(rows, rows.fwd.max_query)
+    return decode_attention_ref(rows.q, rows.kv_cache, view, scale=rows.scale, window=rows.window)
+
+
+def assert_matches_reference(out: Tensor, rows: Rows) -> None:
+    tolerance = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[rows.q.dtype]
+    torch.testing.assert_close(out, reference(rows), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 1000])
+def test_the_reference_is_naive_attention(window: int | None) -> None:
+    rows = make_rows(VERIFICATIONS + CHUNKS, window=window, num_padding=2, device=DEVICE)
+    out = reference(rows).double().cpu().flatten(1)
+    torch.testing.assert_close(out, rows.expected(), atol=2e-6, rtol=0)
+    assert out[-2:].eq(0).all()
+    assert prefill_attention_ref is decode_attention_ref
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64, 256])
+def test_decodes_match_over_pages_of_any_size(block_size: int) -> None:
+    rows = make_rows(DECODES, block_size=block_size, device=DEVICE)
+    assert_matches_reference(decode(rows, 1), rows)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (2, 1), (4, 1), (8, 1), (7, 1), (6, 2)])
+@pytest.mark.parametrize("lens", [[(1, 300)], [(4, 258)], [(65, 100)]])
+def test_any_ratio_of_query_heads_to_kv_heads_matches(
+    heads: tuple[int, int], lens: list[tuple[int, int]]
+) -> None:
+    rows = make_rows(lens, heads=heads, block_size=64, device=DEVICE)
+    assert_matches_reference(decode(rows, 4) if lens[0][0] <= 8 else prefill(rows), rows)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100, 300])
+def test_verifications_match_within_any_window(window: int | None) -> None:
+    rows = make_rows(VERIFICATIONS, block_size=64, window=window, device=DEVICE)
+    assert_matches_reference(decode(rows, 4), rows)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("window", [None, 1, 30])
+def test_prompt_chunks_match_behind_any_prefix(block_size: int, window: int | None) -> None:
+    rows = make_rows(CHUNKS, block_size=block_size, window=window, device=DEVICE)
+    assert_matches_reference(prefill(rows), rows)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_any_head_dim_matches(head_dim: int) -> None:
+    short = make_rows([(2, 70), (1, 280)], head_dim=head_dim, block_size=64, device=DEVICE)
+    assert_matches_reference(decode(short, 2), short)
+    long = make_rows([(30, 100)], head_dim=head_dim, block_size=64, device=DEVICE)
+    assert_matches_reference(prefill(long), long)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
+def test_half_precision_matches_within_its_rounding(dtype: torch.dtype) -> None:
+    short = make_rows(VERIFICATIONS, dtype=dtype, head_dim=64, block_size=64, device=DEVICE)
+    assert_matches_reference(decode(short, 4), short)
+    long = make_rows(CHUNKS, dtype=dtype, head_dim=64, block_size=64, device=DEVICE)
+    assert_matches_reference(prefill(long), long)
+
+
+def test_padding_rows_get_zeros() -> None:
+    rows = make_rows([(1, 300), (1, 3)], num_padding=3, device=DEVICE)
+    out = decode(rows, 1)
+    assert_matches_reference(out, rows)
+    assert out[-3:].eq(0).all()
+
+
+def test_queries_may_be_a_view_of_a_packed_projection() -> None:
+    rows = make_rows(DECODES, block_size=64, device=DEVICE)
+    rows.q = torch.cat((rows.q, rows.k, rows.v), dim=1)[:, :4]
+    out = torch.empty(rows.q.shape, device=DEVICE)
+    view = paged(rows, 1)
+    decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, out=out)
+    assert_matches_reference(out, rows)
+
+
+def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
+    crowd = make_rows([(1, 300), (1, 40), (1, 513)], block_size=64, device=DEVICE)
+    together, everybody = decode(crowd, 1), paged(crowd, 1)
+    for row in range(3):
+        single = PagedRows(
+            block_table=everybody.block_table[row : row + 1],
+            seq_lens=everybody.seq_lens[row : row + 1],
+            cu_seqlens_q=everybody.cu_seqlens_q[:2],
+            max_query=1,
+        )
+        q = crowd.q[row : row + 1]
+        alone = decode_attention(q, crowd.kv_cache, single, scale=crowd.scale, out=torch.empty_like(q))
+        assert torch.equal(together[row : row + 1], alone), f"row {row} noticed its company"
+
+
+def test_chunks_grow_with_the_longest_row_and_stay_few() -> None:
+    assert chunk_size(100) == chunk_size(8192) == 256
+    assert chunk_size(40_960) == 2048
+    assert chunk_size(1_000_000) * 32 >= 1_000_000
+
+
+def test_tiles_cover_each_query_once_and_begin_with_late_ones() -> None:
+    tiles = prefill_tiles([20, 130, 64], 64).tolist()
+    assert tiles == [[1, 128], [1, 64], [0, 0], [1, 0], [2, 0]]
+    assert prefill_tiles([], 64).shape == (0, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("heads", [(16, 8), (32, 8), (64, 8), (28, 4)])
+@pytest.mark.parametrize("window", [None, 700])
+def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+    lens = [(1, 37 * i + 1) for i in range(64)] + [(1, 9000)]
+    shape = {
+        "heads": heads,
+        "head_dim": 128,
+        "block_size": 64,
+        "window": window,
+        "dtype": dtype,
+        "device": "cuda",
+    }
+    short = make_rows(lens, **shape)
+    assert_matches_reference(decode(short, 1), short)
+    verify = make_rows([(1 + i % 8, 37 * i + 8) for i in range(64)], **shape)
+    assert_matches_reference(decode(verify, 8), verify)
+    long = make_rows([(1000, 1000), (513, 3000), (9, 2000), (100, 100)], **shape)
+    assert_matches_reference(prefill(long), long)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_decode_replays_in_a_graph_with_other_lengths() -> None:
+    rows = make_rows(
+        [(1, 300), (1, 40), (1, 900)], dtype=torch.bfloat16, block_size=64, head_dim=128, device="cuda"
+    )
+    view, out = paged(rows, 1), torch.empty_like(rows.q)
+    decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, out=out)
+    view.seq_lens.copy_(torch.tensor([123, 7, 800]))
+    graph.replay()
+    assert_matches_reference(out, rows)
