@@ -15,7 +15,7 @@ from pellucid.types import CompletionOutput, FinishReason, Logprob, Request, Seq
 
 
 class Completion:
-    """What one request has generated so far; `snapshot` shows all of it, `delta` what is new.
+    """What one request has generated so far; read it by `snapshot`, all of it, or by `delta`, what is new.
 
     A stop string may end it before the engine knows: `matched_stop` then tells, and later updates must not
     come here.
@@ -40,9 +40,9 @@ class Completion:
         if sampling.stop:
             include = sampling.include_stop_str_in_output
             self._stops = StopStrings(list(sampling.stop), include_in_output=include)
-        self._texts: list[str] = []
-        self._num_texts_out = 0  # texts and tokens that earlier deltas have shown
-        self._num_tokens_out = 0
+        self._text = ""  # up to the last snapshot
+        self._new_texts: list[str] = []  # since the last snapshot or delta
+        self._num_tokens_out = 0  # tokens that earlier deltas have shown
 
     @property
     def matched_stop(self) -> bool:
@@ -66,15 +66,20 @@ class Completion:
 
     def snapshot(self) -> CompletionOutput:
         """Everything so far, in lists of its own."""
+        self._text += self._take_new_text()
         logprobs = None if self.logprobs is None else list(self.logprobs)
-        return self._output("".join(self._texts), list(self.token_ids), logprobs)
+        return self._output(self._text, list(self.token_ids), logprobs)
 
     def delta(self) -> CompletionOutput:
         """What came since the last delta; cumulative_logprob stays cumulative."""
-        first_text, first_token = self._num_texts_out, self._num_tokens_out
-        self._num_texts_out, self._num_tokens_out = len(self._texts), len(self.token_ids)
-        logprobs = None if self.logprobs is None else self.logprobs[first_token:]
-        return self._output("".join(self._texts[first_text:]), self.token_ids[first_token:], logprobs)
+        first, self._num_tokens_out = self._num_tokens_out, len(self.token_ids)
+        logprobs = None if self.logprobs is None else self.logprobs[first:]
+        return self._output(self._take_new_text(), self.token_ids[first:], logprobs)
+
+    def _take_new_text(self) -> str:
+        text = "".join(self._new_texts)
+        self._new_texts.clear()
+        return text
 
     def _output(
         self, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
@@ -96,7 +101,7 @@ class Completion:
             return num_new
         shown = update.new_token_ids[:-1] if self._ends_hidden(update) else update.new_token_ids
         if self._stops is None:
-            self._texts.append(self._detokenizer.feed(shown))
+            self._new_texts.append(self._detokenizer.feed(shown))
             return num_new
         return self._read_until_stop(shown, self._detokenizer, self._stops) or num_new
 
@@ -104,7 +109,7 @@ class Completion:
         """Read one token at a time; the number of tokens up to the one that completes a stop string, or 0."""
         for num_read, token_id in enumerate(token_ids, start=1):
             armed = len(self.token_ids) + num_read > self._request.sampling.min_tokens
-            self._texts.append(stops.feed(detokenizer.feed([token_id]), armed=armed))
+            self._new_texts.append(stops.feed(detokenizer.feed([token_id]), armed=armed))
             if stops.matched is not None:
                 return num_read
         return 0
@@ -122,7 +127,7 @@ class Completion:
         if self._detokenizer is None:
             return
         rest = self._detokenizer.flush()
-        self._texts.append(rest if self._stops is None else self._stops.flush() + rest)
+        self._new_texts.append(rest if self._stops is None else self._stops.flush() + rest)
 
     def _add_logprobs(self, logprobs: list[dict[int, Logprob]], new: Sequence[TokenLogprobs]) -> None:
         num_top = self._request.sampling.logprobs or 0

@@ -96,6 +96,13 @@ def test_a_stop_token_is_shown_if_asked_for(byte_level: Tokenizer) -> None:
         assert (outputs[0]["text"], outputs[0].outputs[0].stop_reason) == (text, ids[-1])
 
 
+def test_the_text_goes_on_behind_the_prompt(byte_fallback: Tokenizer) -> None:
+    """Prompt and text together are what the model has read and written, space between words included."""
+    update = SeqUpdate("r", byte_fallback.encode("Paris"), finish_reason=FinishReason.LENGTH)
+    outputs, _ = run(byte_fallback, SamplingParams(), [update])
+    assert outputs[0]["text"] == " Paris"
+
+
 def test_a_text_that_a_grammar_ended_is_shown_to_its_last_token(byte_level: Tokenizer) -> None:
     update = SeqUpdate("r", byte_level.encode("{}"), finish_reason=FinishReason.STOP)
     outputs, _ = run(byte_level, SamplingParams(), [update])
