@@ -103,12 +103,12 @@ def test_allowed_tokens_share_all_the_probability(stage, assert_distributed):
     "options", [{}, {"top_k": 50}, {"top_k": 3000, "temperature": 1.5}, {"top_p": 0.8}], ids=str
 )
 def test_a_large_vocabulary_is_drawn_exactly(stage, assert_distributed, options):
-    vocab_size, batch = 100_003, 40
+    vocab_size, batch = 30_011, 40
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(2)) * 2
     sampling = SamplingParams(**options)
     probabilities = exact(logits, sampling)
-    # Tokens are pooled into 20 groups; neighbours go to different groups.
-    group = np.arange(vocab_size) % 20
+    # Tokens are pooled into 12 groups; neighbours go to different groups.
+    group = np.arange(vocab_size) % 12
     world = stage(vocab_size, num_slots=1)
     world.admit(0, sampling, seed=11)
     drawn = [
