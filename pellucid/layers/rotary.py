@@ -83,11 +83,11 @@ FREQUENCIES: dict[str, Callable[[RopeConfig, int], Tensor]] = {
 
 
 def rotary_table(config: RopeConfig, max_len: int) -> Tensor:
-    """float32 [max_len, 2, rotary_dim]: cosines, and sines that are negative in the first half."""
+    """float32 [max_len, 2, 1, rotary_dim]: cosines, and sines that are negative in the first half."""
     frequencies = FREQUENCIES[config.kind](config, max_len)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).unsqueeze(2)
 
 
 class Rotary(nn.Module):
@@ -102,7 +102,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [T, heads, head_dim], positions [T] below max_len -> x turned, in float32 and rounded back."""
-        cos, sin = self.table.index_select(0, positions).unsqueeze(2).unbind(1)
+        cos, sin = self.table.index_select(0, positions).unbind(1)
         if self.rotary_dim == x.shape[-1]:
             return rotate(x, cos, sin)
         turning, passing = x.split((self.rotary_dim, x.shape[-1] - self.rotary_dim), dim=-1)

@@ -48,7 +48,7 @@ class Unquantized:
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         if self._packed is None:
             return F.linear(x, layer.param("weight"), layer.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, layer.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, layer.bias, "none", [], "")
 
 
 @cache
