@@ -38,15 +38,17 @@ def __getattr__(name: str) -> object:
 def _pin_openmp_threads() -> None:
     """Give each OpenMP thread its own core; unpinned, two often share one and a CPU runs 2 to 8 times slower.
 
-    OpenMP reads this when torch loads it, so it must be said before.  What the user has set is left alone.
+    OpenMP reads this when torch loads it, so it must be said before.  Whoever has said anything to OpenMP keeps
+    the whole say: pinned threads of several processes would share the same cores.
     """
-    if "torch" in sys.modules or os.path.exists("/dev/nvidiactl"):
+    said = any(name in os.environ for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"))
+    if said or "torch" in sys.modules or os.path.exists("/dev/nvidiactl"):
         return
     from pellucid import platform  # counts the cores, before one thread is bound to one of them
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(platform.NUM_CORES))
-    os.environ.setdefault("OMP_PROC_BIND", "close")
-    os.environ.setdefault("OMP_PLACES", "cores")
+    os.environ["OMP_NUM_THREADS"] = str(platform.NUM_CORES)
+    os.environ["OMP_PROC_BIND"] = "close"
+    os.environ["OMP_PLACES"] = "cores"
 
 
 _pin_openmp_threads()

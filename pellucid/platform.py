@@ -22,7 +22,10 @@ class Platform:
 
 
 def _physical_cores() -> int:
-    """Physical cores among those this process may run on (hyperthreads share one)."""
+    """Physical cores among those this process may run on (hyperthreads share one), or what OpenMP was told."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores: set[tuple[str, str]] = set()
     for cpu in allowed:

@@ -125,7 +125,7 @@ def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert llm.llm_engine.is_finished()
-    assert llm.llm_engine.engine.scheduler.kv_usage == 0
+    assert llm.llm_engine.stats.kv_usage == 0
 
 
 def test_chat_renders_the_template(llm: LLM) -> None:
