@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 THINK_START, THINK_END = "<think>", "</think>"
+HARMLESS = {
+    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
 
 
 @cache
@@ -28,12 +31,17 @@ def terminal(*, error: bool = False) -> Console:
 
 
 def write(text: str, style: str | None = None) -> None:
-    """Write text to stdout as it is: no wrapping, no markup, shown at once."""
-    if style is None or not sys.stdout.isatty():
+    """Write text to stdout at once, without wrapping or markup.
+
+    A terminal gets no control characters from a model: escape sequences could rewrite what was shown before.
+    """
+    if not sys.stdout.isatty():
         sys.stdout.write(text)
-        sys.stdout.flush()
+    elif style is None:
+        sys.stdout.write(text.translate(HARMLESS))
     else:
-        terminal().out(text, style=style, end="", highlight=False)
+        terminal().out(text.translate(HARMLESS), style=style, end="", highlight=False)
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:

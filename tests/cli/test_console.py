@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from pellucid.cli import console
@@ -27,6 +29,25 @@ def test_an_answer_is_shown_whole_and_its_thinking_dim_however_it_is_cut(shown, 
     assert "".join(text for text, _ in shown) == TEXT + "\n"
     dim = "".join(text for text, style in shown if style == "dim")
     assert dim == "<think>\n7+5=12, carry <1>\n</think>"
+
+
+class Terminal(io.StringIO):
+    """Somewhere to write that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch):
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    console.write("a\x1b[2Jb\x9bc\r\td\n")
+    assert terminal.getvalue() == "a\ufffd[2Jb\ufffdc\ufffd\td\n"
+
+
+def test_a_file_gets_the_text_as_it_is(monkeypatch):
+    monkeypatch.setattr("sys.stdout", file := io.StringIO())
+    console.write("a\x1b[2Jb", style="dim")
+    assert file.getvalue() == "a\x1b[2Jb"
 
 
 def outputs_of(*texts: str, prompt: str):
