@@ -21,7 +21,7 @@ demo: install
 	@$(BIN)/pellucid demo
 
 test: install
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: install
 	$(BIN)/ruff check .

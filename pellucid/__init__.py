@@ -38,8 +38,8 @@ def __getattr__(name: str) -> object:
 def _pin_openmp_threads() -> None:
     """Give each OpenMP thread its own core; unpinned, two often share one and a CPU runs 2 to 8 times slower.
 
-    OpenMP reads this when torch loads it, so it must be said before.  Whoever has said anything to OpenMP keeps
-    the whole say: pinned threads of several processes would share the same cores.
+    OpenMP reads this when torch loads it, so it must be said before.  Whoever has said anything to OpenMP
+    keeps the whole say: pinned threads of several processes would share the same cores.
     """
     said = any(name in os.environ for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"))
     if said or "torch" in sys.modules or os.path.exists("/dev/nvidiactl"):

@@ -22,7 +22,7 @@ class Platform:
 
 
 def _physical_cores() -> int:
-    """Physical cores among those this process may run on (hyperthreads share one), or what OpenMP was told."""
+    """Physical cores this process may run on (hyperthreads share one), or what OpenMP was told."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     if told.isdigit() and int(told) > 0:
         return int(told)
