@@ -65,20 +65,16 @@ def test_an_answer_without_thinking_is_not_dim(shown):
     assert shown == [("12", None), ("\n", None)]
 
 
-def test_an_interrupted_stream_is_closed_and_its_last_state_kept(shown):
-    closed = []
+def test_an_interrupted_stream_is_closed_and_its_last_state_kept(monkeypatch):
+    def interrupt(text: str, style: str | None = None) -> None:
+        raise KeyboardInterrupt
 
-    def interrupted():
-        try:
-            yield RequestOutput("0", "", [1], [CompletionOutput(0, "half")])
-            raise KeyboardInterrupt
-        finally:
-            closed.append(True)
-
-    stream = AnswerStream()
+    monkeypatch.setattr(console, "write", interrupt)
+    source, stream = outputs_of("half", "whole", prompt=""), AnswerStream()
     with pytest.raises(KeyboardInterrupt):
-        stream.follow(interrupted())
-    assert closed and stream.output is not None and stream.output["text"] == "half"
+        stream.follow(source)
+    assert stream.output is not None and stream.output["text"] == "half"
+    assert next(source, None) is None, "a closed stream has aborted its request"
 
 
 def test_speed_adds_up_requests():
