@@ -57,6 +57,8 @@ def _verify_chain(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
     start, count = _owned(rows)
     node = torch.arange(1 + rows.max_drafts, device=start.device)
     places = _places(start, node, len(sampled.tokens))
+    if rows.max_drafts == 0:
+        return _output(sampled, rows, places, torch.ones_like(start), path=None)
     tokens = sampled.tokens[places]
     # The draft at node j + 1 stands if the target's token at node j is the same and all before it stand.
     is_draft = node[1:] < count[:, None]
