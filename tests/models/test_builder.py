@@ -138,7 +138,9 @@ def test_layers_with_equal_caches_share_a_kv_group() -> None:
 def test_a_backend_is_asked_for_the_narrowest_window() -> None:
     b = make_builder()
     b.attention("a", Heads(4, 2, 8))
+    assert b.attention_needs().window is None
     b.attention("b", Heads(4, 2, 8), window=5)
+    b.attention("c", Heads(4, 2, 8), window=9)
     assert b.attention_needs().window == 5
 
 
