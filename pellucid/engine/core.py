@@ -69,7 +69,8 @@ class Engine:
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
         self._arrived = threading.Event()
         self._clock = StepClock()
-        self._num_empty = 0  # steps in a row that found nothing to do
+        self._found_nothing = False  # in the last step
+        self._num_empty = 0  # such steps in a row, while something should have been ready
 
     # Any thread
 
@@ -140,7 +141,8 @@ class Engine:
 
     def _collect(self, updates: list[SeqUpdate]) -> None:
         """Commit the oldest plan in flight."""
-        if not self._inflight:
+        self._found_nothing = not self._inflight
+        if self._found_nothing:
             self._count_empty()
             return
         self._num_empty = 0
@@ -182,7 +184,7 @@ class Engine:
         """Would a step do nothing until a request arrives or a connector reports?"""
         if self._inbox or self._inflight:
             return False
-        return not self.has_work or (self.scheduler.has_transfers and self.scheduler.num_running == 0)
+        return not self.has_work or (self._found_nothing and self.scheduler.has_transfers)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block while idle, for at most `timeout` seconds, until something is handed in.

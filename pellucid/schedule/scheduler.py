@@ -366,7 +366,7 @@ class Scheduler:
             seq.num_inflight -= 1
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
             if has_extras:
-                _add_extras(update, seq, row, index, result)
+                _add_extras(update, seq, index, result)
             if update.new_token_ids or update.prompt_logprobs:
                 updates.append(update)
         self.counters.num_sampled_tokens += sum(map(len, result.tokens))
@@ -474,12 +474,14 @@ def _update(seq: Sequence, new: list[int]) -> SeqUpdate:
     return SeqUpdate(seq.request.id, new, None, None, None, None, seq.num_cached_tokens, seq.first_scheduled)
 
 
-def _add_extras(update: SeqUpdate, seq: Sequence, row: Row, index: int, result: StepResult) -> None:
+def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult) -> None:
     """Log-probabilities, and the drafts that a host-bound sequence's grammar must know."""
     if index in result.logprobs:
         update.logprobs = result.logprobs[index][: len(update.new_token_ids)]
     if index in result.prompt_logprobs:
-        update.prompt_logprobs = seq.trim_prompt_logprobs(row, result.prompt_logprobs[index])
+        # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
+        update.prompt_logprobs = result.prompt_logprobs[index]
+        seq.num_prompt_logprobs += len(update.prompt_logprobs)
     if index in result.drafts and not seq.is_finished:
         seq.drafts = result.drafts[index]
         seq.num_drafts = len(seq.drafts)

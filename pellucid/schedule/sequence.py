@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pellucid.kv.manager import BlockTable
 from pellucid.schedule.plan import Row
-from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
+from pellucid.types import FinishReason, Request, SeqUpdate
 
 NEVER = sys.maxsize
 Key = tuple[int, float, int]  # the order of age: (priority, arrival, id)
@@ -41,7 +41,7 @@ class Sequence:
     min_len: int  # no stop token counts before there are this many tokens
     status: Status = Status.WAITING
     epoch: int = 0  # of its stay in a slot; a row with an older one is stale
-    num_prompt_logprobs: int = 0  # prompt logprobs that have arrived, over all stays
+    num_prompt_logprobs: int = 0  # that have arrived, over all stays: of the first positions
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
     may_load: bool = True  # the connector has not been asked yet
@@ -127,14 +127,3 @@ class Sequence:
                 update.finish_reason = FinishReason.STOP
                 update.stop_reason = None if is_eos else token
                 return
-
-    def trim_prompt_logprobs(self, row: Row, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
-        """The entries for prompt positions that have not arrived before, and remember that they have.
-
-        Called when the row has been committed.  A chunk may reach over the prompt's end, into tokens from
-        before a preemption; their entries are not the prompt's.
-        """
-        first = self.num_computed - row.num_logits  # position of entries[0]
-        wanted = entries[self.num_prompt_logprobs - first : self.num_wanted_logprobs - first]
-        self.num_prompt_logprobs += len(wanted)
-        return wanted

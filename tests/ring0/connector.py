@@ -97,7 +97,7 @@ class ToyConnector:
     # Workers' side
 
     def start(self, job: Job, stage: Stage) -> None:
-        job.due[stage.index], job.stages[stage.index] = self.rng.randrange(8), stage
+        job.due[stage.index], job.stages[stage.index] = self.rng.choice([0, 0, 1, 3, 7]), stage
 
     def tick(self) -> None:
         for job in self.active:

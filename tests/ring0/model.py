@@ -54,6 +54,7 @@ class Truth:
     """What autoregression makes of a request."""
 
     tokens: list[int]  # prompt included
+    beyond: list[int]  # the same, as if no stop token had ended it
     caches: list[list[int]]  # KV entries by layer, of every token
     logprobs: list[TokenLogprobs]  # of the generated tokens
     prompt_logprobs: list[TokenLogprobs]  # of prompt positions 1..
@@ -64,19 +65,23 @@ def autoregression(request: Request, limit: int) -> Truth:
     tokens, caches = list(request.prompt_token_ids), [[] for _ in range(NUM_LAYERS)]
     outputs: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    prompt_len, stops, stopped = len(tokens), request.stop_token_ids, False
+    prompt_len, stops = len(tokens), request.stop_token_ids
     while True:
         for hidden in tokens[len(outputs) :]:
             for layer, cache in enumerate(caches):
                 cache.append(kv_entry(layer, hidden))
                 hidden = attend(layer, cache)
             outputs.append(hidden)
-        if stopped or len(tokens) >= limit:
+        if len(tokens) >= limit:
             break
         bit = grammar_bit(tokens) if request.grammar else None
         banned = banned_at(len(tokens), prompt_len, request.sampling, stops)
         tokens.append(draw(outputs[-1], request.seed, len(tokens), bit, banned))
         logprobs.append(logprob(outputs[-1], tokens[-1]))
-        stopped = tokens[-1] in stops
     known = zip(outputs[: prompt_len - 1], tokens[1:prompt_len], strict=True)
-    return Truth(tokens, caches, logprobs, [logprob(h, t) for h, t in known], stopped)
+    prompt_logprobs = [logprob(hidden, token) for hidden, token in known]
+    end = next((i + 1 for i in range(prompt_len, len(tokens)) if tokens[i] in stops), len(tokens))
+    caches, logprobs = [cache[:end] for cache in caches], logprobs[: end - prompt_len]
+    return Truth(
+        tokens[:end], tokens, caches, logprobs, prompt_logprobs, end > prompt_len and tokens[end - 1] in stops
+    )

@@ -27,7 +27,7 @@ from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregres
 from tests.ring0.worker import TREES, ToyExecutor, WorkerConfig, tree_paths
 
 MAX_STEPS = 3000
-GROUPS = [(4,), (4,), (4, 4), (4, 8), (2, 4, 4)]  # block sizes
+GROUPS = [(4,), (4,), (4, 4), (8, 4), (4, 8), (2, 4, 4)]  # block sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def random_config(rng: random.Random) -> Config:
         budget=rng.choice([2, 5, 11, 16, 64]),
         caching=caching,
         policy=rng.choice(["fcfs", "priority"]),
-        watermark=rng.choice([0, 0, 0.1]),
+        watermark=rng.choice([0, 0.1, 0.3]),
         arrival_rate=rng.choice([0.1, 0.3, 0.6]),
         abort_rate=rng.choice([0, 0, 0.02, 0.1]),
         clear_rate=rng.choice([0, 0, 0, 0.02]),
@@ -181,7 +181,7 @@ class Simulation:
         remote = kv_blocks(far, worker.block_sizes, rng.randint(1, 5))
         truth = kv_blocks(truths, worker.block_sizes)
         self.connector = ToyConnector(remote, truth, worker.block_sizes, worker.pp, config.save_rate, rng)
-        oracle = {(r.seed, *r.prompt_token_ids): t.tokens for r, t in requests}
+        oracle = {(r.seed, *r.prompt_token_ids): t.beyond for r, t in requests}
         self.executor = ToyExecutor(worker, self.connector, oracle, rng)
         self.scheduler = self.make_scheduler()
         self.engine = Engine(
@@ -248,6 +248,7 @@ class Simulation:
             self.answers[update.request_id].add(update)
         if self.engine.error is not None:
             assert self.config.worker.death is not None, self.engine.error
+            assert self.engine.is_finished, "unanswered after death"
         elif oldest is not None and oldest.status.name == "WAITING":
             assert self.scheduler.oldest_key() < oldest.key, "the oldest was preempted"
 

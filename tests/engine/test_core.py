@@ -1,0 +1,251 @@
+"""The one loop: any thread hands in, one thread steps, and every request ends in an answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from pellucid.engine.core import Engine
+from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.scheduler import HostBoundRow
+from pellucid.types import FinishReason, SeqUpdate
+from tests.schedule.device import Device, make_request, make_scheduler
+
+
+@dataclass
+class EagerTicket:
+    """A step that has run; result() may tell that the worker has died."""
+
+    executor: EagerExecutor
+    answer: StepResult
+    masks: object = None
+
+    def provide(self, masks: object) -> None:
+        self.masks = masks
+
+    def result(self) -> StepResult:
+        if self.executor.dies_in == "result":
+            raise RuntimeError("worker 3 has died")
+        return self.answer
+
+
+@dataclass
+class EagerExecutor:
+    """Runs each plan when it is submitted."""
+
+    device: Device = field(default_factory=Device)
+    tickets: list[EagerTicket] = field(default_factory=list[EagerTicket])
+    max_inflight: int = 0
+    dies_in: str = ""
+    is_shut_down: bool = False
+
+    def start(self, resolved: object) -> object:
+        raise NotImplementedError
+
+    def submit(self, plan: StepPlan) -> EagerTicket:
+        if self.dies_in == "submit":
+            raise RuntimeError("worker 3 has died")
+        self.max_inflight = max(self.max_inflight, plan.id - plan.committed)
+        self.tickets.append(EagerTicket(self, self.device.run(plan)))
+        return self.tickets[-1]
+
+    def call(self, name: str, *args: object) -> object:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+def make_engine(depth: int = 1, **options: int) -> tuple[Engine, EagerExecutor]:
+    executor = EagerExecutor()
+    return Engine(make_scheduler(**options), executor, depth=depth, check_invariants=True), executor
+
+
+def drain(engine: Engine) -> dict[str, list[SeqUpdate]]:
+    """Step until everything is answered; updates by request."""
+    updates: dict[str, list[SeqUpdate]] = {}
+    while engine.has_work:
+        for update in engine.step():
+            updates.setdefault(update.request_id, []).append(update)
+    return updates
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_depth_is_how_many_plans_are_in_flight_and_changes_no_answer(depth: int) -> None:
+    engine, executor = make_engine(depth)
+    for name in "abc":
+        engine.add(make_request(name, max_tokens=9))
+    updates = drain(engine)
+    assert executor.max_inflight == depth
+    tokens = {name: [t for u in answer for t in u.new_token_ids] for name, answer in updates.items()}
+    assert tokens == {name: [100_005 + i * 1000 + n for n in range(9)] for i, name in enumerate("abc")}
+    assert all(answer[-1].finish_reason is FinishReason.LENGTH for answer in updates.values())
+
+
+def test_a_step_with_nothing_to_do_returns_nothing() -> None:
+    engine, _ = make_engine()
+    assert engine.step() == [] and engine.idle and engine.is_finished and not engine.has_work
+
+
+def test_a_request_counts_as_work_from_the_moment_it_is_handed_in() -> None:
+    engine, _ = make_engine()
+    engine.add(make_request("a"))
+    assert engine.has_work and not engine.idle and not engine.is_finished
+
+
+def test_a_request_that_can_never_run_is_answered_by_the_next_step() -> None:
+    engine, _ = make_engine()
+    engine.add(make_request("a", 100))
+    (update,) = engine.step()
+    assert update.finish_reason is FinishReason.ERROR and engine.is_finished
+
+
+def test_an_abort_is_answered_once_and_one_that_comes_too_late_never() -> None:
+    engine, _ = make_engine()
+    engine.add(make_request("a", max_tokens=40))
+    engine.add(make_request("b", max_tokens=2))
+    engine.step()
+    engine.abort("a")
+    updates = drain(engine)
+    assert [u.finish_reason for u in updates["a"]] == [FinishReason.ABORT]
+    engine.abort("b")
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("where", ["submit", "result"])
+def test_when_a_worker_dies_every_request_is_answered_with_its_message(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    engine, executor = make_engine(depth=2, num_slots=2)
+    for name in "abc":
+        engine.add(make_request(name))
+    engine.step()
+    executor.dies_in = where
+    updates = drain(engine)
+    assert sorted(updates) == ["a", "b", "c"]
+    for answer in updates.values():
+        assert answer[-1].finish_reason is FinishReason.ERROR
+        assert answer[-1].error and "worker 3 has died" in answer[-1].error
+    assert engine.error and engine.is_finished and engine.idle
+
+
+def test_a_dead_engine_answers_whoever_still_comes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    engine, executor = make_engine()
+    executor.dies_in = "submit"
+    engine.add(make_request("a"))
+    engine.step()
+    engine.add(make_request("b"))
+    (update,) = engine.step()
+    assert update.request_id == "b" and update.error and "worker 3 has died" in update.error
+
+
+def test_a_refusal_in_the_step_that_dies_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    engine, executor = make_engine()
+    executor.dies_in = "submit"
+    engine.add(make_request("too long", 100))
+    engine.add(make_request("a"))
+    assert sorted(update.request_id for update in engine.step()) == ["a", "too long"]
+
+
+def test_an_engine_that_would_spin_fails_loudly_instead(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    engine, _ = make_engine(num_slots=0)  # nobody can ever be admitted
+    engine.add(make_request("a"))
+    updates = [update for _ in range(3) for update in engine.step()]
+    assert len(updates) == 1 and updates[0].error and "nothing can run" in updates[0].error
+
+
+def test_an_idle_engine_sleeps_until_a_request_arrives() -> None:
+    engine, _ = make_engine()
+    engine.step()
+    threading.Timer(0.05, lambda: engine.add(make_request("a"))).start()
+    start = time.perf_counter()
+    engine.wait(timeout=10)
+    assert time.perf_counter() - start < 5 and engine.has_work
+    engine.wait(timeout=10)  # returns at once: there is work
+    assert time.perf_counter() - start < 5
+
+
+def test_requests_may_come_from_any_thread() -> None:
+    engine, _ = make_engine(depth=2)
+    senders = [
+        threading.Thread(target=lambda n=n: [engine.add(make_request(f"{n}-{i}")) for i in range(20)])
+        for n in range(4)
+    ]
+    for sender in senders:
+        sender.start()
+    answered = set[str]()
+    while any(sender.is_alive() for sender in senders) or engine.has_work:
+        engine.wait(timeout=0.1)
+        answered |= {update.request_id for update in engine.step() if update.finish_reason}
+    assert len(answered) == 80
+
+
+def test_something_may_be_run_between_two_steps() -> None:
+    engine, _ = make_engine()
+    ran = list[int]()
+    engine.call(lambda: ran.append(1))
+    assert engine.step() == [] and ran == [1]
+
+
+class OddTokens:
+    """A grammar that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+        self.forgotten: list[str] = []
+
+    def masks(self, rows: dict[int, HostBoundRow]) -> list[int]:
+        self.seen += [list(row.token_ids) for row in rows.values()]
+        return list(rows)
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+
+def test_a_grammar_sees_every_token_before_it_masks_the_next_one() -> None:
+    grammar, executor = OddTokens(), EagerExecutor()
+    engine = Engine(make_scheduler(), executor, depth=2, grammar=grammar)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=3, grammar="odd"))
+    engine.add(make_request("b", [4, 5, 6], max_tokens=3))
+    tokens = [t for u in drain(engine)["a"] for t in u.new_token_ids]
+    assert grammar.seen == [[1, 2, 3], [1, 2, 3, *tokens[:1]], [1, 2, 3, *tokens[:2]]]
+    assert [ticket.masks for ticket in executor.tickets if ticket.masks is not None] == [[0], [0], [0]]
+    assert sorted(grammar.forgotten) == ["a", "b"]
+
+
+def test_statistics_tell_what_has_been_done() -> None:
+    engine, _ = make_engine(depth=2)
+    prompt = list(range(12))
+    for name in "ab":
+        engine.add(make_request(name, prompt, max_tokens=4))
+    drain(engine)
+    stats = engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_sampled_tokens) == (24, 8, 8)
+    assert stats.num_steps == 4 and stats.num_running == stats.num_waiting == 0 and stats.kv_usage == 0
+    assert stats.host_seconds > 0 and stats.wait_seconds > 0
+
+
+def test_time_spent_idle_is_not_the_hosts() -> None:
+    engine, _ = make_engine()
+    engine.step()
+    time.sleep(0.05)
+    engine.add(make_request("a"))
+    drain(engine)
+    assert engine.stats().host_seconds < 0.04
+
+
+def test_shutdown_reaches_the_workers() -> None:
+    engine, executor = make_engine()
+    engine.shutdown()
+    assert executor.is_shut_down

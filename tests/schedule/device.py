@@ -1,0 +1,115 @@
+"""For scheduler tests: requests, a scheduler, and a device that yields tokens for each sampling row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pellucid.kv.connector import KVConnector
+from pellucid.kv.manager import KVManager
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
+from pellucid.types import Request, SamplingParams, SeqUpdate, TokenLogprobs
+
+BLOCK = 4
+
+
+def make_request(
+    id: str,
+    prompt: int | list[int] = 5,
+    *,
+    max_tokens: int | None = 8,
+    priority: int = 0,
+    arrival: float = 0.0,
+    grammar: str | None = None,
+    sampling: SamplingParams | None = None,
+    eos: tuple[int, ...] = (),
+) -> Request:
+    """A prompt given by its length has tokens that no other request has."""
+    own = sum(map(ord, id)) * 1000
+    return Request(
+        id=id,
+        prompt_token_ids=[own + i for i in range(prompt)] if isinstance(prompt, int) else prompt,
+        sampling=sampling or SamplingParams(max_tokens=max_tokens),
+        priority=priority,
+        arrival=arrival,
+        grammar=grammar,
+        eos_token_ids=eos,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 100,
+    num_slots: int = 8,
+    budget: int = 64,
+    max_model_len: int = 64,
+    pp: int = 1,
+    num_spec: int = 0,
+    policy: str = "fcfs",
+    watermark: float = 0.0,
+    connector: KVConnector | None = None,
+) -> Scheduler:
+    group = KVGroupSpec(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1)
+    options = SchedulerOptions(
+        max_model_len=max_model_len,
+        num_slots=num_slots,
+        max_num_batched_tokens=budget,
+        pp=pp,
+        num_spec=num_spec,
+        policy=policy,
+        watermark=watermark,
+    )
+    return Scheduler(options, KVManager((group,), (num_blocks,)), connector)
+
+
+@dataclass
+class Device:
+    """Knows the length of what is in each slot; every sampling row yields as many tokens as `accept` says."""
+
+    next_token: Callable[[int, int], int] = lambda seq_id, position: 100_000 + seq_id * 1000 + position
+    accept: int = 0  # drafts accepted of each row
+    known: dict[int, int] = field(default_factory=dict[int, int])  # by slot: tokens known
+    computed: dict[int, int] = field(default_factory=dict[int, int])
+    limit: dict[int, int] = field(default_factory=dict[int, int])
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for new in plan.admitted:
+            self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
+            self.computed[new.slot] = new.num_computed
+        result = StepResult(plan_id=plan.id, tokens=[])
+        for index, row in enumerate(plan.rows):
+            start = self.computed[row.slot]
+            end = start + row.num_query - row.num_draft
+            new = list[int]()
+            if end >= self.known[row.slot]:
+                num_new = min(1 + min(self.accept, row.num_draft), self.limit[row.slot] - end)
+                new = [self.next_token(row.seq_id, end + i) for i in range(num_new)]
+                self.known[row.slot] = end + num_new
+            num_entries = row.num_logits - (1 + row.num_draft if new else 0)
+            if num_entries > 0:
+                first = start + row.num_query - row.num_logits
+                scores = [TokenLogprobs([p + 1], [0.0], 1) for p in range(first, first + num_entries)]
+                result.prompt_logprobs[index] = scores
+            self.computed[row.slot] = end + max(0, len(new) - 1)
+            result.tokens.append(new)
+        return result
+
+
+def step(scheduler: Scheduler, device: Device) -> tuple[StepPlan, list[SeqUpdate]]:
+    """Plan, run, commit; there must be something to do."""
+    plan = scheduler.next_plan()
+    assert plan is not None, "nothing to do"
+    updates = scheduler.commit(plan, device.run(plan))
+    scheduler.check([])
+    return plan, updates
+
+
+def run_to_end(scheduler: Scheduler, device: Device) -> dict[str, list[int]]:
+    """All tokens by request, once everything is answered."""
+    tokens: dict[str, list[int]] = {}
+    while scheduler.has_unfinished:
+        for update in step(scheduler, device)[1]:
+            tokens.setdefault(update.request_id, []).extend(update.new_token_ids)
+    return tokens

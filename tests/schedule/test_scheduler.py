@@ -1,0 +1,370 @@
+"""What a plan contains, what ends a request, and what happens when blocks or slots run out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pellucid.schedule.plan import Row
+from pellucid.schedule.scheduler import SchedulerOptions
+from pellucid.types import FinishReason, SamplingParams
+from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
+
+
+def shape(row: Row) -> tuple[int, int, int]:
+    return row.num_query, row.num_draft, row.num_logits
+
+
+# The vocabulary of work
+
+
+def test_a_prompt_is_computed_at_once_if_it_fits_and_its_last_token_samples() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", 5))
+    plan, updates = step(scheduler, device)
+    assert [shape(row) for row in plan.rows] == [(5, 0, 1)]
+    assert [len(update.new_token_ids) for update in updates] == [1]
+    plan, _ = step(scheduler, device)
+    assert [shape(row) for row in plan.rows] == [(1, 0, 1)] and not plan.admitted
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_which_only_the_last_samples() -> None:
+    scheduler, device = make_scheduler(budget=8), Device()
+    scheduler.add(make_request("a", 20))
+    plans = [step(scheduler, device)[0] for _ in range(3)]
+    assert [shape(plan.rows[0]) for plan in plans] == [(8, 0, 0), (8, 0, 0), (4, 0, 1)]
+
+
+def test_chunks_ride_beside_decodes_and_decodes_come_first() -> None:
+    scheduler, device = make_scheduler(budget=8), Device()
+    scheduler.add(make_request("a", 4))
+    step(scheduler, device)
+    scheduler.add(make_request("b", 20))
+    plan, updates = step(scheduler, device)
+    assert [shape(row) for row in plan.rows] == [(1, 0, 1), (7, 0, 0)]
+    assert [update.request_id for update in updates] == ["a"]
+
+
+def test_chunks_of_one_prompt_may_be_in_flight_together() -> None:
+    scheduler = make_scheduler(budget=8)
+    scheduler.add(make_request("a", 20))
+    plans = [scheduler.next_plan() for _ in range(3)]
+    assert [shape(plan.rows[0]) for plan in plans if plan] == [(8, 0, 0), (8, 0, 0), (4, 0, 1)]
+    scheduler.check([plan for plan in plans if plan])
+
+
+def test_a_decode_row_is_planned_before_the_last_one_came_home() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", 5, max_tokens=3))
+    plans = [scheduler.next_plan() for _ in range(3)]
+    assert [shape(plan.rows[0]) for plan in plans if plan] == [(5, 0, 1), (1, 0, 1), (1, 0, 1)]
+    assert scheduler.next_plan() is None, "the rows in flight finish it"
+    updates = [scheduler.commit(plan, device.run(plan))[0] for plan in plans if plan]
+    assert updates[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_decode_row_is_the_same_object_every_step() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", 5))
+    step(scheduler, device)
+    assert step(scheduler, device)[0].rows[0] is step(scheduler, device)[0].rows[0]
+
+
+def test_a_verification_row_carries_the_drafts_of_the_step_before() -> None:
+    scheduler, device = make_scheduler(num_spec=3), Device(accept=2)
+    scheduler.add(make_request("a", 5, max_tokens=20))
+    plan, updates = step(scheduler, device)
+    assert plan.num_propose == 3 and shape(plan.rows[0]) == (5, 0, 1)
+    plan, updates = step(scheduler, device)
+    assert shape(plan.rows[0]) == (4, 3, 4) and len(updates[0].new_token_ids) == 3
+
+
+def test_in_a_pipeline_a_sequence_waits_for_its_feedback_and_each_plan_takes_its_share() -> None:
+    scheduler, device = make_scheduler(pp=2), Device()
+    for name in "abcd":
+        scheduler.add(make_request(name, 4))
+    first = scheduler.next_plan()
+    assert first and len(first.rows) == 4 and scheduler.next_plan() is None
+    scheduler.commit(first, device.run(first))
+    plans = [scheduler.next_plan() for _ in range(2)]
+    seq_ids = [[row.seq_id for row in plan.rows] for plan in plans if plan]
+    assert [len(ids) for ids in seq_ids] == [2, 2] and not set(seq_ids[0]) & set(seq_ids[1])
+
+
+def test_a_grammar_keeps_its_sequence_and_no_other_out_of_flight() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("free", 4))
+    scheduler.add(make_request("bound", 4, grammar="json"))
+    first, second = scheduler.next_plan(), scheduler.next_plan()
+    assert first and second
+    assert first.has_grammar and [row.seq_id for row in first.rows] == [0, 1]
+    assert not second.has_grammar and [row.seq_id for row in second.rows] == [0]
+    rows = scheduler.host_bound_rows(first)
+    assert [row.request.id for row in rows.values()] == ["bound"] and list(rows) == [1]
+    scheduler.commit(first, device.run(first))
+    third = scheduler.next_plan()
+    assert third and sorted(row.seq_id for row in third.rows) == [0, 1]
+
+
+# The end of a request
+
+
+def test_the_length_ends_a_request() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", 5, max_tokens=3))
+    assert len(run_to_end(scheduler, device)["a"]) == 3
+
+
+def test_max_model_len_ends_a_request_that_names_no_length() -> None:
+    scheduler, device = make_scheduler(max_model_len=16), Device()
+    scheduler.add(make_request("a", 5, max_tokens=None))
+    assert len(run_to_end(scheduler, device)["a"]) == 11
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 2, 3])
+def test_a_sequence_within_k_of_its_end_yields_no_token_too_many(num_drafts: int) -> None:
+    scheduler, device = make_scheduler(num_spec=3, max_model_len=16), Device(accept=num_drafts)
+    scheduler.add(make_request("a", 5, max_tokens=None))
+    assert len(run_to_end(scheduler, device)["a"]) == 11
+
+
+def stop_at(token: int, sampling: SamplingParams, eos: tuple[int, ...] = (), accept: int = 0):
+    """The update that ends a request whose tokens are 1, 2, 3...; and all its tokens."""
+    scheduler, device = make_scheduler(num_spec=3), Device(lambda _, position: position - 4, accept)
+    scheduler.add(make_request("a", 5, sampling=sampling, eos=eos))
+    tokens = list[int]()
+    while True:
+        for update in step(scheduler, device)[1]:
+            tokens += update.new_token_ids
+            if update.finish_reason is not None:
+                return update, tokens
+
+
+def test_the_models_end_of_text_is_kept_and_gives_no_stop_reason() -> None:
+    update, tokens = stop_at(3, SamplingParams(max_tokens=9), eos=(3,))
+    assert tokens == [1, 2, 3]
+    assert update.finish_reason is FinishReason.STOP and update.stop_reason is None
+
+
+def test_a_stop_token_of_the_request_is_named_as_the_stop_reason() -> None:
+    update, tokens = stop_at(3, SamplingParams(max_tokens=9, stop_token_ids=[3]))
+    assert tokens == [1, 2, 3] and update.stop_reason == 3
+
+
+def test_ignore_eos_goes_on_to_the_length() -> None:
+    update, tokens = stop_at(3, SamplingParams(max_tokens=5, ignore_eos=True), eos=(3,))
+    assert tokens == [1, 2, 3, 4, 5] and update.finish_reason is FinishReason.LENGTH
+
+
+def test_no_stop_counts_before_min_tokens() -> None:
+    update, tokens = stop_at(3, SamplingParams(max_tokens=9, min_tokens=4, stop_token_ids=[2, 3, 6]))
+    assert tokens == [1, 2, 3, 4, 5, 6] and update.stop_reason == 6
+
+
+def test_tokens_accepted_behind_a_stop_are_dropped() -> None:
+    update, tokens = stop_at(3, SamplingParams(max_tokens=9, stop_token_ids=[3]), accept=3)
+    assert tokens == [1, 2, 3] and update.new_token_ids == [2, 3]
+
+
+def test_an_abort_answers_at_once_and_gives_everything_back() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a"))
+    scheduler.add(make_request("b"))
+    step(scheduler, device)
+    update = scheduler.abort("a")
+    assert update and update.finish_reason is FinishReason.ABORT
+    assert scheduler.abort("a") is None and scheduler.abort("never seen") is None
+    assert list(run_to_end(scheduler, device)) == ["b"]
+    assert scheduler.kv.usage == 0
+
+
+def test_a_stop_string_found_in_the_text_is_an_abort_with_another_name() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a"))
+    update = scheduler.abort("a", FinishReason.STOP, "END")
+    assert update and (update.finish_reason, update.stop_reason) == (FinishReason.STOP, "END")
+
+
+def test_rows_in_flight_of_an_aborted_request_are_dropped_and_its_slot_rests_until_then() -> None:
+    scheduler, device = make_scheduler(num_slots=1), Device()
+    scheduler.add(make_request("a"))
+    inflight = scheduler.next_plan()
+    assert inflight
+    scheduler.abort("a")
+    scheduler.add(make_request("b"))
+    assert scheduler.next_plan() is None, "the only slot still has a row in flight"
+    assert scheduler.commit(inflight, device.run(inflight)) == []
+    plan, updates = step(scheduler, device)
+    assert plan.retired == [0] and [update.request_id for update in updates] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "prompt_len,max_tokens,words",
+    [
+        (16, 1, "prompt has 16 tokens, max_model_len is 16"),
+        (0, 1, "no tokens"),
+        (8, None, "the KV cache holds 12"),
+    ],
+)
+def test_a_request_that_could_never_run_is_answered_with_the_reason(
+    prompt_len: int, max_tokens: int | None, words: str
+) -> None:
+    scheduler = make_scheduler(max_model_len=16, num_blocks=3)
+    update = scheduler.add(make_request("a", prompt_len, max_tokens=max_tokens))
+    assert update and update.finish_reason is FinishReason.ERROR and update.error and words in update.error
+    assert not scheduler.has_unfinished
+
+
+def test_a_budget_of_one_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 1, must be at least 2"):
+        SchedulerOptions(max_model_len=8, num_slots=1, max_num_batched_tokens=1)
+
+
+# Sharing
+
+
+def test_requests_of_one_step_share_their_beginning() -> None:
+    scheduler, device = make_scheduler(), Device()
+    prompt = list(range(20))
+    scheduler.add(make_request("a", prompt))
+    scheduler.add(make_request("b", prompt))
+    plan, _ = step(scheduler, device)
+    assert [shape(row) for row in plan.rows] == [(20, 0, 1), (4, 0, 1)]
+    one, two = plan.admitted
+    assert two.num_computed == 16 and not one.blocks[0]
+    assert two.blocks[0] == plan.grown[0].blocks[:4]
+
+
+def test_a_prompt_that_is_all_cached_computes_its_last_block_anew() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", list(range(8)), max_tokens=1))
+    step(scheduler, device)
+    scheduler.add(make_request("b", list(range(8)), max_tokens=1))
+    plan, updates = step(scheduler, device)
+    assert shape(plan.rows[0]) == (4, 0, 1) and updates[0].num_cached_tokens == 4
+
+
+def test_a_prefix_still_in_flight_is_shared() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", list(range(9))))
+    first = scheduler.next_plan()
+    scheduler.add(make_request("b", list(range(9))))
+    second = scheduler.next_plan()
+    assert first and second and second.admitted[0].num_computed == 8
+    scheduler.commit(first, device.run(first))
+    assert [len(update.new_token_ids) for update in scheduler.commit(second, device.run(second))] == [1, 1]
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last_one() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", list(range(6)), max_tokens=7))
+    answer = run_to_end(scheduler, device)["a"]
+    scheduler.add(make_request("b", [*range(6), *answer, 77, 78]))
+    plan, _ = step(scheduler, device)
+    assert plan.admitted[0].num_computed == 12
+
+
+def test_prompt_logprobs_skip_the_cache_and_come_once_for_each_position() -> None:
+    scheduler, device = make_scheduler(budget=6), Device()
+    scheduler.add(make_request("a", list(range(15)), max_tokens=1))
+    run_to_end(scheduler, device)
+    wants = SamplingParams(max_tokens=2, prompt_logprobs=0)
+    scheduler.add(make_request("b", list(range(15)), sampling=wants))
+    shapes, positions = [], []
+    while scheduler.has_unfinished:
+        plan, updates = step(scheduler, device)
+        shapes += map(shape, plan.rows)
+        positions += [e.token_ids[0] for u in updates for e in u.prompt_logprobs or ()]
+    assert shapes == [(6, 0, 6), (6, 0, 6), (3, 0, 3), (1, 0, 1)]
+    assert positions == list(range(1, 15))
+
+
+# Shortage
+
+
+def test_a_pool_that_runs_dry_preempts_the_youngest_and_everybody_finishes() -> None:
+    scheduler, device = make_scheduler(num_blocks=6), Device()
+    for name in "abc":
+        scheduler.add(make_request(name, 6, max_tokens=12))
+    tokens = run_to_end(scheduler, device)
+    assert {name: len(t) for name, t in tokens.items()} == {"a": 12, "b": 12, "c": 12}
+    assert scheduler.counters.num_preemptions > 0
+    again = make_scheduler()
+    for name in "abc":
+        again.add(make_request(name, 6, max_tokens=12))
+    assert run_to_end(again, Device()) == tokens
+
+
+def test_the_oldest_is_never_preempted_by_a_younger_one() -> None:
+    scheduler, device = make_scheduler(num_blocks=5), Device()
+    for name in "abc":
+        scheduler.add(make_request(name, 4, max_tokens=16))
+    ends = []
+    while scheduler.has_unfinished:
+        _, updates = step(scheduler, device)
+        ends += [update.request_id for update in updates if update.finish_reason]
+    assert ends == ["a", "b", "c"]
+
+
+def test_who_was_preempted_ships_its_tokens_again_and_finds_its_blocks() -> None:
+    scheduler, device = make_scheduler(num_blocks=8, max_model_len=32), Device()
+    scheduler.add(make_request("a", 8, max_tokens=20))
+    scheduler.add(make_request("b", 8, max_tokens=20))
+    plans = list[tuple[int, int, int]]()
+    while scheduler.has_unfinished:
+        plan, _ = step(scheduler, device)
+        plans += [(new.seq_id, len(new.token_ids), new.num_computed) for new in plan.admitted]
+    assert scheduler.counters.num_preemptions == 1
+    (again,) = [p for p in plans if p[1] > 8]
+    assert again[0] == 1, "the younger one"
+    assert again[1] > 8 and again[2] >= BLOCK, "sampled tokens travel back, the cached prefix does not"
+
+
+def test_an_arrival_of_higher_priority_takes_the_blocks_of_a_lower_one() -> None:
+    scheduler, device = make_scheduler(num_blocks=5, max_model_len=20, policy="priority"), Device()
+    scheduler.add(make_request("low", 12, priority=1, max_tokens=4))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 12, priority=0, max_tokens=4))
+    plan, _ = step(scheduler, device)
+    assert [new.seq_id for new in plan.admitted] == [1] and scheduler.counters.num_preemptions == 1
+    assert {name: len(t) for name, t in run_to_end(scheduler, device).items()} == {"high": 3, "low": 3}
+
+
+def test_an_equal_arrival_waits_for_blocks_and_preempts_nobody() -> None:
+    scheduler, device = make_scheduler(num_blocks=5, max_model_len=20, policy="priority"), Device()
+    scheduler.add(make_request("first", 12, max_tokens=4))
+    step(scheduler, device)
+    scheduler.add(make_request("second", 12, max_tokens=4))
+    run_to_end(scheduler, device)
+    assert scheduler.counters.num_preemptions == 0
+
+
+def test_a_high_priority_waits_for_a_slot_like_everybody_but_gets_the_next_one() -> None:
+    scheduler, device = make_scheduler(num_slots=1, policy="priority"), Device()
+    scheduler.add(make_request("running", max_tokens=2, priority=5))
+    step(scheduler, device)
+    scheduler.add(make_request("low", priority=3, max_tokens=1))
+    scheduler.add(make_request("high", priority=1, max_tokens=1))
+    order = []
+    while scheduler.has_unfinished:
+        order += [u.request_id for u in step(scheduler, device)[1] if u.finish_reason]
+    assert order == ["running", "high", "low"]
+
+
+def test_the_watermark_keeps_blocks_for_those_that_run() -> None:
+    scheduler, device = make_scheduler(num_blocks=10, watermark=0.2), Device()
+    scheduler.add(make_request("a", 16, max_tokens=4))
+    step(scheduler, device)
+    scheduler.add(make_request("b", 20, max_tokens=4))
+    assert not step(scheduler, device)[0].admitted, "5 blocks are free, 5 needed, 2 to spare"
+    run_to_end(scheduler, device)
+
+
+def test_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", list(range(16)), max_tokens=9))
+    step(scheduler, device)
+    scheduler.clear_prefix_cache()
+    scheduler.add(make_request("b", list(range(16)), max_tokens=9))
+    plan, _ = step(scheduler, device)
+    assert plan.admitted[0].num_computed == 0
+    assert {name: len(t) for name, t in run_to_end(scheduler, device).items()} == {"a": 7, "b": 8}

@@ -1,0 +1,110 @@
+"""Who may import whom: the walls of the house.  The scheduler's rooms know no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pellucid
+
+ROOT = Path(pellucid.__file__).parent
+PLAIN = {"types", "config", "registry", "platform", "forward", "transfer"}  # data of borders; no behaviour
+MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
+    "types": set[str](),
+    "registry": set[str](),
+    "platform": set[str](),
+    "forward": set[str](),
+    "transfer": set[str](),
+    "config": {"types", "platform"},
+    "kv": {"types", "config"},
+    "schedule": {"types", "config", "kv"},
+    "kernels": {"config", "platform", "dist", "transfer"},
+    "dist": {"config", "platform"},
+    "attention": {"kernels", "dist", "kv.specs", *PLAIN},
+    "quant": {"kernels", "dist", "kv.specs", *PLAIN},
+    "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
+    "lora": {"kernels", "dist", *PLAIN},
+    "layers": {"attention.base", "quant.base", "kernels", "dist", "forward"},
+    "models": {"layers", "attention.base", "quant", "kv.specs", *PLAIN},
+    "spec": {"models.builder", "layers", "sample", "kernels", "kv.specs", *PLAIN},
+    "worker": {
+        *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
+        *("schedule.plan", "kv.specs", "executor.base", *PLAIN),
+    },
+    "executor": {"schedule.plan", "kv.specs", "config", "registry"},  # its worker by name only
+    "engine": {"schedule", "kv", "executor", "sample.grammar", "types", "config"},
+    "engine.build": {"engine", "schedule", "kv", "executor", "models.checkpoint", "config", "platform"},
+    "text": {"types", "config"},
+    "llm": {"llm_engine", "engine", "text", "types", "config"},
+    "llm_engine": {"engine", "text", "types", "config"},
+    "server": {"llm", "llm_engine", "engine", "text", "types", "config", "registry"},
+    "cli": {"llm", "llm_engine", "server", "engine", "text", "models.checkpoint", *PLAIN},
+    "__main__": {"cli"},
+}
+NO_TORCH = [
+    "pellucid.schedule.scheduler",
+    "pellucid.schedule.plan",
+    "pellucid.kv.manager",
+    "pellucid.engine.core",
+]
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module as (name without "pellucid.", path)."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            yield name, path
+
+
+def imports(path: Path) -> Iterator[str]:
+    """What a file imports of ours when it runs, also inside functions; not what only type checkers read."""
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("pellucid"))
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            if node.module and node.module.startswith("pellucid"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        pending += ast.iter_child_nodes(node)
+
+
+def is_in(name: str, rooms: set[str]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+@pytest.mark.parametrize(
+    "name,path", list(modules()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_room_imports_only_what_it_may(name: str, path: Path) -> None:
+    room = name.split(".", maxsplit=1)[0]
+    allowed = {room, *MAY_IMPORT.get(name, MAY_IMPORT[room])}
+    imported = {target.removeprefix("pellucid.") for target in imports(path)} - {"pellucid", "__version__"}
+    strangers = sorted(target for target in imported if not is_in(target, allowed))
+    assert not strangers, f"{name} imports {', '.join(strangers)}; it may import {', '.join(sorted(allowed))}"
+
+
+def test_only_the_build_reaches_past_the_engines_walls() -> None:
+    loop = {
+        target for path in (ROOT / "engine").glob("*.py") if path.stem != "build" for target in imports(path)
+    }
+    assert not any(target.startswith(("pellucid.models", "pellucid.worker")) for target in loop)
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
+def test_the_scheduler_knows_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, (
+        f"{module} imports torch"
+    )
