@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeGuard, TypeVar
 
 from tqdm import tqdm
 
@@ -44,8 +44,7 @@ class LLM:
         one for each; None takes the checkpoint's recommendation.  Raises ValueError, before anything runs,
         for a prompt or a parameter that cannot be served.
         """
-        prompts = [prompts] if is_single(prompts) else list(prompts)  # type: ignore[arg-type]
-        tokens = self.llm_engine.tokenize(prompts)
+        tokens = self.llm_engine.tokenize(as_list(prompts))
         return self._run(tokens, sampling_params, use_tqdm, priority)
 
     def chat(
@@ -85,7 +84,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, or one conversation, piece by piece; every item shows all so far.
 
         Closing the iterator early aborts the request.
@@ -93,7 +92,7 @@ class LLM:
         if is_conversation(prompt):
             tokens = self.llm_engine.tokenize_chat(
                 prompt, tools=tools, chat_template_kwargs=chat_template_kwargs
-            )  # type: ignore[arg-type]
+            )
         else:
             (tokens,) = self.llm_engine.tokenize([prompt])  # type: ignore[list-item]
         yield from self._outputs([self.llm_engine.add_tokens(tokens, sampling_params)])
@@ -186,14 +185,15 @@ class LLM:
                 self._readers[output.request_id].append(output)
 
 
-def is_single(prompts: object) -> bool:
-    """One prompt (text, a dict, token ids), or a list of prompts?"""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text, a dict, token ids) or many, as a list."""
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
 
 
-def is_conversation(prompt: object) -> bool:
+def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+    """Messages, rather than a prompt?"""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 

@@ -75,7 +75,7 @@ class SamplingParams:
             raise ValueError(f"temperature is {self.temperature}, must be at least 0 (0 is greedy)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        if self.top_k < 0 or self.top_k != int(self.top_k):
             raise ValueError(
                 f"top_k is {self.top_k}, must be an integer of at least 1 (or 0 or -1 to keep all tokens)"
             )
@@ -164,7 +164,7 @@ class SeqUpdate:
     """What one step changed for one request; the engine's answer, without text."""
 
     request_id: str
-    new_token_ids: list[int] = field(default_factory=list)
+    new_token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] | None = None  # one per new token
     prompt_logprobs: list[TokenLogprobs] | None = None  # for prompt positions 1.., as chunks finish
     finish_reason: FinishReason | None = None
@@ -189,7 +189,7 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list[int])
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None

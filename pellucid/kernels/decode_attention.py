@@ -68,8 +68,9 @@ def decode_attention(
         device=q.device,
     )
     statistics = partial.new_empty((*partial.shape[:-1], 2))
-    tile, padded = keys_per_tile(block_size), max(16, triton.next_power_of_2(packed))
     dim_padded = triton.next_power_of_2(head_dim)
+    tile = keys_per_tile(block_size, dim_padded * q.itemsize)
+    padded = max(16, triton.next_power_of_2(packed))
     shape = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP_SIZE": group_size,

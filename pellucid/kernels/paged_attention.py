@@ -21,6 +21,7 @@ from torch import Tensor
 
 LOG2_E = 1.4426950408889634
 MAX_TILE = 64  # keys
+MAX_TILE_BYTES = 32 * 1024  # of keys, and as many of values
 SHARED_MEMORY = 160 * 1024  # bytes a program may plan for: what every data-centre GPU since Ampere has
 
 
@@ -38,14 +39,14 @@ class PagedRows:
         return self.seq_lens.shape[0]
 
 
-def keys_per_tile(block_size: int) -> int:
-    """Keys a tile holds: the largest power of two that a page is made of, so that a tile has one page."""
-    return min(block_size & -block_size, MAX_TILE)
+def keys_per_tile(block_size: int, key_bytes: int) -> int:
+    """Keys a tile holds: a power of two that divides the page, so that a tile lies in one page."""
+    return min(block_size & -block_size, MAX_TILE, triton.next_power_of_2(MAX_TILE_BYTES // key_bytes))
 
 
 def stages_for(tile_bytes: int, query_bytes: int) -> int:
-    """How many tiles (their keys and values, in bytes) to keep in flight beside the queries."""
-    return max(1, min(3, (SHARED_MEMORY - query_bytes) // tile_bytes))
+    """Stages of the loop over tiles: what fits beside the queries.  tile_bytes: of keys and values together."""
+    return max(1, min(3, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes))
 
 
 def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:

@@ -72,8 +72,9 @@ def prefill_attention(
     if tiles.shape[0] == 0:
         return out
     group_size = q.shape[1] // num_kv_heads
-    tile, padded = keys_per_tile(block_size), max(PACKED_ROWS, triton.next_power_of_2(group_size))
     dim_padded = triton.next_power_of_2(head_dim)
+    tile = keys_per_tile(block_size, dim_padded * q.itemsize)
+    padded = max(PACKED_ROWS, triton.next_power_of_2(group_size))
     prefill_kernel[(tiles.shape[0], num_kv_heads)](
         q,
         kv_cache,

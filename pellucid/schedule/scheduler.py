@@ -164,7 +164,8 @@ class Scheduler:
 
     def _plan_decodes(self, step: Step) -> None:
         """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
-        plan_id, next_ready, num_propose = step.id, step.id + self.options.pp, step.num_propose
+        plan_id, next_ready = step.id, step.id + self.options.pp
+        rows, num_propose = step.rows, step.num_propose
         left = -(-len(self._decoding) // self.options.pp)  # a pipeline's share
         kept = self._prompt_share()
         for seq in self._decoding:
@@ -173,12 +174,16 @@ class Scheduler:
             if step.budget <= kept or not left:
                 self._let_go_first(seq)
                 break
-            num_draft = seq.num_drafts and min(seq.num_drafts, step.budget - kept - 1)
+            num_draft = seq.num_drafts
+            if num_draft:
+                num_draft = min(num_draft, step.budget - kept - 1)
             num_planned = seq.num_planned + 1 + num_draft
             if num_planned > seq.table.capacity and not self._reserve(step, seq, num_planned):
                 continue
-            step.rows.append(seq.decode(num_draft))
-            step.num_decodes += 1
+            row = seq.decode_row
+            if row is None or row.num_draft != num_draft:
+                row = seq.make_decode_row(num_draft)
+            rows.append(row)
             step.budget -= 1 + num_draft
             left -= 1
             seq.num_planned = num_planned

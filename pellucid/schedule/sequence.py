@@ -99,13 +99,11 @@ class Sequence:
         """The least position that a row planned from now on may write."""
         return self.num_certain - 1 if self.is_decoding else self.num_planned
 
-    def decode(self, num_draft: int) -> Row:
+    def make_decode_row(self, num_draft: int) -> Row:
         """The row that computes the last token known, and `num_draft` drafts behind it."""
-        row = self.decode_row
-        if row is None or row.num_draft != num_draft:
-            num_query = 1 + num_draft
-            row = self.decode_row = Row(self.id, self.epoch, self.slot, num_query, num_draft, num_query)
-        return row
+        num_query = 1 + num_draft
+        self.decode_row = Row(self.id, self.epoch, self.slot, num_query, num_draft, num_query)
+        return self.decode_row
 
     def next_chunk(self, budget: int) -> Row:
         """The next chunk of known tokens, at most `budget` of them."""

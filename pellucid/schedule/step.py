@@ -44,7 +44,7 @@ class Step:
     budget: int  # tokens left
     num_propose: int
     rows: list[Row] = field(default_factory=list[Row])
-    num_decodes: int = 0  # leading rows that are no chunks
+    num_chunks: int = 0  # rows at the end that are chunks
     admitted: list[Admission] = field(default_factory=list[Admission])
     grown: list[Growth] = field(default_factory=list[Growth])
     has_grammar: bool = False
@@ -52,6 +52,7 @@ class Step:
 
     def add_chunk(self, row: Row) -> None:
         self.rows.append(row)
+        self.num_chunks += 1
         self.budget -= row.num_query
 
     def take_back_decode(self, seq_id: int) -> Row | None:
@@ -59,15 +60,14 @@ class Step:
         index = next((i for i, row in enumerate(self.rows) if row.seq_id == seq_id), None)
         if index is None:
             return None
-        assert index < self.num_decodes, "a chunk stays: its blocks are published"
+        assert index < len(self.rows) - self.num_chunks, "a chunk stays: its blocks are published"
         row = self.rows.pop(index)
-        self.num_decodes -= 1
         self.budget += row.num_query
         self.grown = [growth for growth in self.grown if growth.slot != row.slot]
         return row
 
     def has_chunk(self, seq_id: int) -> bool:
-        return any(row.seq_id == seq_id for row in self.rows[self.num_decodes :])
+        return any(row.seq_id == seq_id for row in self.rows[len(self.rows) - self.num_chunks :])
 
     def to_plan(self, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
         return StepPlan(
