@@ -69,7 +69,7 @@ def decode_attention(
     )
     statistics = partial.new_empty((*partial.shape[:-1], 2))
     dim_padded = triton.next_power_of_2(head_dim)
-    tile = keys_per_tile(block_size, dim_padded * q.itemsize)
+    tile = keys_per_tile(block_size, q.dtype)
     padded = max(16, triton.next_power_of_2(packed))
     shape = {
         "NUM_KV_HEADS": num_kv_heads,

@@ -20,8 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
-MAX_TILE = 64  # keys
-MAX_TILE_BYTES = 32 * 1024  # of keys, and as many of values
 SHARED_MEMORY = 160 * 1024  # bytes a program may plan for: what every data-centre GPU since Ampere has
 
 
@@ -39,9 +37,12 @@ class PagedRows:
         return self.seq_lens.shape[0]
 
 
-def keys_per_tile(block_size: int, key_bytes: int) -> int:
-    """Keys a tile holds: a power of two that divides the page, so that a tile lies in one page."""
-    return min(block_size & -block_size, MAX_TILE, triton.next_power_of_2(MAX_TILE_BYTES // key_bytes))
+def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
+    """Keys a tile holds: a power of two that divides the page, so that a tile lies in one page.
+
+    float32 multiplies without tensor cores and would run out of registers with larger tiles.
+    """
+    return min(block_size & -block_size, 16 if dtype == torch.float32 else 64)
 
 
 def stages_for(tile_bytes: int, query_bytes: int) -> int:

@@ -73,7 +73,7 @@ def prefill_attention(
         return out
     group_size = q.shape[1] // num_kv_heads
     dim_padded = triton.next_power_of_2(head_dim)
-    tile = keys_per_tile(block_size, dim_padded * q.itemsize)
+    tile = keys_per_tile(block_size, q.dtype)
     padded = max(PACKED_ROWS, triton.next_power_of_2(group_size))
     prefill_kernel[(tiles.shape[0], num_kv_heads)](
         q,
