@@ -46,7 +46,7 @@ def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
 
 
 def stages_for(tile_bytes: int, query_bytes: int) -> int:
-    """Stages of the loop over tiles: what fits beside the queries.  tile_bytes: of keys and values together."""
+    """Stages of the loop over tiles that fit beside the queries.  tile_bytes: of keys and values together."""
     return max(1, min(3, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes))
 
 
