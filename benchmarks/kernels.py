@@ -1,0 +1,215 @@
+"""How close the attention kernels come to the machine: `python benchmarks/kernels.py`, on a GPU.
+
+Each figure is the median over replays of a CUDA graph that holds several launches, each on blocks of its own,
+so that nothing is found in the L2 cache.  Decode is measured in GB/s of keys and values, prefill in TFLOP/s
+below the causal diagonal; a plain copy and a plain matrix product say what the machine gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from pellucid.kernels.decode_attention import decode_attention
+from pellucid.kernels.kv_write import kv_write
+from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+
+HEAD_DIM = 128
+DTYPE = torch.bfloat16
+CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
+MAX_MODEL_LEN = 8192
+HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
+DECODES = {
+    "1 x 1,024": [1024],
+    "1 x 8,000": [8000],
+    "16 x 1,024": [1024] * 16,
+    "64 x 1,024": [1024] * 64,
+    "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+}
+PREFILLS = {
+    "16 x 512": [(512, 512)] * 16,
+    "4 x 2,048": [(2048, 2048)] * 4,
+    "1 x 8,192": [(8192, 8192)],
+    "2,048 behind 6,144": [(2048, 8192)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured case."""
+
+    kernel: str
+    model: str
+    case: str
+    microseconds: float
+    rate: float
+    unit: str
+
+
+def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) -> float:
+    """Seconds of one launch: the median over replays of a graph that holds them all."""
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return statistics.median(times) / len(launches)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows of (queries, tokens), with as many copies of their blocks as it takes to leave the L2 behind."""
+
+    lens: list[tuple[int, int]]
+    heads: tuple[int, int]
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(tokens for _, tokens in self.lens)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_tokens * 2 * self.heads[1] * HEAD_DIM * DTYPE.itemsize
+
+    @property
+    def flops(self) -> int:
+        pairs = sum(q * (tokens - q) + q * (q + 1) // 2 for q, tokens in self.lens)
+        return 4 * pairs * self.heads[0] * HEAD_DIM
+
+    def build(self) -> tuple[Tensor, Tensor, list[PagedRows]]:
+        """(queries [T, N, H], cache, one set of rows a launch)."""
+        widths = [-(-tokens // self.block_size) for _, tokens in self.lens]
+        copies = max(3, -(-CACHE_BYTES // self.kv_bytes))
+        num_blocks = copies * sum(widths) + 1
+        cache = torch.randn(
+            num_blocks, 2, self.heads[1], self.block_size, HEAD_DIM, dtype=DTYPE, device="cuda"
+        )
+        free = iter((torch.randperm(num_blocks - 1) + 1).tolist())
+        query_lens = [q for q, _ in self.lens]
+        rows = []
+        for _ in range(copies):
+            table = torch.zeros(len(self.lens), MAX_MODEL_LEN // self.block_size, dtype=torch.int32)
+            for row, width in enumerate(widths):
+                table[row, :width] = torch.tensor([next(free) for _ in range(width)])
+            rows.append(
+                PagedRows(
+                    block_table=table.cuda(),
+                    seq_lens=torch.tensor([t for _, t in self.lens], dtype=torch.int32, device="cuda"),
+                    cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().cuda(),
+                    max_query=max(query_lens),
+                )
+            )
+        return torch.randn(sum(query_lens), self.heads[0], HEAD_DIM, dtype=DTYPE, device="cuda"), cache, rows
+
+
+def decode_figure(model: str, name: str, block_size: int, num_query: int) -> Figure:
+    case = Case([(num_query, tokens) for tokens in DECODES[name]], HEADS[model], block_size)
+    q, cache, views = case.build()
+    out = torch.empty_like(q)
+    scale = HEAD_DIM**-0.5
+
+    def launch(rows: PagedRows) -> Callable[[], object]:
+        return lambda: decode_attention(q, cache, rows, scale=scale, out=out)
+
+    seconds = median_seconds([launch(rows) for rows in views])
+    kernel = "decode" if num_query == 1 else f"verify {num_query}"
+    return Figure(kernel, model, name, seconds * 1e6, case.kv_bytes / seconds / 1e9, "GB/s")
+
+
+def prefill_figure(model: str, name: str, block_size: int) -> Figure:
+    case = Case(PREFILLS[name], HEADS[model], block_size)
+    q, cache, views = case.build()
+    out = torch.empty_like(q)
+    tile_queries = queries_per_tile(case.heads[0] // case.heads[1])
+    tiles = torch.from_numpy(prefill_tiles([q for q, _ in case.lens], tile_queries)).cuda()
+    scale = HEAD_DIM**-0.5
+
+    def launch(rows: PagedRows) -> Callable[[], object]:
+        return lambda: prefill_attention(q, cache, rows, tiles=tiles, scale=scale, out=out)
+
+    seconds = median_seconds([launch(rows) for rows in views])
+    return Figure("prefill", model, name, seconds * 1e6, case.flops / seconds / 1e12, "TFLOP/s")
+
+
+def write_figure(num_tokens: int, block_size: int) -> Figure:
+    k, v = torch.randn(2, num_tokens, 8, HEAD_DIM, dtype=DTYPE, device="cuda")
+    cache = torch.zeros(
+        CACHE_BYTES // (32 * HEAD_DIM * block_size), 2, 8, block_size, HEAD_DIM, dtype=DTYPE
+    ).cuda()
+    slots = torch.randperm(cache.shape[0] * block_size, device="cuda")
+    places = slots[: len(slots) // num_tokens * num_tokens].split(num_tokens)[:50]
+
+    def launch(slots: Tensor) -> Callable[[], object]:
+        return lambda: kv_write(k, v, cache, slots)
+
+    seconds = median_seconds([launch(slots) for slots in places])
+    return Figure(
+        "write",
+        "8 KV heads",
+        f"{num_tokens:,} tokens",
+        seconds * 1e6,
+        2 * 2 * k.nbytes / seconds / 1e9,
+        "GB/s",
+    )
+
+
+def machine_figures() -> list[Figure]:
+    """What the machine gives a plain copy and a plain matrix product."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    copy = median_seconds([lambda: target.copy_(source)])
+    a = torch.randn(8192, 8192, dtype=DTYPE, device="cuda")
+    product = median_seconds([lambda: a @ a])
+    return [
+        Figure("copy", "-", "1 GiB", copy * 1e6, 2 * source.nbytes / copy / 1e9, "GB/s"),
+        Figure("matmul", "-", "8192^3", product * 1e6, 2 * 8192**3 / product / 1e12, "TFLOP/s"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--block-size", type=int, default=64, help="tokens of a page")
+    parser.add_argument(
+        "--models", nargs="+", choices=HEADS, default=list(HEADS), help="whose heads to measure"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    figures = machine_figures() + [write_figure(tokens, options.block_size) for tokens in (256, 8192)]
+    for model in options.models:
+        figures += [decode_figure(model, name, options.block_size, 1) for name in DECODES]
+        figures += [decode_figure(model, name, options.block_size, 4) for name in ("1 x 1,024", "64 x 1,024")]
+        figures += [prefill_figure(model, name, options.block_size) for name in PREFILLS]
+    table = Table("kernel", "model", "case", "us", "rate", title=torch.cuda.get_device_name())
+    for figure in figures:
+        rate = f"{figure.rate:,.0f} {figure.unit}"
+        table.add_row(figure.kernel, figure.model, figure.case, f"{figure.microseconds:,.1f}", rate)
+    Console().print(table)
+    if options.json:
+        report = {"device": torch.cuda.get_device_name(), "figures": [asdict(figure) for figure in figures]}
+        options.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
