@@ -225,7 +225,6 @@ class Scheduler:
         seq.num_planned = end
         seq.num_inflight += 1
         seq.num_drafts = step.num_propose
-        seq.ready_at = step.id + 1
         if seq.is_decoding:
             self._begin_decoding(step, seq)
         if end >= seq.table.publish_at:

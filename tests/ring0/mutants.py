@@ -40,6 +40,11 @@ STAGES: Edit = ("worker", "        self.flights: list[Flight]", "        connect
 START_ALL = "$\n        [self.start(self.pending[-1], stage) for stage in self.stages]"
 
 FAULTS: dict[str, list[Edit]] = {
+    "0 a step has more tokens than its budget": [("step", "        self.budget -= row.num_query\n", "")],
+    "0 drafts are not counted in the budget": [
+        ("scheduler", "num_draft = min(num_draft, step.budget - kept - 1)", "pass")
+    ],
+    "0 the last chunk asks for no logits": [("sequence", "num_logits = max(1, num_logits)", "pass")],
     "1 an empty tick does not age": [
         ("scheduler", "            return None\n        retired,", "            self._next_plan_id -= 1\n$")
     ],

@@ -36,7 +36,6 @@ class Config:
 
     worker: WorkerConfig
     depth: int
-    budget: int  # tokens a step
     caching: bool = True
     policy: str = "fcfs"
     watermark: float = 0.0
@@ -93,6 +92,7 @@ def random_config(rng: random.Random) -> Config:
         block_sizes=sizes,
         num_blocks=tuple(-(-(MAX_LEN + len(parents) - 1 + spare) // size) for size in sizes),
         num_slots=rng.randint(2, 7),
+        budget=rng.choice([2, 5, 11, 16, 64]),
         laziness=rng.choice([0, 0.3, 0.9]),
         death=death,
     )
@@ -100,7 +100,6 @@ def random_config(rng: random.Random) -> Config:
     return Config(
         worker=worker,
         depth=rng.choice([1, pp, pp + 1, pp + 2]),
-        budget=rng.choice([2, 5, 11, 16, 64]),
         caching=caching,
         policy=rng.choice(["fcfs", "priority"]),
         watermark=rng.choice([0, 0.1, 0.3]),
@@ -203,7 +202,7 @@ class Simulation:
         options = SchedulerOptions(
             max_model_len=MAX_LEN,
             num_slots=worker.num_slots,
-            max_num_batched_tokens=config.budget,
+            max_num_batched_tokens=worker.budget,
             pp=worker.pp,
             num_spec=worker.num_spec,
             policy=config.policy,

@@ -40,17 +40,24 @@ def config_for(
     num_blocks: int = 200,
     block_size: int = 4,
     caching: bool = True,
+    death: tuple[str, int] | None = None,
 ) -> Config:
     worker = WorkerConfig(
-        pp=pp, parents=TREES[drafts], block_sizes=(block_size,), num_blocks=(num_blocks,), num_slots=6
+        pp=pp,
+        parents=TREES[drafts],
+        block_sizes=(block_size,),
+        num_blocks=(num_blocks,),
+        num_slots=6,
+        budget=budget,
+        death=death,
     )
-    return Config(worker=worker, depth=depth, budget=budget, caching=caching, vary_drafts=False)
+    return Config(worker=worker, depth=depth, caching=caching, vary_drafts=False)
 
 
 def repr_of(config: Config) -> str:
     worker, cache = config.worker, "cache" if config.caching else "nocache"
     blocks = f"{worker.num_blocks[0]}x{worker.block_sizes[0]}"
-    return f"pp{worker.pp}-depth{config.depth}-k{worker.num_spec}-budget{config.budget}-{blocks}-{cache}"
+    return f"pp{worker.pp}-depth{config.depth}-k{worker.num_spec}-budget{worker.budget}-{blocks}-{cache}"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +95,7 @@ def test_a_starved_pool_preempts_and_shares_and_still_answers() -> None:
 
 @pytest.mark.parametrize("where", ["submit", "result"])
 def test_when_a_worker_dies_every_request_is_answered(where: str) -> None:
-    base = config_for(depth=2)
-    worker = WorkerConfig(
-        pp=1, parents=TREES["none"], block_sizes=(4,), num_blocks=(200,), num_slots=6, death=(where, 3)
-    )
-    config = Config(worker=worker, depth=base.depth, budget=base.budget, arrival_rate=0.3)
+    config = config_for(depth=2, death=(where, 3))
     simulation = Simulation(config, random_requests(random.Random(7)), random.Random(3))
     simulation.run()
     errors = [answer.end.error for answer in simulation.answers.values() if answer.end and answer.end.error]

@@ -66,6 +66,7 @@ class WorkerConfig:
     block_sizes: tuple[int, ...]  # per KV group
     num_blocks: tuple[int, ...]
     num_slots: int
+    budget: int = 64  # tokens a step
     laziness: float = 0.0
     death: tuple[str, int] | None = None  # ("submit" or "result", plan id)
 
@@ -241,6 +242,9 @@ class ToyExecutor:
 
     def submit(self, plan: StepPlan) -> Flight:
         self.die_if_told("submit", plan.id)
+        assert sum(row.num_query for row in plan.rows) <= self.config.budget, (
+            "more tokens than a step may have"
+        )
         flight = Flight(plan, self)
         self.flights.append(flight)
         while self.rng.random() > self.config.laziness and self.advance():
@@ -297,6 +301,7 @@ class ToyExecutor:
             if not slot.samples(row, start):
                 result.tokens.append([])
                 continue
+            assert row.num_logits > row.num_draft, "a row samples, but asks for no logits"
             bits = (flight.masks or {}).get(i)
             learned.append(self.verify(plan, row, slot, hidden[i], bits))
             result.tokens.append(list(learned[-1].tokens))

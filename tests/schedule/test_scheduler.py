@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pellucid.schedule.plan import Row
@@ -103,6 +105,18 @@ def test_a_grammar_keeps_its_sequence_and_no_other_out_of_flight() -> None:
     scheduler.commit(first, device.run(first))
     third = scheduler.next_plan()
     assert third and sorted(row.seq_id for row in third.rows) == [0, 1]
+
+
+def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen() -> None:
+    scheduler, device = make_scheduler(num_spec=3), Device()
+    scheduler.add(make_request("bound", 4, grammar="json"))
+    first = scheduler.next_plan()
+    assert first
+    scheduler.commit(first, replace(device.run(first), drafts={0: [7, 8]}))
+    second, _ = step(scheduler, device)
+    assert shape(second.rows[0]) == (3, 2, 3) and scheduler.host_bound_rows(second)[0].drafts == [7, 8]
+    third, _ = step(scheduler, device)
+    assert shape(third.rows[0]) == (1, 0, 1), "this time the device has sent none"
 
 
 # The end of a request
@@ -327,6 +341,16 @@ def test_an_arrival_of_higher_priority_takes_the_blocks_of_a_lower_one() -> None
     plan, _ = step(scheduler, device)
     assert [new.seq_id for new in plan.admitted] == [1] and scheduler.counters.num_preemptions == 1
     assert {name: len(t) for name, t in run_to_end(scheduler, device).items()} == {"high": 3, "low": 3}
+
+
+def test_a_chunk_that_this_step_has_planned_is_not_taken_back_for_a_higher_priority() -> None:
+    scheduler, device = make_scheduler(num_blocks=5, budget=8, max_model_len=20, policy="priority"), Device()
+    scheduler.add(make_request("low", 12, priority=1, max_tokens=4))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 12, priority=0, max_tokens=4))
+    plan, updates = step(scheduler, device)
+    assert [shape(row) for row in plan.rows] == [(4, 0, 1)] and updates[0].request_id == "low"
+    assert step(scheduler, device)[0].admitted[0].seq_id == 1, "now it is a decode, and gives way"
 
 
 def test_an_equal_arrival_waits_for_blocks_and_preempts_nobody() -> None:
