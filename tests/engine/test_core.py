@@ -14,6 +14,7 @@ from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import FinishReason, SeqUpdate
 from tests.schedule.device import Device, make_request, make_scheduler
+from tests.schedule.store import Store
 
 
 @dataclass
@@ -174,6 +175,20 @@ def test_an_idle_engine_sleeps_until_a_request_arrives() -> None:
     assert time.perf_counter() - start < 5 and engine.has_work
     engine.wait(timeout=10)  # returns at once: there is work
     assert time.perf_counter() - start < 5
+
+
+def test_while_a_connector_works_the_engine_neither_spins_nor_gives_up() -> None:
+    store = Store(num_tokens=4)
+    engine = Engine(make_scheduler(connector=store), EagerExecutor(), depth=2, check_invariants=True)
+    engine.add(make_request("a", max_tokens=2))
+    for _ in range(20):
+        assert engine.step() == []
+    assert engine.idle and engine.has_work and engine.error is None
+    start = time.perf_counter()
+    engine.wait(timeout=10)  # not for a request: the connector may report any time
+    assert time.perf_counter() - start < 5
+    store.end()
+    assert sum(len(update.new_token_ids) for update in drain(engine)["a"]) == 2
 
 
 def test_requests_may_come_from_any_thread() -> None:
