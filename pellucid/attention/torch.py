@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,6 +24,7 @@ from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
+from pellucid.transfer import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_SHORT_QUERY = 8  # queries of a row that is worth batching with others
@@ -54,12 +56,13 @@ class TorchAttention:
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
     def plan(self, fwd: ForwardInput, group: int) -> TorchMetadata:
-        """Read the lengths to the host, once a step; what depends on the layer's shape follows on demand."""
+        """Read lengths and tables to the host, once a step; what a layer's shape adds follows on demand."""
         return TorchMetadata(
             query_lens=fwd.query_lens,
             seq_lens=fwd.seq_lens.tolist(),
-            block_table=fwd.block_tables[group],
-            slot_mapping=fwd.slot_mappings[group],
+            block_table=fwd.block_tables[group].cpu().numpy(),
+            slot_mapping=fwd.slot_mappings[group].cpu().numpy(),
+            device=fwd.seq_lens.device,
         )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
@@ -70,6 +73,8 @@ class TorchAttention:
         metadata = fwd.attn[layer.group]
         assert isinstance(metadata, TorchMetadata)
         work = metadata.work_for(layer, q)
+        if work.begun is not None:
+            layer.kv_cache.index_fill_(0, work.begun, 0)
         lines = layer.kv_cache.view(-1, layer.kv_cache.shape[-1])
         lines.index_copy_(0, work.write_lines, torch.stack((k, v)).view(-1, k.shape[-1]).to(lines.dtype))
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -82,12 +87,13 @@ class TorchAttention:
 
 @dataclass(slots=True, kw_only=True)
 class TorchMetadata:
-    """One step's rows as one KV group sees them, on the host but for the tables."""
+    """One step's rows as one KV group sees them, on the host: numpy, because the arrays are small."""
 
     query_lens: list[int]
     seq_lens: list[int]
-    block_table: Tensor  # [B, M]
-    slot_mapping: Tensor  # [T]
+    block_table: np.ndarray  # [B, M]
+    slot_mapping: np.ndarray  # [T]
+    device: torch.device
     works: dict[Shape, Work] = field(default_factory=dict)
 
     def work_for(self, layer: AttentionLayer, q: Tensor) -> Work:
@@ -119,7 +125,7 @@ class TorchMetadata:
         for (_, num_blocks), rows in short.items():
             size = max(1, MAX_BATCH_BYTES // (num_blocks * shape.block_bytes))
             batches += [self.short_rows(rows[i : i + size], shape) for i in range(0, len(rows), size)]
-        return Work(write_lines=self.write_lines(shape), short=batches, long=long)
+        return Work(begun=self.begun(shape), write_lines=self.write_lines(shape), short=batches, long=long)
 
     def spans(self, shape: Shape) -> Iterator[RowSpan]:
         """Each row that has tokens, with the blocks that its first query can still see."""
@@ -138,72 +144,75 @@ class TorchMetadata:
                 )
             token += num_query
 
+    def begun(self, shape: Shape) -> Tensor | None:
+        """Blocks whose first token this step writes and whose last it does not.
+
+        They are cleared, since a short row reads its last block whole: a place behind its end has weight
+        zero, but zero times a NaN that the block's former owner left there is NaN.
+        """
+        block, offset = np.divmod(self.slot_mapping, shape.block_size)
+        begun = np.setdiff1d(block[offset == 0], block[offset == shape.block_size - 1])
+        return upload(begun, self.device) if len(begun) else None
+
     def write_lines(self, shape: Shape) -> Tensor:
         """[2 * T * K]: where keys and values go in the cache seen as [blocks * 2 * K * block_size, H]."""
-        device = self.slot_mapping.device
-        block, offset = self.slot_mapping // shape.block_size, self.slot_mapping % shape.block_size
-        kind = torch.arange(2, device=device)[:, None, None]
-        head = torch.arange(shape.num_kv_heads, device=device)
-        page = (block[:, None] * 2 + kind) * shape.num_kv_heads + head
-        return (page * shape.block_size + offset[:, None]).flatten()
+        block, offset = np.divmod(self.slot_mapping[:, None], shape.block_size)
+        kind, head = np.arange(2)[:, None, None], np.arange(shape.num_kv_heads)
+        page = (block * 2 + kind) * shape.num_kv_heads + head
+        return upload((page * shape.block_size + offset).ravel(), self.device)
 
     def pages(self, rows: list[RowSpan], shape: Shape) -> Tensor:
         """[2 * B * K * blocks]: the visible blocks of equally wide rows, as pages of one head."""
-        device = self.block_table.device
-        first = torch.tensor([row.first_block for row in rows], device=device)[:, None]
-        index = torch.tensor([row.index for row in rows], device=device)[:, None]
-        blocks = self.block_table[index, first + torch.arange(rows[0].num_blocks, device=device)]
-        kind = torch.arange(2, device=device)[:, None, None, None]
-        head = torch.arange(shape.num_kv_heads, device=device)[:, None]
-        return ((blocks[:, None].long() * 2 + kind) * shape.num_kv_heads + head).flatten()
+        seen = [self.block_table[row.index, row.first_block :][: row.num_blocks] for row in rows]
+        blocks = np.array(seen, dtype=np.int64)[:, None]
+        kind, head = np.arange(2)[:, None, None, None], np.arange(shape.num_kv_heads)[:, None]
+        return upload(((blocks * 2 + kind) * shape.num_kv_heads + head).ravel(), self.device)
 
     def short_rows(self, rows: list[RowSpan], shape: Shape) -> ShortRows:
         """A batch of rows that agree in num_query and num_blocks."""
-        device = self.block_table.device
         num_query, num_keys = rows[0].num_query, rows[0].num_blocks * shape.block_size
-        first_token = torch.tensor([row.token for row in rows], device=device)
-        first_key = torch.tensor([row.first_block for row in rows], device=device) * shape.block_size
-        end = torch.tensor([row.seq_len for row in rows], device=device)[:, None]
-        queries = torch.arange(num_query, device=device)
-        keys = first_key[:, None] + torch.arange(num_keys, device=device)
-        bias = causal_bias(end - num_query + queries, keys, shape)
+        token, end, first_block = np.array([(row.token, row.seq_len, row.first_block) for row in rows]).T[
+            ..., None
+        ]
+        queries = np.arange(num_query)
+        keys = first_block * shape.block_size + np.arange(num_keys)
+        bias = self.causal_bias(end - num_query + queries, keys, shape)
         return ShortRows(
-            tokens=(first_token[:, None] + queries).flatten(),
+            tokens=upload((token + queries).ravel(), self.device),
             num_query=num_query,
             pages=self.pages(rows, shape),
             bias=bias.repeat(1, shape.group_size, 1)[:, None],
-            unwritten=(keys[:, -shape.block_size :] >= end)[:, None, :, None],
         )
 
     def long_row(self, row: RowSpan, shape: Shape) -> LongRow:
         """One row in tiles of queries, each with no more keys than its last query sees."""
         prefix, first_key = row.seq_len - row.num_query, row.first_block * shape.block_size
+        pages = self.pages([row], shape)
         if prefix == 0 and (shape.window is None or shape.window >= row.seq_len):
             plain = Tile(slice(row.token, row.token + row.num_query), slice(0, row.seq_len), None)
-            return LongRow(pages=self.pages([row], shape), tiles=[plain])
+            return LongRow(pages=pages, tiles=[plain])
         tiles = []
         for start in range(0, row.num_query, QUERY_TILE):
             stop = min(start + QUERY_TILE, row.num_query)
             oldest = 0 if shape.window is None else max(0, prefix + start - shape.window + 1)
-            positions = torch.arange(prefix + start, prefix + stop, device=self.block_table.device)
-            keys = torch.arange(oldest, prefix + stop, device=self.block_table.device)
+            positions, keys = np.arange(prefix + start, prefix + stop), np.arange(oldest, prefix + stop)
             tiles.append(
                 Tile(
                     queries=slice(row.token + start, row.token + stop),
-                    keys=slice(max(oldest - first_key, 0), prefix + stop - first_key),
-                    bias=causal_bias(positions, keys, shape),
+                    keys=slice(oldest - first_key, prefix + stop - first_key),
+                    bias=self.causal_bias(positions, keys, shape),
                 )
             )
-        return LongRow(pages=self.pages([row], shape), tiles=tiles)
+        return LongRow(pages=pages, tiles=tiles)
 
-
-def causal_bias(positions: Tensor, keys: Tensor, shape: Shape) -> Tensor:
-    """[..., Q, S]: 0 where the query at a position sees the key, -inf elsewhere."""
-    distance = positions[..., :, None] - keys[..., None, :]
-    hidden = distance < 0
-    if shape.window is not None:
-        hidden |= distance >= shape.window
-    return torch.zeros(hidden.shape, dtype=shape.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+    def causal_bias(self, positions: np.ndarray, keys: np.ndarray, shape: Shape) -> Tensor:
+        """[..., Q, S]: 0 where the query at a position sees the key, -inf elsewhere."""
+        distance = positions[..., :, None] - keys[..., None, :]
+        hidden = distance < 0
+        if shape.window is not None:
+            hidden |= distance >= shape.window
+        bias = torch.zeros(hidden.shape, dtype=shape.dtype, device=self.device)
+        return bias.masked_fill_(upload(hidden, self.device), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +243,7 @@ class RowSpan:
 class Work:
     """What the layers of one shape and window share in a step."""
 
+    begun: Tensor | None  # blocks to clear before
     write_lines: Tensor  # [2 * T * K], where each key and value lies in the cache seen as lines of H
     short: list[ShortRows]
     long: list[LongRow]
@@ -247,16 +257,12 @@ class ShortRows:
     num_query: int
     pages: Tensor  # [2 * B * K * blocks], where their pages lie in the cache seen as pages of one head
     bias: Tensor  # [B, 1, G * Q, S], 0 where a query sees a key and -inf elsewhere
-    unwritten: Tensor  # [B, 1, block_size, 1], true behind the row's end in its last block
 
     def attend(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """Attend with these rows' part of q [T, N, H] and write the same part of out."""
-        _, _, num_kv_heads, block_size, head_dim = layer.kv_cache.shape
+        _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
         num_rows = self.bias.shape[0]
         keys, values = gather(layer.kv_cache, self.pages).view(2, num_rows, num_kv_heads, -1, head_dim)
-        # A masked key has weight zero, but zero times a stale NaN is NaN.
-        keys[:, :, -block_size:].masked_fill_(self.unwritten, 0)
-        values[:, :, -block_size:].masked_fill_(self.unwritten, 0)
         q_BQKGH = q.index_select(0, self.tokens).view(num_rows, self.num_query, num_kv_heads, -1, head_dim)
         q_BKMH = q_BQKGH.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
         o_BKMH = scaled_dot_product_attention(q_BKMH, keys, values, self.bias, scale=layer.scale)

@@ -66,9 +66,11 @@ def make_rows(
     seed: int = 0,
     num_padding: int = 0,
     spare_columns: int = 2,
+    stale: float = torch.nan,
 ) -> Rows:
-    """Rows of (num_query, seq_len) tokens, blocks shuffled over a cache whose unwritten places hold NaN.
+    """Rows of (num_query, seq_len) tokens, blocks shuffled over a cache.
 
+    stale: what is found in the cache where nothing was written.
     num_padding: rows with one query and no sequence behind the others, as a graph's bucket has.
     """
     random = torch.Generator().manual_seed(seed)
@@ -79,7 +81,7 @@ def make_rows(
     num_blocks = sum(widths) + 4
     shuffled = torch.randperm(num_blocks - 1, generator=random) + 1
     table = torch.zeros(len(lens) + num_padding, max(widths, default=0) + spare_columns, dtype=torch.int32)
-    cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
+    cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), stale, dtype=dtype)
     slots, positions, new = [], [], []
     for i, (num_query, seq_len) in enumerate(lens):
         table[i, : widths[i]] = shuffled[sum(widths[:i]) : sum(widths[: i + 1])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from tests.attention.paged import Rows, make_rows
 
 CPU = Platform(device="cpu", name="CPU", memory_total=1, memory_free=1, num_cores=1)
 MIXED = [(1, 1), (1, 40), (1, 33), (4, 37), (4, 40), (1, 100), (20, 20), (30, 75)]
+
+# A block is cleared when its first token is written, so behind a row's end there are only numbers.
+make_settled_rows = partial(make_rows, stale=7.0)
 
 
 def attend(rows: Rows) -> Tensor:
@@ -30,32 +35,37 @@ def assert_right(rows: Rows, tolerance: float = 2e-6) -> None:
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 @pytest.mark.parametrize("window", [None, 1, 7, 50, 1000])
 def test_mixed_rows_match_naive_attention(block_size: int, window: int | None) -> None:
-    assert_right(make_rows(MIXED, block_size=block_size, window=window))
+    assert_right(make_settled_rows(MIXED, block_size=block_size, window=window))
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 4, 8])
 def test_every_ratio_of_query_heads_to_kv_heads_matches(group_size: int) -> None:
-    assert_right(make_rows(MIXED, heads=(2 * group_size, 2)))
+    assert_right(make_settled_rows(MIXED, heads=(2 * group_size, 2)))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 def test_half_precision_stays_within_its_rounding(dtype: torch.dtype, tolerance: float) -> None:
-    assert_right(make_rows(MIXED, dtype=dtype, head_dim=64), tolerance)
+    assert_right(make_settled_rows(MIXED, dtype=dtype, head_dim=64), tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_long_prompt_chunk_behind_a_prefix_is_cut_into_tiles(window: int | None) -> None:
-    assert_right(make_rows([(1100, 1300)], heads=(2, 1), window=window))
+    assert_right(make_settled_rows([(1100, 1300)], heads=(2, 1), window=window))
 
 
 def test_padding_rows_get_zeros_and_disturb_nobody() -> None:
-    rows = make_rows(MIXED, num_padding=3)
+    rows = make_settled_rows(MIXED, num_padding=3)
     assert_right(rows)
     assert attend(rows)[-3:].eq(0).all()
 
 
+@pytest.mark.parametrize("num_query", [3, 8, 20])
+def test_what_a_former_owner_left_in_a_block_is_not_seen(num_query: int) -> None:
+    assert_right(make_rows([(num_query, num_query), (1, 17), (1, 1)], stale=torch.nan))
+
+
 def test_keys_and_values_that_are_views_of_a_packed_projection_are_written() -> None:
-    rows = make_rows(MIXED)
+    rows = make_settled_rows(MIXED)
     packed = torch.cat((rows.q, rows.k, rows.v), dim=1)
     rows.q, rows.k, rows.v = packed.split((4, 2, 2), dim=1)
     assert_right(rows)
@@ -63,7 +73,7 @@ def test_keys_and_values_that_are_views_of_a_packed_projection_are_written() -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_gives_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
-    crowd = make_rows(MIXED * 6, dtype=dtype, head_dim=64)
+    crowd = make_settled_rows(MIXED * 6, dtype=dtype, head_dim=64)
     together = attend(crowd)
     starts = crowd.fwd.cu_seqlens_q.tolist()
     for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -73,7 +83,9 @@ def test_a_row_gives_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> N
 def alone(crowd: Rows, row: int) -> Tensor:
     """Attention of one row of an already written crowd by itself."""
     start, end = crowd.fwd.cu_seqlens_q[row : row + 2].tolist()
-    single = make_rows([(crowd.query_lens[row], crowd.seq_lens[row])], dtype=crowd.q.dtype, head_dim=64)
+    single = make_settled_rows(
+        [(crowd.query_lens[row], crowd.seq_lens[row])], dtype=crowd.q.dtype, head_dim=64
+    )
     single.q, single.k, single.v = crowd.q[start:end], crowd.k[start:end], crowd.v[start:end]
     single.kv_cache = crowd.kv_cache
     single.fwd.block_tables = (crowd.fwd.block_tables[0][row : row + 1],)
@@ -82,7 +94,7 @@ def alone(crowd: Rows, row: int) -> Tensor:
 
 
 def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
-    rows = make_rows(MIXED)
+    rows = make_settled_rows(MIXED)
     backend = TorchAttention()
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
     for window in (None, 9, None, 9):

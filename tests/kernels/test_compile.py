@@ -1,0 +1,33 @@
+"""The kernels compile for a GPU, which the interpreter that the other tests run under does not tell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 160 * 1024  # bytes of shared memory a program may take
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_kernels"],
+        check=False,
+        cwd=ROOT,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    sizes = [line.split() for line in done.stdout.splitlines()]
+    assert len(sizes) == 8
+    assert all(int(size) <= LIMIT for *_, size in sizes), done.stdout
