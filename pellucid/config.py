@@ -100,12 +100,12 @@ class DeviceConfig:
     attention_backend: str | None = option(
         None, "triton or torch; default the best that supports the model here"
     )
-    enforce_eager: bool = option(False, "no CUDA graphs, no torch.compile")
-    compile: bool = option(False, "torch.compile the small leaf operations (CPU)")
+    enforce_eager: bool = option(
+        False, "run every step eagerly; there are no CUDA graphs yet, so this changes nothing so far"
+    )
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str = option("local", "how plans reach the workers")
     quantization: str | None = option(None, "quantization scheme; default the checkpoint's")
-    disable_log_stats: bool = option(False, "no statistics in the log")
 
 
 @dataclass(frozen=True, kw_only=True)
