@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import pellucid  # noqa: F401  (pins the threads before torch loads)
+import pellucid  # noqa: F401  # isort: skip  (pins the threads before torch loads)
 import torch
 from torch import Tensor
 from torch.nn import functional as F
