@@ -40,7 +40,7 @@ COMPANIES = {
 
 @pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
 def test_tokens_are_those_of_the_cpu(tiny: Path, on_cpu, options: dict) -> None:
-    """Sums are ordered otherwise on a GPU, so a near tie may fall the other way: one request in a hundred may."""
+    """Sums are ordered otherwise on a GPU, so near ties may fall the other way: in one request of 100."""
     prompts, params, expected = on_cpu
     tokens = run(tiny, prompts, params, device="cuda", **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
