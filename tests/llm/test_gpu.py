@@ -11,7 +11,7 @@ from pellucid import LLM, SamplingParams
 from tests.llm.test_invariance import random_requests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-SMALL = {"dtype": "float32", "block_size": 16, "check_invariants": True, "gpu_memory_utilization": 0.2}
+SMALL = {"dtype": "float32", "block_size": 16, "check_invariants": True, "num_gpu_blocks_override": 4096}
 
 
 def run(
