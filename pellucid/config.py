@@ -100,9 +100,7 @@ class DeviceConfig:
     attention_backend: str | None = option(
         None, "triton or torch; default the best that supports the model here"
     )
-    enforce_eager: bool = option(
-        False, "run every step eagerly; there are no CUDA graphs yet, so this changes nothing so far"
-    )
+    enforce_eager: bool = option(False, "run every step kernel by kernel, without CUDA graphs")
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str = option("local", "how plans reach the workers")
     quantization: str | None = option(None, "quantization scheme; default the checkpoint's")

@@ -33,17 +33,17 @@ class LocalExecutor:
     """Runs plans as they come; on a GPU `submit` returns once the step is launched."""
 
     def start(self, resolved: Resolved) -> Capacity:
-        self._worker = load_object("pellucid.worker.worker:Worker")(resolved)
-        return self._worker.start()
+        self.worker = load_object("pellucid.worker.worker:Worker")(resolved)
+        return self.worker.start()
 
     def submit(self, plan: StepPlan) -> LocalTicket:
-        return LocalTicket(self._worker.execute(plan))
+        return LocalTicket(self.worker.execute(plan))
 
     def call(self, name: str, *args: object) -> object:
-        return getattr(self._worker, name)(*args)
+        return getattr(self.worker, name)(*args)
 
     def check(self) -> None:
         """Nothing to ask: a failure in this process has already raised."""
 
     def shutdown(self) -> None:
-        self._worker.shutdown()
+        self.worker.shutdown()

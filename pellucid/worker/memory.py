@@ -49,10 +49,13 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
 
 
 def gpu_budget(utilization: float) -> int:
-    """Bytes left for KV cache, given the peak since the last reset of torch's statistics."""
+    """Bytes left for KV cache, given the peak since the last reset of torch's statistics.
+
+    The peak is of what torch reserved, so that the holes between its allocations are paid, too.
+    """
     free, total = torch.cuda.mem_get_info()
     elsewhere = total - free - torch.cuda.memory_reserved()  # other processes, the driver, libraries
-    return int(total * utilization) - elsewhere - torch.cuda.max_memory_allocated() - GPU_RESERVE
+    return int(total * utilization) - elsewhere - torch.cuda.max_memory_reserved() - GPU_RESERVE
 
 
 def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.attention.base import AttentionBackend
-from pellucid.forward import ForwardInput
 from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.spec.base import Proposer
 from pellucid.spec.verify import VerifyRows, verify
+from pellucid.worker.graphs import Forward
 from pellucid.worker.inputs import InputBuilder, StepInput
 from pellucid.worker.results import PendingResult
 from pellucid.worker.slots import Slots
@@ -23,8 +22,6 @@ from pellucid.worker.slots import Slots
 
 class Model(Protocol):
     """What a model file offers."""
-
-    def __call__(self, fwd: ForwardInput) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -49,10 +46,10 @@ class ModelRunner:
     """Runs plans in the order they come; every arrow of a step is one call on one object."""
 
     def __init__(
-        self, model: Model, backend: AttentionBackend, slots: Slots, inputs: InputBuilder, sampler: Sampler,
+        self, model: Model, forward: Forward, slots: Slots, inputs: InputBuilder, sampler: Sampler,
         proposer: Proposer,
     ) -> None:  # fmt: skip
-        self.model, self.backend, self.slots, self.inputs = model, backend, slots, inputs
+        self.model, self.forward, self.slots, self.inputs = model, forward, slots, inputs
         self.sampler, self.proposer = sampler, proposer
 
     @torch.inference_mode()
@@ -65,17 +62,12 @@ class ModelRunner:
         if not plan.rows:
             return EmptyResult(plan.id)
         step = self.inputs.build(plan.rows)
-        hidden = self._forward(step.fwd)
+        hidden = self.forward(step.fwd)
         output = self._sample(step, hidden)
         self.slots.advance(step.rows, output)
         drafts = self.proposer.propose(step.fwd, output, hidden, step.fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         return PendingResult(plan.id, step, output, self._score(step, hidden))
-
-    def _forward(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D] of this step's tokens."""
-        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
-        return self.model(fwd)
 
     def _sample(self, step: StepInput, hidden: Tensor) -> SampleOutput:
         """The target's own token at every wanted place, and of those what each row may keep."""

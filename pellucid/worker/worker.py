@@ -20,6 +20,7 @@ from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import NullProposer
 from pellucid.worker import memory
+from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerForward, Forward, GraphedForward, StaticInput
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.runner import ModelRunner, Pending
 from pellucid.worker.slots import Slots
@@ -44,10 +45,13 @@ class Worker:
         self.runner = self._make_runner(built)
         capacity = memory.fit_capacity(self.resolved, built.kv_groups, self._kv_budget(built))
         self._bind_kv(built, capacity.num_blocks)
+        sized = time.perf_counter()
+        self.runner.forward.capture()
         logger.info(
-            "weights %.1f s, memory %.1f s; KV cache: %s blocks of %d tokens",
+            "weights %.1f s, memory %.1f s, graphs %.1f s; KV cache: %s blocks of %d tokens",
             loaded - began,
-            time.perf_counter() - loaded,
+            sized - loaded,
+            time.perf_counter() - sized,
             ", ".join(map(str, capacity.num_blocks)),
             self.resolved.block_size,
         )
@@ -70,7 +74,17 @@ class Worker:
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
         inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
-        return ModelRunner(built.model, built.backend, slots, inputs, Sampler(state), proposer)
+        forward = self._make_forward(built, tuple(table.shape[1] for table in slots.block_tables))
+        return ModelRunner(built.model, forward, slots, inputs, Sampler(state), proposer)
+
+    def _make_forward(self, built: BuiltModel, table_widths: tuple[int, ...]) -> Forward:
+        """Graphs on a GPU, unless the user or the attention backend will have none."""
+        eager = EagerForward(built.model, built.backend)
+        wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
+        if not wanted or not built.backend.supports_graphs:
+            return eager
+        static = StaticInput(min(self.resolved.max_num_seqs, LARGEST), table_widths, self.device)
+        return GraphedForward(eager, static, CudaRecorder)
 
     def _kv_budget(self, built: BuiltModel) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
@@ -84,6 +98,7 @@ class Worker:
         self.runner.execute(plan).result()
         self.runner.slots.retire([row.slot for row in plan.rows])
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
+        budget -= self.runner.forward.measure()
         torch.cuda.empty_cache()
         return budget
 

@@ -31,6 +31,7 @@ def on_cpu(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list
 COMPANIES = {
     "two plans in flight": {"depth": 2},
     "one plan": {"depth": 1},
+    "no graphs": {"enforce_eager": True},
     "small chunks": {"depth": 3, "max_num_batched_tokens": 24},
     "a pool that runs dry": {"num_gpu_blocks_override": 16},
     "few slots": {"max_num_seqs": 3},
