@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import write_checkpoint
-
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny random Qwen3 in float32."""
+    from tests.tiny import write_checkpoint  # imports torch, which ring 0 does without
+
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
