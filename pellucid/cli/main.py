@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"pellucid {args.command}: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
+        sys.stderr.write("\n")  # what was being written ends here
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (head, say) has gone.  Python flushes stdout once more at exit; give it somewhere to go.

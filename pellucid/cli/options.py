@@ -9,7 +9,7 @@ import argparse
 import difflib
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 
 from pellucid.config import SECTIONS, all_options
@@ -56,22 +56,23 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: typing.Any = None, namespace: typing.Any = None) -> typing.Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            command = self._command(parsed)
             flag = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(flag, list(self._flags()), n=1)
+            near = difflib.get_close_matches(flag, list(command._option_string_actions), n=1)
             hint = f"did you mean {near[0]}?" if near else "nothing of that name is known"
-            self.error(f"unknown argument {unknown[0]!r}; {hint}")
+            command.error(f"unknown argument {unknown[0]!r}; {hint}")
         return parsed
 
     def error(self, message: str) -> typing.NoReturn:
         sys.stderr.write(f"{self.prog}: {message} (`{self.prog} --help` lists the options)\n")
         sys.exit(2)
 
-    def _flags(self) -> Iterator[str]:
-        yield from self._option_string_actions
+    def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+        """The parser of the command that was chosen; this one, if it has no commands."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                for command in action.choices.values():
-                    yield from command._option_string_actions
+                return action.choices[vars(parsed)[action.dest]]
+        return self
 
 
 def _wide_help(prog: str) -> argparse.HelpFormatter:

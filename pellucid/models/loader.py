@@ -78,7 +78,8 @@ def torch_module(model: object) -> nn.Module:
 def read_shards(shards: tuple[Path, ...], *, show_progress: bool) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of every shard, in host memory only until the next is asked for."""
     total = sum(shard.stat().st_size for shard in shards)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=not show_progress) as bar:
+    hidden = None if show_progress else True  # None: shown on a terminal only
+    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
         for shard in shards:
             with safe_open(shard, framework="pt", device="cpu") as file:
                 for key in file.keys():  # noqa: SIM118 (it is no dict)

@@ -101,6 +101,11 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(capsys):
     assert "did you mean --temperature?" in refused(capsys, "generate", "--temprature", "1")
 
 
+def test_a_refusal_names_the_help_and_the_options_of_its_own_command(capsys):
+    message = refused(capsys, "generate", "--batch-sise", "1")
+    assert "`pellucid generate --help`" in message and "--batch-size" not in message
+
+
 def test_a_bad_value_is_refused_with_the_option_and_the_value(capsys):
     message = refused(capsys, "generate", "--top-k", "many")
     assert "--top-k" in message and "'many'" in message and "--help" in message
