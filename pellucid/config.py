@@ -147,7 +147,7 @@ class EngineConfig:
         chosen: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
         for name, value in options.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"unknown option {name!r}{hint} (`pellucid generate --help` lists them)")
             section, f = known[name]
