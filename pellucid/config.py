@@ -102,7 +102,9 @@ class DeviceConfig:
     )
     enforce_eager: bool = option(False, "run every step kernel by kernel, without CUDA graphs")
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
-    executor: str = option("local", "how plans reach the workers")
+    executor: str | None = option(
+        None, "how plans reach the workers: local or multiproc; default local for one worker"
+    )
     quantization: str | None = option(None, "quantization scheme; default the checkpoint's")
 
 
@@ -113,6 +115,9 @@ class ParallelConfig:
     tensor_parallel_size: int = option(1, "GPUs that share each layer")
     pipeline_parallel_size: int = option(1, "GPUs that share the layers among them")
     data_parallel_size: int = option(1, "whole copies of the model")
+    worker_timeout: float = option(
+        300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
+    )
 
 
 Section = ModelConfig | CacheConfig | SchedulerConfig | DeviceConfig | ParallelConfig
@@ -181,9 +186,15 @@ class Resolved:
     max_num_seqs: int
     max_num_batched_tokens: int
     depth: int
-    num_threads: int
+    num_threads: int  # of each worker, on a CPU
+    executor: str
     num_pipeline_stages: int = 1
     num_spec: int = 0  # most drafts a row may carry
+
+    @property
+    def num_workers(self) -> int:
+        """Processes of one engine."""
+        return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages
 
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
@@ -204,6 +215,8 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
     num_batched = _positive(
         "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
     )
+    num_workers = user.parallel.tensor_parallel_size
+    num_threads = max(1, platform.num_cores // num_workers)
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
@@ -218,7 +231,8 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched,
         depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
-        num_threads=_positive("num_threads", user.device.num_threads, platform.num_cores),
+        num_threads=_positive("num_threads", user.device.num_threads, num_threads),
+        executor=_resolve_executor(user.device.executor, num_workers),
     )
 
 
@@ -229,11 +243,18 @@ def _positive(name: str, value: int | None, default: int) -> int:
 
 
 def _check_supported(user: EngineConfig) -> None:
-    for f in fields(user.parallel):
-        if getattr(user.parallel, f.name) != 1:
+    parallel = user.parallel
+    _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
+    for name, size in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
+        ("data_parallel_size", parallel.data_parallel_size),
+    ):
+        if size != 1:
             raise ValueError(
-                f"{f.name} is {getattr(user.parallel, f.name)}, but this version runs on one device; use 1"
+                f"{name} is {size}, must be 1: this version spreads a model with tensor_parallel_size alone"
             )
+    if not parallel.worker_timeout > 0:
+        raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     if not user.scheduler.enable_chunked_prefill:
         raise ValueError(
             "enable_chunked_prefill=False is not supported: prompts are always computed in chunks; "
@@ -241,6 +262,12 @@ def _check_supported(user: EngineConfig) -> None:
         )
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def _resolve_executor(wish: str | None, num_workers: int) -> str:
+    if wish == "local" and num_workers > 1:
+        raise ValueError(f"executor is 'local', which runs one worker, not {num_workers}; use 'multiproc'")
+    return wish or ("local" if num_workers == 1 else "multiproc")
 
 
 def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str:

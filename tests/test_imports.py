@@ -30,6 +30,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
     "lora": {"kernels", "dist", *PLAIN},
     "layers": {"attention.base", "quant.base", "kernels", "dist", "forward"},
+    "models.builder": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
+    "models.build": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "kv.specs", *PLAIN},
     "spec": {"models.builder", "layers", "sample", "kernels", "kv.specs", *PLAIN},
     "worker": {

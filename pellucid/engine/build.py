@@ -32,7 +32,7 @@ def start_engine(config: EngineConfig) -> RunningEngine:
     checkpoint = Checkpoint.open(config.model)
     resolved = resolve(config, detect(config.device.device), checkpoint)
     logger.info("%s", resolved.table())
-    executor = EXECUTORS.load(config.device.executor)()
+    executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)
     kv = KVManager(
         capacity.groups, capacity.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching

@@ -5,6 +5,7 @@ An executor names its worker by string; this room never imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,19 @@ class Capacity:
     num_blocks: tuple[int, ...]  # per KV group, the padding block 0 not counted
     max_model_len: int  # tokens; the model's own may have been lowered to what fits
     num_spec: int = 0  # most drafts a row may carry
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A worker's place among those of one engine."""
+
+    rank: int = 0
+    rendezvous: str = ""  # a path by which they meet; empty for one alone
+    entered: Callable[[], None] = _nothing  # told of each collective before it begins
 
 
 class Ticket(Protocol):
@@ -54,4 +68,10 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
-EXECUTORS: Registry[type[Executor]] = Registry("executor", {"local": "pellucid.executor.local:LocalExecutor"})
+EXECUTORS: Registry[type[Executor]] = Registry(
+    "executor",
+    {
+        "local": "pellucid.executor.local:LocalExecutor",
+        "multiproc": "pellucid.executor.multiproc:MultiprocExecutor",
+    },
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pellucid.dist.collectives import Group
 from pellucid.layers.weight import Weight
 
 
@@ -18,3 +19,18 @@ class VocabEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] -> [T, D].  Ids must lie in the vocabulary."""
         return F.embedding(input_ids, self.weight)
+
+
+class SplitVocabEmbedding(VocabEmbedding):
+    """Rows of a table that ranks share: each looks up the ids that are its own, and the sum is whole."""
+
+    def __init__(self, weight: Weight, group: Group) -> None:
+        super().__init__(weight)
+        self.group = group
+        self.first = group.rank * weight.shape[0]
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        index = input_ids - self.first
+        is_elsewhere = (index < 0) | (index >= self.weight.shape[0])
+        rows = F.embedding(index.masked_fill_(is_elsewhere, 0), self.weight)
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))

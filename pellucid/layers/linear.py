@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import LinearMethod, LinearShape
@@ -50,3 +51,16 @@ class Unmerged(nn.Module):
 
     def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
+
+
+class Reduced(nn.Module):
+    """A linear layer whose input features ranks divide among them: each has a part of the sum."""
+
+    def __init__(self, part: Linear | Unmerged, group: Group) -> None:
+        super().__init__()
+        self.part = part
+        self.group = group
+
+    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
+        """x [T, this rank's in_features] -> [T, out_features], the same on every rank."""
+        return self.group.all_reduce(self.part(x, fwd))

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
 from pellucid.layers.activation import activation, gated
-from pellucid.layers.linear import Linear, Unmerged
+from pellucid.layers.linear import Linear, Reduced, Unmerged
 
 
 class GatedMLP(nn.Module):
     """x [T, D] -> [T, D]."""
 
-    def __init__(self, gate_up: Linear | Unmerged, down: Linear | Unmerged, act: str) -> None:
+    def __init__(self, gate_up: Linear | Unmerged, down: Linear | Reduced | Unmerged, act: str) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down

@@ -8,6 +8,7 @@ import torch
 
 from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.config import Resolved
+from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.models.builder import Builder, Site
@@ -16,7 +17,7 @@ from pellucid.models.fields import Fields
 from pellucid.models.loader import fill_dummy, load_weights, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
-from pellucid.quant.base import WHOLE, Coords, choose_scheme
+from pellucid.quant.base import Coords, choose_scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +42,14 @@ class BuildOptions:
     max_model_len: int  # tokens; rotary tables are this long
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
-    coords: Coords = WHOLE  # this rank's slice of every layer
+    group: Group = ALONE  # the ranks that share every layer, a slice each
     first_group: int = 0  # KV groups before this model's
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
 
-def build_model(resolved: Resolved, device: torch.device) -> BuiltModel:
-    """Build and load the model that `resolved` chose, as `build` does."""
+def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> BuiltModel:
+    """Build and load this rank's part of the model that `resolved` chose, as `build` does."""
     user = resolved.user
     options = BuildOptions(
         dtype=getattr(torch, resolved.dtype),
@@ -56,7 +57,9 @@ def build_model(resolved: Resolved, device: torch.device) -> BuiltModel:
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
         quantization=user.device.quantization,
+        group=links.tp,
         seed=user.model.seed,
+        show_progress=links.mesh.rank == 0,
     )
     return build(resolved.checkpoint, resolved.platform, options, user.device.attention_backend)
 
@@ -80,7 +83,8 @@ def build(
         device=options.device,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
-        coords=options.coords,
+        coords=Coords(options.group.rank, options.group.size),
+        group=options.group,
         first_group=options.first_group,
     )
     builder = Builder(site)

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec
+from pellucid.dist.collectives import ALONE, Group
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
-from pellucid.layers.embedding import VocabEmbedding
-from pellucid.layers.linear import Linear, Unmerged
+from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
+from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
@@ -34,6 +35,7 @@ from pellucid.quant.base import (
     Replicated,
     Sliced,
     Split,
+    elements,
     vector,
 )
 from pellucid.quant.unquantized import Unquantized
@@ -59,6 +61,7 @@ class Site:
     block_size: int  # tokens
     max_model_len: int  # tokens
     coords: Coords = WHOLE
+    group: Group = ALONE  # the ranks that hold the other slices
     first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
     attention_layers: list[Attention] = field(default_factory=list)
     ropes: dict[RopeConfig, Rotary] = field(default_factory=dict)
@@ -86,9 +89,12 @@ class Builder:
 
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
-        assert self.site.coords.size == 1, "a vocabulary split over ranks needs a reduction that is not built"
-        spec = ParamSpec(shape=(vocab, dim), dtype=self.site.dtype, place=Sliced((vocab,)))
-        return VocabEmbedding(self._weight(spec, f"{name}.weight"))
+        coords = self._vocab_coords
+        share = elements(vocab, coords.size)
+        spec = ParamSpec(shape=(share, dim), dtype=self.site.dtype, place=Sliced((share,)))
+        weight = Weight.empty(spec, (self._path(f"{name}.weight"),), (coords,), self.site.device)
+        group = self.site.group
+        return VocabEmbedding(weight) if group.size == 1 else SplitVocabEmbedding(weight, group)
 
     def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
         """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual)."""
@@ -103,10 +109,13 @@ class Builder:
         )
         return self._linear(name, shape, bias, (self.site.coords, kv_coords, kv_coords))
 
-    def row(self, name: str, in_features: int, out_features: int, *, bias: bool = False) -> Linear | Unmerged:
+    def row(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = False
+    ) -> Linear | Reduced | Unmerged:
         """A projection back to the residual stream."""
         shape = self._shape(self._share(in_features), (out_features,), "in")
-        return self._linear(name, shape, bias, (self.site.coords,))
+        part = self._linear(name, shape, bias, (self.site.coords,))
+        return part if self.site.group.size == 1 else Reduced(part, self.site.group)
 
     def gated_mlp(self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False) -> GatedMLP:
         """down(act(gate(x)) * up(x)), called as mlp(x, fwd)."""
@@ -166,11 +175,14 @@ class Builder:
     def head(
         self, name: str, vocab: int, dim: int, *, tied: VocabEmbedding | None = None
     ) -> Linear | Unmerged:
-        """The projection to logits, called as head(hidden).  tied: the embedding whose table it shares."""
-        shape = self._shape(dim, (self._share(vocab),), "out")
+        """The projection to logits, called as head(hidden): this rank's share of them, the last one padded.
+
+        tied: the embedding whose table it shares.
+        """
+        shape = self._shape(dim, (elements(vocab, self.site.coords.size),), "out")
         if tied is not None:
             return Linear(shape, Unquantized(), {"weight": tied.weight})
-        return self._linear(name, shape, False, (self.site.coords,), kind="head")
+        return self._linear(name, shape, False, (self._vocab_coords,), kind="head")
 
     # What those who build models call
 
@@ -206,6 +218,10 @@ class Builder:
 
     def _weight(self, spec: ParamSpec, name: str) -> Weight:
         return Weight.empty(spec, (self._path(name),), (self.site.coords,), self.site.device)
+
+    @property
+    def _vocab_coords(self) -> Coords:
+        return replace(self.site.coords, is_padded=True)
 
     def _share(self, features: int) -> int:
         size = self.site.coords.size

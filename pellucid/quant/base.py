@@ -26,10 +26,12 @@ class Coords:
     """Which of `size` equal slices of a checkpoint's tensor is this rank's.
 
     Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
+    is_padded: the tensor may be too short for equal slices; the last ones are then filled up with zeros.
     """
 
     rank: int = 0
     size: int = 1
+    is_padded: bool = False
 
 
 WHOLE = Coords()
@@ -87,8 +89,13 @@ class Sliced:
         local = target.shape[self.slice_axis]
         expected = list(target.shape)
         expected[self.slice_axis] = local * coords.size
+        if coords.is_padded and elements(tensor.shape[self.slice_axis], coords.size) == local:
+            expected[self.slice_axis] = tensor.shape[self.slice_axis]
         check_shape(tensor, tuple(expected))
-        target.copy_(tensor.narrow(self.slice_axis, coords.rank * local, local))
+        first = min(coords.rank * local, expected[self.slice_axis])
+        num = min(local, expected[self.slice_axis] - first)
+        target.narrow(self.slice_axis, 0, num).copy_(tensor.narrow(self.slice_axis, first, num))
+        target.narrow(self.slice_axis, num, local - num).zero_()
 
 
 class Replicated:

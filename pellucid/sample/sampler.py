@@ -18,7 +18,8 @@ from pellucid.sample.edits import Rows, add_bias, mask_bad_words, mask_stop_toke
 from pellucid.sample.filters import filter_logits
 from pellucid.sample.logprobs import LogprobTensors, raw_logprobs, top_logprobs
 from pellucid.sample.noise import gumbel
-from pellucid.sample.state import FILTER_WIDTHS, Column, Feature, LogitsBatch, SamplingState
+from pellucid.sample.state import FILTER_WIDTHS, Column, Feature, LogitsBatch, SamplingState, SlotParams
+from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 
 # Elements of one [rows, V] noise tensor: 256 MiB while it is int64.
 _SLICE_ELEMENTS = 1 << 25
@@ -52,43 +53,48 @@ class Sampled:
 
 
 class Sampler:
-    """Draws from logits with the parameters in `state`."""
+    """Draws from logits with the parameters in `state`.  vocabulary: whose logits this rank is given."""
 
-    def __init__(self, state: SamplingState) -> None:
-        self.state = state
+    def __init__(self, state: SamplingState, vocabulary: Vocabulary = WHOLE_VOCABULARY) -> None:
+        self.state, self.vocabulary = state, vocabulary
 
     def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Sampled:
-        """Draw one token from each row of `logits` [S, V], any float type.
+        """Draw one token from each row of `logits` [S, V], this rank's share of V, any float type.
 
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
+        if not batch.features & ~Feature.RANDOM:
+            return self._draw_plainly(self.vocabulary.trim(logits), batch)
+        logits = self.vocabulary.whole(logits)
         assert logits.shape[1] == self.state.vocab_size, (logits.shape, self.state.vocab_size)
-        if batch.features == Feature.NONE:
-            return Sampled(logits.argmax(-1).int())
         raw = _raw_logprobs_of_askers(logits, batch)
         logits = logits.float()
         rows = Rows(self.state, token_ids, batch.slots, batch.positions, self.state.params(batch.slots))
         for feature, edit in EDITS.items():
             if feature in batch.rows:
                 _edit_part(logits, rows, batch.rows[feature], edit)
-        tokens = self._draw(logits, rows) if Feature.RANDOM in batch.features else logits.argmax(-1).int()
+        if Feature.RANDOM in batch.features:
+            tokens = self._draw(logits, rows.params, rows.positions, WHOLE_VOCABULARY)
+        else:
+            tokens = logits.argmax(-1).int()
         return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
 
-    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
+    def _draw_plainly(self, logits: Tensor, batch: LogitsBatch) -> Sampled:
+        """Nobody asks for more than a temperature: ranks that share the vocabulary exchange their best."""
+        if batch.features == Feature.NONE:
+            return Sampled(self.vocabulary.argmax(logits).int())
+        params = self.state.params(batch.slots)
+        return Sampled(self._draw(logits.float(), params, batch.positions, self.vocabulary))
+
+    def _draw(self, logits: Tensor, params: SlotParams, positions: Tensor, vocabulary: Vocabulary) -> Tensor:
         """[S] int32: argmax(logits + T * gumbel), a bounded number of rows at a time."""
-        size = max(1, _SLICE_ELEMENTS // logits.shape[1])
-        columns = (
-            rows.params.ints(Column.SEED),
-            rows.positions,
-            rows.params.floats(Column.TEMPERATURE),
-            logits,
-        )
+        size = max(1, _SLICE_ELEMENTS // self.state.vocab_size)
+        codes = vocabulary.own(self.state.codes)
+        columns = (params.ints(Column.SEED), positions, params.floats(Column.TEMPERATURE), logits)
         drawn = []
-        for seeds, positions, temperature, part in zip(
-            *(column.split(size) for column in columns), strict=True
-        ):
-            noise = gumbel(seeds, positions, self.state.codes)
-            drawn.append(noise.mul_(temperature[:, None]).add_(part).argmax(-1))
+        for seeds, places, temperature, part in zip(*(column.split(size) for column in columns), strict=True):
+            noise = gumbel(seeds, places, codes)
+            drawn.append(vocabulary.argmax(noise.mul_(temperature[:, None]).add_(part)))
         return torch.cat(drawn).int()
 
 

@@ -59,23 +59,31 @@ def gpu_budget(utilization: float) -> int:
 
 
 def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
-    """Bytes for KV cache: what the user said, else a share of free memory, at most what all slots can use."""
-    said = resolved.user.cache.cpu_kv_cache_gib
+    """This worker's bytes for KV cache: what the user said, else a share of free memory.
+
+    It is at most what all slots can use.
+    """
+    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers
     if said is not None:
-        return int(said * GIB)
+        return int(said * GIB) // num_workers
     useful = int(resolved.max_num_seqs * resolved.max_model_len * bytes_per_token)
-    return min(resolved.platform.memory_free // CPU_SHARE, CPU_MOST, useful)
+    return min(min(resolved.platform.memory_free // CPU_SHARE, CPU_MOST) // num_workers, useful)
 
 
-def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], budget: int) -> Capacity:
-    """Turn bytes into blocks (the padding block is paid here).
+def count_blocks(resolved: Resolved, groups: tuple[KVGroupSpec, ...], budget: int) -> int:
+    """How many blocks this worker can hold with `budget` bytes (the padding block is paid here)."""
+    override = resolved.user.cache.num_gpu_blocks_override
+    block_bytes = sum(group.block_bytes for group in groups)
+    return override if override and override > 0 else budget // block_bytes - 1
+
+
+def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], num_blocks: int) -> Capacity:
+    """What `num_blocks` blocks can serve.
 
     Raises ValueError if one request of the length that the user asked for cannot fit; a length that is only
     the model's own is lowered to what fits.
     """
     block_bytes = sum(group.block_bytes for group in groups)
-    override = resolved.user.cache.num_gpu_blocks_override
-    num_blocks = override if override and override > 0 else budget // block_bytes - 1
     needed = -(-(resolved.max_model_len + resolved.num_spec) // resolved.block_size)
     max_model_len = resolved.max_model_len
     if num_blocks < needed:

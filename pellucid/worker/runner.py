@@ -23,7 +23,9 @@ from pellucid.worker.slots import Slots
 class Model(Protocol):
     """What a model file offers."""
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, D] -> [S, this rank's share of V]."""
+        ...
 
 
 class Pending(Protocol):
@@ -95,4 +97,7 @@ class ModelRunner:
         at = step.score_index
         known = self.slots.token_ids[step.score_slots, step.fwd.positions[at] + 1]
         wanted = int(self.slots.num_prompt_logprobs[step.host_slots[step.num_scores > 0]].max())
-        return score(hidden[at], self.model.logits, known, wanted, vocab_size=self.sampler.state.vocab_size)
+        return score(hidden[at], self._whole_logits, known, wanted, vocab_size=self.sampler.state.vocab_size)
+
+    def _whole_logits(self, hidden: Tensor) -> Tensor:
+        return self.sampler.vocabulary.whole(self.model.logits(hidden))

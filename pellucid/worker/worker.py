@@ -12,11 +12,14 @@ import torch
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.config import Resolved
-from pellucid.executor.base import Capacity
+from pellucid.dist.collectives import connect, disconnect
+from pellucid.dist.mesh import Mesh
+from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, build_model
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
+from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import NullProposer
 from pellucid.worker import memory
@@ -31,19 +34,30 @@ logger = logging.getLogger(__name__)
 class Worker:
     """The executor's end of a device."""
 
-    def __init__(self, resolved: Resolved) -> None:
-        self.resolved = resolved
-        self.device = torch.device(resolved.platform.device)
+    def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
+        self.resolved, self.seat = resolved, seat or Seat()
+        self.mesh = Mesh(tp=resolved.user.parallel.tensor_parallel_size, rank=self.seat.rank)
+        self.device = choose_device(resolved.platform.device, self.mesh)
+
+    @property
+    def reports(self) -> bool:
+        """Every rank samples the same tokens; one tells."""
+        return self.mesh.rank == 0
 
     def start(self) -> Capacity:
-        """Load the model, measure what is left for KV cache, and make it."""
+        """Load this rank's part, agree on what is left for KV cache, and make it."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.resolved.num_threads)
+        else:
+            torch.cuda.set_device(self.device)
+        self.links = connect(self.mesh, self.seat.rendezvous, self.device, self.seat.entered)
         began = time.perf_counter()
-        built = build_model(self.resolved, self.device)
+        built = build_model(self.resolved, self.device, self.links)
         loaded = time.perf_counter()
         self.runner = self._make_runner(built)
-        capacity = memory.fit_capacity(self.resolved, built.kv_groups, self._kv_budget(built))
+        num_blocks = memory.count_blocks(self.resolved, built.kv_groups, self._kv_budget(built))
+        num_blocks = self.links.world.minimum(num_blocks)
+        capacity = memory.fit_capacity(self.resolved, built.kv_groups, num_blocks)
         self._bind_kv(built, capacity.num_blocks)
         sized = time.perf_counter()
         self.runner.forward.capture()
@@ -66,6 +80,7 @@ class Worker:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        disconnect()
 
     def _make_runner(self, built: BuiltModel) -> ModelRunner:
         resolved, groups = self.resolved, built.kv_groups
@@ -75,7 +90,8 @@ class Worker:
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
         inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
         forward = self._make_forward(built, tuple(table.shape[1] for table in slots.block_tables))
-        return ModelRunner(built.model, forward, slots, inputs, Sampler(state), proposer)
+        sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
+        return ModelRunner(built.model, forward, slots, inputs, sampler, proposer)
 
     def _make_forward(self, built: BuiltModel, table_widths: tuple[int, ...]) -> Forward:
         """Graphs on a GPU, unless the user or the attention backend will have none."""
@@ -113,6 +129,18 @@ class Worker:
     ) -> torch.Tensor:
         layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
         return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
+
+
+def choose_device(kind: str, mesh: Mesh) -> torch.device:
+    """This rank's own.  Raises ValueError if the machine has fewer than ranks."""
+    if kind == "cpu" or mesh.world == 1:
+        return torch.device(kind)
+    if mesh.world > torch.cuda.device_count():
+        raise ValueError(
+            f"{mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
+            "lower tensor_parallel_size, or see CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device(kind, mesh.rank)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
