@@ -146,9 +146,10 @@ class Engine:
             self._count_empty()
             return
         self._num_empty = 0
-        plan, ticket = self._inflight.popleft()
+        plan, ticket = self._inflight[0]
         since = time.perf_counter()
         result = ticket.result()
+        self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
         self._clock.waited(since)
         updates += self.scheduler.commit(plan, result)
         if self._check_invariants:

@@ -160,7 +160,8 @@ class CudaRecorder:
         run()  # compiles and loads what it needs; nothing of that may happen while recording
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread alone: NCCL asks for its events from another one.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             hidden = run()
 
         def replay() -> Tensor:

@@ -31,6 +31,9 @@ class EagerTicket:
     def result(self) -> StepResult:
         if self.executor.dies_in == "result":
             raise RuntimeError("worker 3 has died")
+        if self.executor.dies_in == "interrupt":
+            self.executor.dies_in = ""
+            raise KeyboardInterrupt
         return self.answer
 
 
@@ -264,3 +267,18 @@ def test_shutdown_reaches_the_workers() -> None:
     engine, executor = make_engine()
     engine.shutdown()
     assert executor.is_shut_down
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_ctrl_c_while_waiting_loses_no_step(depth: int) -> None:
+    engine, executor = make_engine(depth, num_slots=1)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=4))
+    executor.dies_in = "interrupt"
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.abort("a")
+    engine.add(make_request("b", [1, 2, 3], max_tokens=4))
+    updates = []
+    while not engine.is_finished:
+        updates += engine.step()
+    assert [u.request_id for u in updates if u.finish_reason is not None] == ["a", "b"]

@@ -62,3 +62,11 @@ def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 4 for output in outputs)
         assert torch.cuda.max_memory_reserved() <= 0.5 * total
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"num_gpu_blocks_override": 16}])
+def test_two_gpus_share_every_layer(tiny: Path, on_cpu, options: dict) -> None:
+    prompts, params, expected = on_cpu
+    tokens = run(tiny, prompts, params, device="cuda", tensor_parallel_size=2, **options)
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1

@@ -127,3 +127,15 @@ def test_a_plain_checkpoint_is_unquantized() -> None:
 def test_what_no_scheme_serves_is_refused(config: Mapping[str, object], name: str | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         choose_scheme(config, name)
+
+
+@pytest.mark.parametrize("vocab,size", [(7, 2), (8, 3), (5, 4), (8, 2)])
+def test_a_vocabulary_that_cannot_be_divided_is_padded_with_zeros(vocab: int, size: int) -> None:
+    table, share = numbered(vocab, 3) + 1, -(-vocab // size)
+    place = matrix(shape_of(3, share))
+    ranks = [placed(place, (share, 3), [table], Coords(rank, size, is_padded=True)) for rank in range(size)]
+    whole = torch.cat(ranks)
+    assert torch.equal(whole[:vocab], table)
+    assert not whole[vocab:].any()
+    with pytest.raises(ValueError, match="has shape"):
+        placed(place, (share, 3), [numbered(size * share + 1, 3)], Coords(0, size, is_padded=True))

@@ -1,0 +1,72 @@
+"""A vocabulary shared out over ranks: the draw and the logits are those of one that holds it all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.dist.collectives import Alone
+from pellucid.sample.vocabulary import SplitVocabulary
+
+
+class Round:
+    """Where ranks in threads lay down what they gather."""
+
+    def __init__(self, size: int) -> None:
+        self.parts: list[Tensor] = [torch.empty(0)] * size
+        self.barrier = threading.Barrier(size)
+
+
+class ThreadGroup(Alone):
+    """One rank of several, each in a thread."""
+
+    def __init__(self, rank: int, size: int, table: Round) -> None:
+        self.rank, self.size, self.table = rank, size, table
+
+    def gather(self, x: Tensor) -> Tensor:
+        self.table.parts[self.rank] = x
+        self.table.barrier.wait()
+        return torch.stack(self.table.parts)
+
+
+def on_every_rank(
+    logits: Tensor, size: int, ask: Callable[[SplitVocabulary, Tensor], Tensor]
+) -> list[Tensor]:
+    """Each rank's answer, given its share of the logits, padded with numbers that would win."""
+    vocab_size, table = logits.shape[1], Round(size)
+    share = -(-vocab_size // size)
+    padded = torch.cat([logits, torch.full((len(logits), share * size - vocab_size), 1e9)], dim=1)
+
+    def answer(rank: int) -> Tensor:
+        part = padded[:, rank * share : (rank + 1) * share]
+        return ask(SplitVocabulary(ThreadGroup(rank, size, table), vocab_size), part)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(answer, range(size)))
+
+
+@pytest.mark.parametrize("vocab_size,size", [(8, 2), (331, 2), (331, 4), (5, 4)])
+def test_every_rank_finds_the_same_best_token(vocab_size: int, size: int) -> None:
+    logits = torch.randn(40, vocab_size).round(decimals=1)
+    logits[:5] = 0.0  # a tie of all: the lowest id
+    for found in on_every_rank(logits, size, lambda v, part: v.argmax(v.trim(part))):
+        assert torch.equal(logits.gather(1, found[:, None])[:, 0], logits.amax(1))
+        assert torch.equal(found, (logits == logits.amax(1, keepdim=True)).int().argmax(1))
+
+
+@pytest.mark.parametrize("vocab_size,size", [(8, 2), (331, 4), (5, 4)])
+def test_gathered_logits_are_all_logits_in_order(vocab_size: int, size: int) -> None:
+    logits = torch.randn(3, vocab_size)
+    assert all(torch.equal(w, logits) for w in on_every_rank(logits, size, lambda v, part: v.whole(part)))
+
+
+@pytest.mark.parametrize("vocab_size,size", [(331, 4), (5, 4)])
+def test_each_token_is_one_ranks_own(vocab_size: int, size: int) -> None:
+    codes, table = torch.arange(vocab_size), Round(size)
+    owned = [SplitVocabulary(ThreadGroup(rank, size, table), vocab_size).own(codes) for rank in range(size)]
+    assert torch.equal(torch.cat(owned), codes)
