@@ -281,4 +281,5 @@ def test_ctrl_c_while_waiting_loses_no_step(depth: int) -> None:
     updates = []
     while not engine.is_finished:
         updates += engine.step()
-    assert [u.request_id for u in updates if u.finish_reason is not None] == ["a", "b"]
+    ends = [(u.request_id, u.finish_reason) for u in updates if u.finish_reason is not None]
+    assert ends == [("a", FinishReason.ABORT), ("b", FinishReason.LENGTH)]
