@@ -106,3 +106,17 @@ def test_other_names_stay_as_they_are() -> None:
     assert (
         kv_scale_name("model.layers.0.mlp.up_proj.weight_scale") == "model.layers.0.mlp.up_proj.weight_scale"
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "options", [{"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "int8"}]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gpu_gives_nearly_always_the_tokens_of_the_cpu(tiny: Path, options: dict, dtype: str) -> None:
+    prompts, _ = random_requests(40, seed=8)
+    how = {**options, "dtype": dtype, "num_gpu_blocks_override": 1000}
+    ours, expected = (first_tokens(tiny, prompts, **how, device=device) for device in ("cuda", "cpu"))
+    same = sum(a == b for a, b in zip(ours, expected, strict=True))
+    assert same >= 32, f"{same} of 40 tokens agree"
