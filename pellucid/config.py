@@ -64,7 +64,11 @@ class CacheConfig:
         64, "tokens a block, 16 to 256; prefix hits come in units of it", alias=("kvcache_block_size",)
     )
     enable_prefix_caching: bool = option(True, "share the KV of equal prompt beginnings")
-    kv_cache_dtype: str = option("auto", "auto: the model's dtype", ("auto",))
+    kv_cache_dtype: str = option(
+        "auto",
+        "auto: the model's dtype; fp8 is fp8_e4m3, half of bfloat16's memory, with the checkpoint's scales",
+        ("auto", "fp8", "fp8_e4m3"),
+    )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
     num_gpu_blocks_override: int | None = option(
         None, "blocks of KV cache, instead of measuring", alias=("num_kvcache_blocks",)
@@ -105,7 +109,9 @@ class DeviceConfig:
     executor: str | None = option(
         None, "how plans reach the workers: local or multiproc; default local for one worker"
     )
-    quantization: str | None = option(None, "quantization scheme; default the checkpoint's")
+    quantization: str | None = option(
+        None, "fp8 or int8 quantize plain weights as they load; default the checkpoint's own scheme"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +185,8 @@ class Resolved:
     user: EngineConfig
     checkpoint: Checkpoint
     platform: Platform
-    dtype: str  # of weights, activations and KV: torch's name
+    dtype: str  # of weights and activations: torch's name
+    kv_dtype: str  # of the KV cache: torch's name
     max_model_len: int  # tokens
     max_model_len_is_default: bool  # then a small KV cache may lower it
     block_size: int  # tokens
@@ -198,7 +205,15 @@ class Resolved:
 
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
-        names = ("dtype", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "depth")
+        names = (
+            "dtype",
+            "kv_dtype",
+            "max_model_len",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "depth",
+        )
         choices = ", ".join(f"{name} {getattr(self, name)}" for name in names)
         return f"{self.checkpoint.architecture} on {self.platform.name}: {choices}"
 
@@ -220,11 +235,13 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
+    dtype = _resolve_dtype(user.model.dtype, checkpoint, platform)
     return Resolved(
         user=user,
         checkpoint=checkpoint,
         platform=platform,
-        dtype=_resolve_dtype(user.model.dtype, checkpoint, platform),
+        dtype=dtype,
+        kv_dtype=dtype if user.cache.kv_cache_dtype == "auto" else "float8_e4m3fn",
         max_model_len=max_model_len,
         max_model_len_is_default=user.model.max_model_len is None,
         block_size=block_size,

@@ -27,6 +27,7 @@ class AttentionSpec:
     head_dim: int
     dtype: torch.dtype
     block_size: int  # tokens
+    kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
     sink: bool = False
     tree: bool = False
@@ -38,6 +39,8 @@ class AttentionLayer(Protocol):
     scale: float
     window: int | None
     group: int  # KV group
+    k_scale: float  # the cache holds keys / k_scale
+    v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
     kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
 

@@ -27,6 +27,7 @@ from pellucid.platform import Platform
 from pellucid.transfer import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
 MAX_SHORT_QUERY = 8  # queries of a row that is worth batching with others
 MAX_BATCH_BYTES = 4 << 20  # keys and values that short rows gather at once: they stay in a CPU's cache
 QUERY_TILE = 512  # queries of a long row that attend at once: bounds the mask and the work above the diagonal
@@ -74,14 +75,15 @@ class TorchAttention:
         assert isinstance(metadata, TorchMetadata)
         work = metadata.work_for(layer, q)
         if work.begun is not None:
-            layer.kv_cache.index_fill_(0, work.begun, 0)
-        lines = layer.kv_cache.view(-1, layer.kv_cache.shape[-1])
-        lines.index_copy_(0, work.write_lines, torch.stack((k, v)).view(-1, k.shape[-1]).to(lines.dtype))
+            plain(layer.kv_cache).index_fill_(0, work.begun, 0)
+        write(k, v, layer, work.write_lines)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for batch in work.short:
             batch.attend(q, layer, out)
         for row in work.long:
             row.attend(q, layer, out)
+        if layer.v_scale != 1:
+            out *= layer.v_scale
         return out.flatten(1)
 
 
@@ -262,10 +264,14 @@ class ShortRows:
         """Attend with these rows' part of q [T, N, H] and write the same part of out."""
         _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
         num_rows = self.bias.shape[0]
-        keys, values = gather(layer.kv_cache, self.pages).view(2, num_rows, num_kv_heads, -1, head_dim)
+        keys, values = gather(layer.kv_cache, self.pages, q.dtype).view(
+            2, num_rows, num_kv_heads, -1, head_dim
+        )
         q_BQKGH = q.index_select(0, self.tokens).view(num_rows, self.num_query, num_kv_heads, -1, head_dim)
         q_BKMH = q_BQKGH.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
-        o_BKMH = scaled_dot_product_attention(q_BKMH, keys, values, self.bias, scale=layer.scale)
+        o_BKMH = scaled_dot_product_attention(
+            q_BKMH, keys, values, self.bias, scale=layer.scale * layer.k_scale
+        )
         o_BKGQH = o_BKMH.view(num_rows, num_kv_heads, -1, self.num_query, head_dim)
         out.index_copy_(0, self.tokens, o_BKGQH.permute(0, 3, 1, 2, 4).reshape(-1, *out.shape[1:]))
 
@@ -290,7 +296,7 @@ class LongRow:
         """Attend with this row's part of q [T, N, H] and write the same part of out."""
         _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
         num_heads = q.shape[1]
-        keys, values = gather(layer.kv_cache, self.pages).view(2, num_kv_heads, 1, -1, head_dim)
+        keys, values = gather(layer.kv_cache, self.pages, q.dtype).view(2, num_kv_heads, 1, -1, head_dim)
         for tile in self.tiles:
             # KV heads are the batch; a stride of zero repeats them for their query heads without a copy.
             q_QKGH = q[tile.queries].view(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -302,11 +308,27 @@ class LongRow:
                 values[:, :, tile.keys].expand(shape),
                 tile.bias,
                 is_causal=tile.bias is None,
-                scale=layer.scale,
+                scale=layer.scale * layer.k_scale,
             )
             out[tile.queries] = o_KGQH.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
 
 
-def gather(kv_cache: Tensor, pages: Tensor) -> Tensor:
+def write(k: Tensor, v: Tensor, layer: AttentionLayer, lines: Tensor) -> None:
+    """Put k, v [T, K, H] at `lines` of the cache seen as [blocks * 2 * K * block_size, H]."""
+    cache, head_dim = layer.kv_cache, k.shape[-1]
+    if cache.dtype == FP8:
+        k = (k.float() * (1 / layer.k_scale)).clamp_(-FP8_MAX, FP8_MAX)
+        v = (v.float() * (1 / layer.v_scale)).clamp_(-FP8_MAX, FP8_MAX)
+    kv = plain(torch.stack((k, v)).to(cache.dtype))
+    plain(cache).view(-1, head_dim).index_copy_(0, lines, kv.view(-1, head_dim))
+
+
+def gather(kv_cache: Tensor, pages: Tensor, dtype: torch.dtype) -> Tensor:
     """Copy `pages` out of the cache seen as [blocks * 2 * K, block_size * H]; they come out head-major."""
-    return kv_cache.view(-1, kv_cache.shape[-2] * kv_cache.shape[-1]).index_select(0, pages)
+    lines = plain(kv_cache).view(-1, kv_cache.shape[-2] * kv_cache.shape[-1])
+    return lines.index_select(0, pages).view(kv_cache.dtype).to(dtype)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor, or the bytes of an FP8 one, which torch does not index."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor

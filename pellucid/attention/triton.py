@@ -29,6 +29,16 @@ MAX_HEAD_DIM = 256
 MAX_SHORT_QUERY = 8  # queries of a row that the split-KV kernel takes
 
 
+def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
+    """Why the kernels cannot compute with these dtypes here, or None."""
+    if spec.dtype not in DTYPES:
+        return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
+    old_gpu = platform.capability is not None and platform.capability < (8, 9)
+    if old_gpu and spec.kv_dtype == torch.float8_e4m3fn:
+        return "an FP8 cache needs a GPU of compute capability 8.9 or newer"
+    return None
+
+
 class TritonAttention:
     """Write the cache, then attend: at most three kernels and one merge a layer."""
 
@@ -56,8 +66,8 @@ class TritonAttention:
             return "Triton is not installed"
         if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
-        if spec.dtype not in DTYPES:
-            return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
+        if (reason := dtype_refusal(spec, platform)) is not None:
+            return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
         if spec.head_dim > MAX_HEAD_DIM:
@@ -99,13 +109,14 @@ class TritonAttention:
         """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H]."""
         step = fwd.attn[layer.group]
         assert isinstance(step, TritonMetadata)
-        self.kv_write(k, v, layer.kv_cache, step.slot_mapping)
+        scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        self.kv_write(k, v, layer.kv_cache, step.slot_mapping, **scales)
         out = q.new_empty(q.shape)
-        cache, scale, window = layer.kv_cache, layer.scale, layer.window
-        self.decode_attention(q, cache, step.short, scale=scale, window=window, out=out)
+        how = {"scale": layer.scale, "window": layer.window, **scales}
+        self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
             tiles = self.tiles(step, q.shape[1] // k.shape[1])
-            self.prefill_attention(q, cache, step.long, tiles=tiles, scale=scale, window=window, out=out)
+            self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 
     def tiles(self, step: TritonMetadata, group_size: int) -> Tensor:

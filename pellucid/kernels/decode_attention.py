@@ -42,12 +42,20 @@ def chunk_size(max_keys: int) -> int:
 
 
 def decode_attention(
-    q: Tensor, kv_cache: Tensor, rows: PagedRows, *, scale: float, window: int | None = None, out: Tensor
+    q: Tensor,
+    kv_cache: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: Tensor,
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
-    included.  Reads no device value on the host.
+    included.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_QUERY, f"{rows.max_query} queries a row, at most {MAX_QUERY}"
@@ -87,7 +95,8 @@ def decode_attention(
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
-        scale * LOG2_E,
+        scale * k_scale * LOG2_E,
+        v_scale,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -107,6 +116,7 @@ def decode_attention(
             statistics,
             rows.seq_lens,
             rows.cu_seqlens_q,
+            v_scale,
             out.stride(0),
             **shape,
             **split,
@@ -136,6 +146,7 @@ def decode_kernel(
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     scale,
+    v_scale,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -192,7 +203,7 @@ def decode_kernel(
         WINDOW,
     )
     if chunks_in_sight == 1:
-        result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
+        result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
         out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
         tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
     elif NUM_CHUNKS > 1:
@@ -209,6 +220,7 @@ def merge_kernel(
     statistics_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
+    v_scale,
     out_token_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
@@ -239,6 +251,6 @@ def merge_kernel(
     inside = present[:, None] & (dim < HEAD_DIM)[None, :]
     accumulator = tl.load(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
     weight = tl.exp2(maximum - tl.max(maximum, 0))
-    result = tl.sum(accumulator * weight[:, None], 0) / tl.sum(total * weight, 0)
+    result = tl.sum(accumulator * weight[:, None], 0) * v_scale / tl.sum(total * weight, 0)
     out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
     tl.store(out_ptr + out_at + dim, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)

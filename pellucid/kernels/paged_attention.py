@@ -61,9 +61,19 @@ def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:
 
 
 def paged_attention_ref(
-    q: Tensor, kv_cache: Tensor, rows: PagedRows, *, scale: float, window: int | None = None
+    q: Tensor,
+    kv_cache: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
-    """Attention of q [T, N, H] over the paged cache, row by row in float32.  Returns [T, N, H]."""
+    """Attention of q [T, N, H] over the paged cache, row by row in float32.  Returns [T, N, H].
+
+    The cache holds keys / k_scale and values / v_scale.
+    """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     group_size = q.shape[1] // kv_cache.shape[2]
     starts = rows.cu_seqlens_q.tolist()
@@ -74,12 +84,14 @@ def paged_attention_ref(
         blocks = kv_cache[rows.block_table[row, : -(-seq_len // kv_cache.shape[3])].long()]
         keys, values = blocks.float().permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :seq_len]
         keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
-        scores = torch.einsum("qnh,snh->nqs", queries, keys) * scale
+        scores = torch.einsum("qnh,snh->nqs", queries, keys * k_scale) * scale
         position = torch.arange(seq_len - len(queries), seq_len, device=q.device)[:, None]
         distance = position - torch.arange(seq_len, device=q.device)
         hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[starts[row] : starts[row + 1]] = torch.einsum("nqs,snh->qnh", weights, values).to(q.dtype)
+        out[starts[row] : starts[row + 1]] = torch.einsum("nqs,snh->qnh", weights, values * v_scale).to(
+            q.dtype
+        )
     return out
 
 

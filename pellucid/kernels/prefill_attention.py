@@ -59,12 +59,15 @@ def prefill_attention(
     tiles: Tensor,
     scale: float,
     window: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     out: Tensor,
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
     tiles: prefill_tiles of these rows with queries_per_tile(N // K), on the device.  window: keys a query
-    sees, itself included.  Reads no device value on the host.
+    sees, itself included.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on
+    the host.
     """
     check_operands(q, kv_cache, rows)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -83,7 +86,8 @@ def prefill_attention(
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
-        scale * LOG2_E,
+        scale * k_scale * LOG2_E,
+        v_scale,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -113,6 +117,7 @@ def prefill_kernel(
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     scale,
+    v_scale,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -164,6 +169,6 @@ def prefill_kernel(
         M,
         WINDOW,
     )
-    result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
+    result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
     out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
     tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

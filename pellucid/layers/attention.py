@@ -9,6 +9,7 @@ from pellucid.attention.base import AttentionBackend, AttentionSpec
 from pellucid.forward import ForwardInput
 from pellucid.layers.norm import RMSNorm, rms_norm
 from pellucid.layers.rotary import Rotary
+from pellucid.layers.weight import Weight
 
 
 class Attention(nn.Module):
@@ -20,6 +21,7 @@ class Attention(nn.Module):
         *,
         name: str,
         group: int,
+        kv_scales: tuple[Weight, Weight] | None = None,
         scale: float,
         rope: Rotary | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
@@ -30,6 +32,8 @@ class Attention(nn.Module):
         self.scale = scale
         self.window = spec.window
         self.group = group
+        self.k_scale, self.v_scale = 1.0, 1.0
+        self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
         self.rope = rope
         self.q_norm, self.k_norm = qk_norm or (None, None)
         self.qk_weight: Tensor | None = None  # both norms' weights, one row for each head
@@ -37,7 +41,14 @@ class Attention(nn.Module):
         self.backend: AttentionBackend | None = None  # bound once the whole model's needs are known
 
     def finish(self) -> None:
-        """Lay the weights of both norms side by side, so that one multiplication serves q and k."""
+        """Lay the weights of both norms side by side, so that one multiplication serves q and k.
+
+        The scales of the cache become plain numbers if the cache is FP8, and otherwise are let go.
+        """
+        if self.k_scale_weight is not None and self.v_scale_weight is not None:
+            if self.spec.kv_dtype == torch.float8_e4m3fn:
+                self.k_scale, self.v_scale = self.k_scale_weight.item(), self.v_scale_weight.item()
+            self.k_scale_weight, self.v_scale_weight = None, None
         if self.q_norm is not None and self.k_norm is not None:
             q_weight = self.q_norm.weight.expand(self.spec.num_heads, -1)
             k_weight = self.k_norm.weight.expand(self.spec.num_kv_heads, -1)

@@ -35,6 +35,12 @@ class Weight(nn.Parameter):
     @torch.no_grad()
     def fill(self, generator: torch.Generator) -> None:
         """Fill with random numbers that look like a model's, on the device."""
+        if self.spec.default is not None:
+            self.fill_(self.spec.default)
+            return
+        if self.dtype == torch.float8_e4m3fn:
+            self.copy_(torch.empty(self.shape, device=self.device).normal_(0, 1, generator=generator))
+            return
         match self.spec.fill:
             case "normal":
                 self.normal_(0, 0.02, generator=generator)

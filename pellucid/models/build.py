@@ -53,6 +53,7 @@ def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKE
     user = resolved.user
     options = BuildOptions(
         dtype=getattr(torch, resolved.dtype),
+        kv_dtype=getattr(torch, resolved.kv_dtype),
         device=device,
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
@@ -80,6 +81,7 @@ def build(
         scheme=choose_scheme(checkpoint.config, options.quantization),
         stacked=family.stacked,
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype or options.dtype,
         device=options.device,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
@@ -99,7 +101,7 @@ def build(
         load_weights(model, checkpoint, show_progress=options.show_progress)
     return BuiltModel(
         model=model,
-        kv_groups=builder.kv_groups(options.kv_dtype or options.dtype),
+        kv_groups=builder.kv_groups(),
         attention_layers=tuple(builder.attention_layers),
         backend=backend,
         vocab_size=checkpoint.vocab_size,

@@ -33,6 +33,7 @@ from pellucid.quant.base import (
     ParamSpec,
     QuantScheme,
     Replicated,
+    ScalarPerPart,
     Sliced,
     Split,
     elements,
@@ -57,6 +58,7 @@ class Site:
     scheme: QuantScheme
     stacked: Mapping[str, tuple[str, ...]]  # merged name -> the checkpoint's names
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     block_size: int  # tokens
     max_model_len: int  # tokens
@@ -159,11 +161,13 @@ class Builder:
             head_dim=local.dim,
             dtype=self.site.dtype,
             block_size=self.site.block_size,
+            kv_dtype=self.site.kv_dtype,
             window=window,
         )
         layer = Attention(
             spec,
             name=self._path(name),
+            kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
             group=self._group(local.num_kv, local.dim),
             scale=heads.dim**-0.5 if scale is None else scale,
             rope=rope,
@@ -202,9 +206,9 @@ class Builder:
         for layer in self.attention_layers:
             layer.backend = backend
 
-    def kv_groups(self, kv_dtype: torch.dtype) -> tuple[KVGroupSpec, ...]:
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """The caches that the attention layers need, the first of them group number `first_group`."""
-        return tuple(self._group_spec(index, kv_dtype) for index in range(len(self.site.groups)))
+        return tuple(self._group_spec(index) for index in range(len(self.site.groups)))
 
     # How
 
@@ -218,6 +222,12 @@ class Builder:
 
     def _weight(self, spec: ParamSpec, name: str) -> Weight:
         return Weight.empty(spec, (self._path(name),), (self.site.coords,), self.site.device)
+
+    def _kv_scale(self, name: str) -> Weight:
+        """One number, 1 if the checkpoint has none."""
+        return self._weight(
+            ParamSpec(shape=(1,), dtype=torch.float32, place=ScalarPerPart(), default=1.0), name
+        )
 
     @property
     def _vocab_coords(self) -> Coords:
@@ -287,7 +297,7 @@ class Builder:
             self.site.groups.append(key)
         return self.site.first_group + self.site.groups.index(key)
 
-    def _group_spec(self, index: int, kv_dtype: torch.dtype) -> KVGroupSpec:
+    def _group_spec(self, index: int) -> KVGroupSpec:
         num_kv_heads, head_dim = self.site.groups[index]
         group = self.site.first_group + index
         windows = [layer.window for layer in self.attention_layers if layer.group == group]
@@ -296,8 +306,8 @@ class Builder:
             num_layers=len(windows),
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            dtype=str(kv_dtype).removeprefix("torch."),
-            itemsize=kv_dtype.itemsize,
+            dtype=str(self.site.kv_dtype).removeprefix("torch."),
+            itemsize=self.site.kv_dtype.itemsize,
             # The past is out of reach for the group only if it is for every layer.
             window=None if None in windows else max(w for w in windows if w is not None),
         )

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.registry import Model
+from pellucid.quant.kv_scales import kv_scale_name
 
 MAX_NAMED = 5  # tensors listed in an error
 
@@ -32,7 +33,7 @@ def load_weights(model: Model, checkpoint: Checkpoint, *, show_progress: bool = 
     }
     unloaded, unclaimed, misshapen = set(wanted), list[str](), list[str]()
     for key, tensor in read_shards(checkpoint.shards, show_progress=show_progress):
-        name = model.rename(key)
+        name = kv_scale_name(model.rename(key))
         if name in wanted:
             weight, part = wanted[name]
             try:
@@ -42,10 +43,22 @@ def load_weights(model: Model, checkpoint: Checkpoint, *, show_progress: bool = 
             unloaded.discard(name)
         elif not any(fnmatchcase(name, pattern) for pattern in model.ignored):
             unclaimed.append(f"{key} {tuple(tensor.shape)}")
+    unloaded -= fill_defaults(model, unloaded)
     complain(checkpoint, "these tensors have another shape", misshapen)
     complain(checkpoint, "these tensors are missing", sorted(unloaded))
     complain(checkpoint, "this model has no use for these tensors", unclaimed)
     finish(model)
+
+
+@torch.no_grad()
+def fill_defaults(model: Model, unloaded: set[str]) -> set[str]:
+    """Fill the unloaded weights that need no tensor in the checkpoint.  Returns the names they go by."""
+    filled = set[str]()
+    for weight in weights_of(model):
+        if weight.spec.default is not None and unloaded.issuperset(weight.sources):
+            weight.fill_(weight.spec.default)
+            filled.update(weight.sources)
+    return filled
 
 
 def fill_dummy(model: Model, seed: int) -> None:

@@ -70,6 +70,7 @@ class ParamSpec:
     dtype: torch.dtype
     place: Place
     fill: Fill = "normal"
+    default: float | None = None  # without such a tensor in the checkpoint; None: there must be one
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,11 @@ class QuantScheme(Protocol):
         """The scheme, if this config.json is its kind.  Raises ValueError for a variant it cannot serve."""
         ...
 
+    @classmethod
+    def online(cls) -> Self | None:
+        """The scheme for plain weights that are to be quantized as they load, or None if it cannot."""
+        ...
+
     def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
         """How the layer made of these checkpoint matrices ("model.layers.0.mlp.up_proj") is stored.
 
@@ -200,17 +206,26 @@ class QuantScheme(Protocol):
 
 
 QUANT_SCHEMES: Registry[type[QuantScheme]] = Registry(
-    "quantization scheme", {"none": "pellucid.quant.unquantized:UnquantizedScheme"}
+    "quantization scheme",
+    {
+        "none": "pellucid.quant.unquantized:UnquantizedScheme",
+        "fp8": "pellucid.quant.fp8:Fp8Scheme",
+        "compressed-tensors": "pellucid.quant.compressed_tensors:CompressedTensorsScheme",
+        "int8": "pellucid.quant.int8:Int8Scheme",
+    },
 )
 
 
 def choose_scheme(config: Mapping[str, object], name: str | None = None) -> QuantScheme:
     """The scheme that claims the checkpoint with this config.json.
 
-    name: the one the user insists on.  Raises ValueError if none claims it, or not the named one.
+    name: the one the user insists on, which may quantize plain weights as they load.  Raises ValueError if
+    none claims the checkpoint, or not the named one.
     """
     for candidate in (name,) if name else QUANT_SCHEMES:
         scheme = QUANT_SCHEMES.load(candidate).from_checkpoint(config)
+        if scheme is None and name and stored_as(config) == "none":
+            scheme = QUANT_SCHEMES.load(candidate).online()
         if scheme is not None:
             return scheme
     known = ", ".join(QUANT_SCHEMES)

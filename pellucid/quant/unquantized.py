@@ -25,6 +25,10 @@ class UnquantizedScheme:
     def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
         return cls() if stored_as(config) == "none" else None
 
+    @classmethod
+    def online(cls) -> Self | None:
+        return cls()
+
     def method(self, prefixes: tuple[str, ...], kind: Kind) -> Unquantized:
         return Unquantized()
 

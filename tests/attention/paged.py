@@ -26,6 +26,8 @@ class Rows:
     scale: float
     window: int | None = None
     group: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     def expected(self) -> Tensor:
         """Naive attention in float64.  [T, N * H]"""

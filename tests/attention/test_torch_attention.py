@@ -103,6 +103,24 @@ def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
         torch.testing.assert_close(out.double(), rows.expected(), atol=2e-6, rtol=0)
 
 
+def test_an_fp8_cache_is_attention_over_rounded_keys_and_values() -> None:
+    rows = make_rows(MIXED, block_size=64, stale=0.0)
+    exact = rows.expected()
+    rows.k_scale, rows.v_scale = 0.02, 0.01
+    rounded = rows.kv_cache / torch.tensor([0.02, 0.01], device=rows.kv_cache.device).view(1, 2, 1, 1, 1)
+    rows.kv_cache = rounded.to(torch.float8_e4m3fn)
+    out = attend(rows).double().cpu()
+    rows.history = [round_to_fp8(kv, rows) for kv in rows.history]
+    torch.testing.assert_close(out, rows.expected(), atol=1e-5, rtol=0)
+    assert 0.005 < (out - exact).abs().max() < 0.3
+
+
+def round_to_fp8(kv: Tensor, rows: Rows) -> Tensor:
+    """Keys and values [S, 2, K, H] as an FP8 cache gives them back."""
+    scales = torch.tensor([rows.k_scale, rows.v_scale]).view(1, 2, 1, 1)
+    return (kv / scales).to(torch.float8_e4m3fn).float() * scales
+
+
 def spec(**changes: object) -> AttentionSpec:
     asked = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": torch.float32, "block_size": 16}
     return AttentionSpec(**(asked | changes))  # type: ignore[arg-type]

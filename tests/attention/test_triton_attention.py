@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -65,6 +67,26 @@ def test_a_step_of_decodes_holds_views_of_the_persistent_buffers() -> None:
     assert step.slot_mapping.data_ptr() == fwd.slot_mappings[0].data_ptr()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8 as GPUs do")
+def test_an_fp8_cache_is_attention_over_rounded_keys_and_values() -> None:
+    rows = make_rows(DECODES + CHUNKS, block_size=64, stale=0.0, device=DEVICE)
+    exact = rows.expected()
+    rows.k_scale, rows.v_scale = 0.02, 0.01
+    rounded = rows.kv_cache / torch.tensor([0.02, 0.01], device=rows.kv_cache.device).view(1, 2, 1, 1, 1)
+    rows.kv_cache = rounded.to(torch.float8_e4m3fn)
+    out = attend(TritonAttention(), rows).double().cpu()
+    rows.history = [round_to_fp8(kv, rows) for kv in rows.history]
+    torch.testing.assert_close(out, rows.expected(), atol=1e-5, rtol=0)
+    assert 0.005 < (out - exact).abs().max() < 0.3
+
+
+def round_to_fp8(kv: Tensor, rows: Rows) -> Tensor:
+    """Keys and values [S, 2, K, H] as an FP8 cache gives them back."""
+    scales = torch.tensor([rows.k_scale, rows.v_scale]).view(1, 2, 1, 1)
+    return (kv / scales).to(torch.float8_e4m3fn).float() * scales
+
+
 def spec(**changes: object) -> AttentionSpec:
     asked = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": torch.bfloat16, "block_size": 64}
     return AttentionSpec(**(asked | changes))  # type: ignore[arg-type]
@@ -88,6 +110,14 @@ def test_a_gpu_gets_this_backend() -> None:
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="triton: "):
         choose_backend("triton", spec(**asked), GPU)
+
+
+def test_an_fp8_cache_needs_a_gpu_that_knows_fp8() -> None:
+    asked = spec(kv_dtype=torch.float8_e4m3fn)
+    ampere = replace(GPU, capability=(8, 0))
+    assert TritonAttention.supports(asked, GPU) is None
+    assert "8.9 or newer" in str(TritonAttention.supports(asked, ampere))
+    assert isinstance(choose_backend(None, asked, ampere), TorchAttention)
 
 
 def test_a_cpu_is_refused_unless_the_interpreter_is_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,22 +25,24 @@ POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"}
 PARTIAL = {"partial_ptr", "statistics_ptr"}
 
 
-def signature_of(name: str) -> str:
-    """Triton's word for the type of a kernel's argument."""
+def signature_of(name: str, cache: str) -> str:
+    """Triton's word for the type of a kernel's argument.  cache: of the cache's elements."""
+    if name == "cache_ptr":
+        return cache
     if name in POINTERS:
         return "*i32"
     if name in PARTIAL:
         return "*fp32"
     if name == "slot_mapping_ptr":
         return "*i64"
-    return "*bf16" if name.endswith("_ptr") else "fp32" if name == "scale" else "i32"
+    return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith("scale") else "i32"
 
 
-def shared_memory(kernel, constants: dict[str, int], **options: int) -> int:  # noqa: ANN001
+def shared_memory(kernel, cache: str, constants: dict[str, float], **options: int) -> int:  # noqa: ANN001
     """Compile for a Hopper GPU.  Bytes of shared memory a program takes."""
     names = kernel.arg_names
     chosen = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in chosen else signature_of(name) for name in names}
+    signature = {name: "constexpr" if name in chosen else signature_of(name, cache) for name in names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
@@ -53,12 +55,17 @@ def shared_memory(kernel, constants: dict[str, int], **options: int) -> int:  # 
 
 
 def main() -> None:
-    for head_dim, num_query, window in ((128, 1, 0), (80, 4, 500)):
+    for head_dim, num_query, window, cache in (
+        (128, 1, 0, "*bf16"),
+        (80, 4, 500, "*bf16"),
+        (128, 4, 0, "*fp8e4nv"),
+    ):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
             **{
                 "NUM_KV_HEADS": 8,
                 "HEADS_PADDED": 8,
+                "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0,
                 "GROUP_SIZE": 2,
                 "HEAD_DIM": head_dim,
                 "DIM_PADDED": dim,
@@ -80,7 +87,7 @@ def main() -> None:
         )
         for kernel, rows, warps in launches:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
-            size = shared_memory(kernel, constants | {"M": rows}, num_warps=warps, num_stages=stages)
+            size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
 
 

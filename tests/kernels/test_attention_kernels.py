@@ -122,6 +122,27 @@ def test_half_precision_matches_within_its_rounding(dtype: torch.dtype) -> None:
     assert_matches_reference(prefill(long), long)
 
 
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])
+def test_an_fp8_cache_is_read_with_its_scales(dtype: torch.dtype, window: int | None) -> None:
+    scales = {"k_scale": 0.5, "v_scale": 3.0}
+    shape = {"dtype": dtype, "head_dim": 64, "block_size": 64, "window": window, "stale": 7.0}
+    tolerance = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 6e-2}[dtype]
+    for lens in (VERIFICATIONS, CHUNKS):
+        rows = make_rows(lens, **shape, device=DEVICE)
+        view = paged(rows, rows.fwd.max_query)
+        cache = rows.kv_cache.float().to(torch.float8_e4m3fn)
+        how = {"scale": rows.scale, "window": window, **scales}
+        out = torch.full_like(rows.q, torch.nan)
+        if lens is VERIFICATIONS:
+            decode_attention(rows.q, cache, view, **how, out=out)
+        else:
+            tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, queries_per_tile(2))).to(DEVICE)
+            prefill_attention(rows.q, cache, view, tiles=tiles, **how, out=out)
+        expected = decode_attention_ref(rows.q, cache, view, **how)
+        torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
+
+
 def test_padding_rows_get_zeros() -> None:
     rows = make_rows([(1, 300), (1, 3)], num_padding=3, device=DEVICE)
     out = decode(rows, 1)

@@ -58,3 +58,28 @@ def test_no_tokens_write_nothing() -> None:
         torch.zeros(1, 2, 2, 16, 8, device=DEVICE),
         torch.empty(0, dtype=torch.long, device=DEVICE),
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8 as GPUs do")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_fp8_cache_is_written_as_the_reference_does(dtype: torch.dtype) -> None:
+    k, v = (100 * torch.randn(2, 4, 3, 8, device=DEVICE)).to(dtype)
+    k[0, 0, 0] = 1e4
+    cache = torch.zeros(6, 2, 3, 16, 8, device=DEVICE).to(torch.float8_e4m3fn)
+    expected = cache.clone()
+    for write, to in ((kv_write, cache), (kv_write_ref, expected)):
+        write(k, v, to, torch.tensor(PLACES, device=DEVICE), k_scale=2.0, v_scale=0.5)
+    assert torch.equal(cache.float(), expected.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_fp8_cache_holds_scaled_and_saturated_numbers(dtype: torch.dtype) -> None:
+    k, v = (100 * torch.randn(2, 4, 3, 8, device=DEVICE)).to(dtype)
+    k[0, 0, 0] = 1e4
+    cache = torch.zeros(6, 2, 3, 16, 8, device=DEVICE).to(torch.float8_e4m3fn)
+    kv_write_ref(k, v, cache, torch.tensor(PLACES, device=DEVICE), k_scale=2.0, v_scale=0.5)
+    written = cache[1, :, :, 1].float()
+    assert written[0, 0, 0] == 448.0
+    torch.testing.assert_close(written[0, 1:], k[0, 1:].float() / 2, rtol=2**-4, atol=2**-9)
+    torch.testing.assert_close(written[1], (v[0].float() * 2).clamp(-448, 448), rtol=2**-4, atol=2**-9)

@@ -22,12 +22,18 @@ CPU = Platform(device="cpu", name="CPU", memory_total=1 << 33, memory_free=1 << 
 
 
 def load(
-    folder: Path | str, *, max_model_len: int, dtype: torch.dtype = torch.float32, block_size: int = 16
+    folder: Path | str,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    block_size: int = 16,
 ) -> BuiltModel:
     """The checkpoint in `folder`, built for the CPU through the real loader."""
     checkpoint = Checkpoint.open(ModelConfig(model=str(folder), skip_tokenizer_init=True))
     options = BuildOptions(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=torch.device("cpu"),
         block_size=block_size,
         max_model_len=max_model_len,

@@ -25,6 +25,7 @@ def make_builder(coords: Coords = WHOLE, scheme: QuantScheme | None = None, firs
         scheme=scheme or UnquantizedScheme(),
         stacked=Decoder.stacked,
         dtype=torch.float32,
+        kv_dtype=torch.bfloat16,
         device=torch.device("cpu"),
         block_size=16,
         max_model_len=64,
@@ -107,6 +108,10 @@ class NeverMerge:
     def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
         return cls()
 
+    @classmethod
+    def online(cls) -> Self | None:
+        return None
+
     def method(self, prefixes: tuple[str, ...], kind: Kind) -> Unquantized | None:
         return Unquantized() if len(prefixes) == 1 else None
 
@@ -129,7 +134,7 @@ def test_layers_with_equal_caches_share_a_kv_group() -> None:
         b.attention("c", Heads(8, 2, 8), window=7),
     ]
     assert [layer.group for layer in layers] == [1, 2, 1]
-    first, second = b.kv_groups(torch.bfloat16)
+    first, second = b.kv_groups()
     assert (first.num_layers, first.num_kv_heads, first.head_dim, first.window) == (2, 2, 8, None)
     assert (second.num_layers, second.num_kv_heads, second.window) == (1, 1, 5)
     assert (first.dtype, first.itemsize, first.block_size) == ("bfloat16", 2, 16)

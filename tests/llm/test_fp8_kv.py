@@ -1,0 +1,122 @@
+"""An FP8 KV cache through the whole engine: half the bytes, the checkpoint's scales, prefix hits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pellucid import LLM, SamplingParams
+from pellucid.quant.kv_scales import kv_scale_name
+from tests.llm.test_invariance import BASE, random_requests
+from tests.models.harness import load
+from tests.tiny import write_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def first_tokens(folder: Path, prompts: list[list[int]], **options: object) -> list[int]:
+    with LLM(str(folder), **(BASE | options)) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids[0] for output in outputs]
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_it_seldom_changes_a_token(tiny: Path, name: str) -> None:
+    prompts, _ = random_requests(40, seed=5)
+    ours, plain = (first_tokens(tiny, prompts, kv_cache_dtype=dtype) for dtype in (name, "auto"))
+    same = sum(a == b for a, b in zip(ours, plain, strict=True))
+    assert same >= 32, f"{same} of 40 tokens agree"
+
+
+def test_the_same_memory_holds_four_times_the_blocks_of_float32(tiny: Path) -> None:
+    num_blocks = []
+    for name in ("auto", "fp8"):
+        with LLM(str(tiny), **BASE, kv_cache_dtype=name, cpu_kv_cache_gib=0.01) as llm:
+            (pool,) = llm.llm_engine.engine.scheduler.kv.pools
+            num_blocks.append(pool.num_blocks + 1)  # one more is for padding
+    assert num_blocks[1] // 4 == num_blocks[0]
+
+
+def test_prefix_hits_give_the_same_tokens(tiny: Path) -> None:
+    prompt = list(range(1, 101))
+    with LLM(str(tiny), **BASE, kv_cache_dtype="fp8") as llm:
+        first, second = (llm.generate([prompt], GREEDY, use_tqdm=False)[0] for _ in range(2))
+    assert [first.num_cached_tokens, second.num_cached_tokens] == [0, 96]
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+
+
+def test_requests_in_company_give_the_tokens_of_each_alone(tiny: Path) -> None:
+    prompts, _ = random_requests(12, seed=6)
+    together = first_tokens(tiny, prompts, kv_cache_dtype="fp8", depth=2)
+    alone = [first_tokens(tiny, [prompt], kv_cache_dtype="fp8")[0] for prompt in prompts[:4]]
+    assert together[:4] == alone
+
+
+def write_scaled(folder: Path, ending_k: str, ending_v: str) -> Path:
+    """A checkpoint with scales of its KV cache, under some tool's names."""
+    write_checkpoint(folder)
+    weights = load_file(folder / "model.safetensors")
+    for i in range(2):
+        weights[f"model.layers.{i}{ending_k}"] = torch.tensor(0.01 * (i + 1))
+        weights[f"model.layers.{i}{ending_v}"] = torch.tensor([0.03 * (i + 1)])
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+SPELLINGS = [
+    (".self_attn.k_scale", ".self_attn.v_scale"),
+    (".self_attn.attn.k_scale", ".self_attn.attn.v_scale"),
+    (".self_attn.k_proj.k_scale", ".self_attn.v_proj.v_scale"),
+    (".self_attn.k_proj.output_scale", ".self_attn.v_proj.output_scale"),
+]
+
+
+@pytest.mark.parametrize(("ending_k", "ending_v"), SPELLINGS)
+def test_the_checkpoints_scales_are_found_under_every_name(
+    tmp_path: Path, ending_k: str, ending_v: str
+) -> None:
+    folder = write_scaled(tmp_path, ending_k, ending_v)
+    layers = load(folder, max_model_len=64, kv_dtype=torch.float8_e4m3fn).attention_layers
+    found = [scale for layer in layers for scale in (layer.k_scale, layer.v_scale)]
+    assert found == pytest.approx([0.01, 0.03, 0.02, 0.06])
+    plain = load(folder, max_model_len=64).attention_layers
+    assert [(layer.k_scale, layer.v_scale) for layer in plain] == [(1.0, 1.0)] * 2
+
+
+def test_scales_are_one_without_the_checkpoints(tiny: Path) -> None:
+    layers = load(tiny, max_model_len=64, kv_dtype=torch.float8_e4m3fn).attention_layers
+    assert [(layer.k_scale, layer.v_scale) for layer in layers] == [(1.0, 1.0)] * 2
+
+
+def test_scales_and_an_fp8_cache_run_together(tmp_path: Path, tiny: Path) -> None:
+    folder = write_scaled(tmp_path, *SPELLINGS[0])
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    prompts, _ = random_requests(40, seed=7)
+    ours = first_tokens(folder, prompts, kv_cache_dtype="fp8")
+    same = sum(a == b for a, b in zip(ours, first_tokens(tiny, prompts), strict=True))
+    assert same >= 32, f"{same} of 40 tokens agree"
+
+
+def test_other_names_stay_as_they_are() -> None:
+    assert (
+        kv_scale_name("model.layers.0.mlp.up_proj.weight_scale") == "model.layers.0.mlp.up_proj.weight_scale"
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "options", [{"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "int8"}]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gpu_gives_nearly_always_the_tokens_of_the_cpu(tiny: Path, options: dict, dtype: str) -> None:
+    prompts, _ = random_requests(40, seed=8)
+    how = {**options, "dtype": dtype, "num_gpu_blocks_override": 1000}
+    ours, expected = (first_tokens(tiny, prompts, **how, device=device) for device in ("cuda", "cpu"))
+    same = sum(a == b for a, b in zip(ours, expected, strict=True))
+    assert same >= 32, f"{same} of 40 tokens agree"
