@@ -45,7 +45,11 @@ class Acceptance:
     def figures(self) -> dict[str, object]:
         """Tokens a verification yields, measured and expected, and the share of each draft that stood."""
         if not self.num_drafts:
-            return dict.fromkeys(("mean_accepted_length", "expected_accepted_length", "acceptance_rates"))
+            return {
+                "mean_accepted_length": None,
+                "expected_accepted_length": None,
+                "acceptance_rates": None,
+            }
         rates = [num / self.num_drafts for num in self.num_accepted]
         return {
             "mean_accepted_length": 1 + sum(rates),
