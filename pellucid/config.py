@@ -8,6 +8,7 @@ who discover them, not written here.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -126,13 +127,97 @@ class ParallelConfig:
     )
 
 
-Section = ModelConfig | CacheConfig | SchedulerConfig | DeviceConfig | ParallelConfig
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeOptions:
+    """Several tokens a step: cheap guesses, verified by the model.  The output stays the same."""
+
+    speculative_config: Mapping[str, object] | str | None = option(
+        None, 'JSON, such as {"method": "ngram", "num_speculative_tokens": 4}; see docs/speculation.md'
+    )
+    speculative_method: str | None = option(None, "the method, instead of speculative_config: ngram")
+    num_speculative_tokens: int | None = option(None, "drafts a step, with speculative_method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Which proposer guesses, and how much.  The default guesses nothing.
+
+    Raises ValueError for numbers that make no sense; the method's name is checked where it is loaded.
+    """
+
+    method: str = "none"
+    num_speculative_tokens: int = 0  # drafts a row
+    prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
+    prompt_lookup_max: int = 5  # ngram: most tokens that are looked for
+
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            value = getattr(self, f.name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{f.name} in speculative_config is {value!r}, must be a whole number")
+        if self.method == "none":
+            return
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, must be in [1, {MAX_DRAFTS}]"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min is {self.prompt_lookup_min}, must be in [1, prompt_lookup_max], "
+                f"and prompt_lookup_max is {self.prompt_lookup_max}"
+            )
+
+    @classmethod
+    def of(cls, options: SpeculativeOptions) -> SpeculativeConfig:
+        """Read what the user asked for, in either way.  Raises ValueError, naming what is wrong."""
+        said = {
+            "method": options.speculative_method,
+            "num_speculative_tokens": options.num_speculative_tokens,
+        }
+        short = {name: value for name, value in said.items() if value is not None}
+        if options.speculative_config is None:
+            return cls._from_fields(short)
+        if short:
+            raise ValueError("speculative_config says all of it; leave out " + ", ".join(SHORT_OPTIONS))
+        return cls._from_fields(_json_object("speculative_config", options.speculative_config))
+
+    @classmethod
+    def _from_fields(cls, given: Mapping[str, object]) -> SpeculativeConfig:
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+                raise ValueError(f"unknown key {name!r} in speculative_config{hint}")
+        if given and not isinstance(given.get("method"), str):
+            raise ValueError("speculation needs a method, such as ngram; give speculative_method=...")
+        return cls(**given)  # type: ignore[arg-type]
+
+
+MAX_DRAFTS = 64
+SHORT_OPTIONS = ("speculative_method", "num_speculative_tokens")
+
+
+def _json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, object]:
+    """`value`, or what it says as JSON.  Raises ValueError if that is no object."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {value!r} is no JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{name} is {value!r}, must be an object, as {{"method": "ngram"}}')
+    return value
+
+
+Section = ModelConfig | CacheConfig | SchedulerConfig | DeviceConfig | ParallelConfig | SpeculativeOptions
 SECTIONS: dict[str, type[Section]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
     "parallel": ParallelConfig,
+    "speculative": SpeculativeOptions,
 }
 
 
@@ -145,6 +230,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> EngineConfig:
@@ -196,7 +282,12 @@ class Resolved:
     num_threads: int  # of each worker, on a CPU
     executor: str
     num_pipeline_stages: int = 1
-    num_spec: int = 0  # most drafts a row may carry
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+
+    @property
+    def num_spec(self) -> int:
+        """Most drafts a row may carry."""
+        return self.speculative.num_speculative_tokens
 
     @property
     def num_workers(self) -> int:
@@ -250,6 +341,7 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
         depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
         num_threads=_positive("num_threads", user.device.num_threads, num_threads),
         executor=_resolve_executor(user.device.executor, num_workers),
+        speculative=SpeculativeConfig.of(user.speculative),
     )
 
 

@@ -106,6 +106,20 @@ ROWS = (
 )
 
 
+DRAFT_ROWS = (
+    ("tokens a verification", "mean_accepted_length", "{:.2f}"),
+    ("the same, from the first draft's rate", "expected_accepted_length", "{:.2f}"),
+    ("drafts accepted, by position", "acceptance_rates", "{:.0%}"),
+)
+
+
+def _cell(value: object, form: str) -> str:
+    """A figure, several of them, or none."""
+    if isinstance(value, list):
+        return " ".join(map(form.format, value))
+    return "-" if value is None else form.format(value)
+
+
 def print_table(figures: list[dict[str, object]]) -> None:
     """One column a workload."""
     from rich.table import Table
@@ -115,7 +129,8 @@ def print_table(figures: list[dict[str, object]]) -> None:
     table.add_column("")
     for column in figures:
         table.add_column(str(column["workload"]), justify="right")
-    for title, key, form in ROWS:
-        values = ["-" if column[key] is None else form.format(column[key]) for column in figures]
+    speculates = any(column["acceptance_rates"] for column in figures)
+    for title, key, form in ROWS + (DRAFT_ROWS if speculates else ()):
+        values = [_cell(column[key], form) for column in figures]
         table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_preemptions"))
     terminal().print(table)

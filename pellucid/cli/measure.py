@@ -12,6 +12,7 @@ from typing import Self
 from pellucid.cli.limits import Machine, ModelCost, run_limit
 from pellucid.cli.workloads import Workload
 from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.engine.statistics import EngineStats
 from pellucid.llm import LLM
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import detect
@@ -28,6 +29,44 @@ def plan_run(options: dict[str, object]) -> Resolved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """How drafts fared in a run; all zero without speculation."""
+
+    num_drafts: int  # rows with drafts
+    num_accepted: tuple[int, ...]  # how often the first, the second, .. draft was accepted
+
+    @classmethod
+    def between(cls, before: EngineStats, after: EngineStats) -> Self:
+        pairs = zip(before.num_accepted_per_position, after.num_accepted_per_position, strict=True)
+        return cls(
+            num_drafts=after.num_drafts - before.num_drafts, num_accepted=tuple(b - a for a, b in pairs)
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Tokens a verification yields, measured and expected, and the share of each draft that stood."""
+        if not self.num_drafts:
+            return {
+                "mean_accepted_length": None,
+                "expected_accepted_length": None,
+                "acceptance_rates": None,
+            }
+        rates = [num / self.num_drafts for num in self.num_accepted]
+        return {
+            "mean_accepted_length": 1 + sum(rates),
+            "expected_accepted_length": expected_length(rates[0], len(rates)),
+            "acceptance_rates": rates,
+        }
+
+
+def expected_length(rate: float, num_drafts: int) -> float:
+    """Tokens a verification yields if every draft stood with probability `rate`, whatever came before.
+
+    (1 - a^(k+1)) / (1 - a) (Leviathan, Kalman, Matias 2023).
+    """
+    return sum(rate**i for i in range(num_drafts + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of a workload, all of its requests at once.  Times in seconds."""
 
@@ -38,6 +77,7 @@ class Run:
     peak_kv_usage: float  # share of the blocks
     num_cached_tokens: int
     num_preemptions: int
+    acceptance: Acceptance
 
 
 def measure(
@@ -79,6 +119,7 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
         peak_kv_usage=watch.peak,
         num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
         num_preemptions=after.num_preemptions - before.num_preemptions,
+        acceptance=Acceptance.between(before, after),
     )
 
 
@@ -136,6 +177,7 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
         "peak_kv_usage": run.peak_kv_usage,
         "num_cached_tokens": run.num_cached_tokens,
         "num_preemptions": run.num_preemptions,
+        **run.acceptance.figures(),
     }
 
 

@@ -18,6 +18,10 @@ class EngineStats:
     num_cached_tokens: int  # of these, found in the prefix cache
     num_sampled_tokens: int
     num_preemptions: int
+    num_drafts: int  # rows with drafts, each verified in one step
+    num_draft_tokens: int
+    num_accepted_tokens: int  # of the drafts
+    num_accepted_per_position: tuple[int, ...]  # how often the first, the second, .. draft was accepted
     host_seconds: float  # between two submits, without waiting for the device
     wait_seconds: float  # waiting for the device
     num_running: int

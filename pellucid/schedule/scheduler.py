@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from pellucid.kv.connector import KVConnector, NullConnector
@@ -30,6 +30,18 @@ class SchedulerCounters:
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_sampled_tokens: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0  # rows with drafts that came home
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of the drafts
+    num_accepted_per_position: list[int] = field(default_factory=list[int])
+
+    def count_drafts(self, num_draft: int, num_accepted: int) -> None:
+        """A row with drafts has come home."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft
+        self.num_accepted_tokens += num_accepted
+        for position in range(num_accepted):
+            self.num_accepted_per_position[position] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ class Scheduler:
     ) -> None:
         assert connector is None or kv.enable_prefix_caching, "loads arrive through the prefix cache"
         self.options, self.kv = options, kv
-        self.counters = SchedulerCounters()
+        self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
         self._sequences: dict[int, Sequence] = {}  # unfinished, by id
         self._by_request: dict[str, Sequence] = {}
         self._waiting = AgeQueue()
@@ -394,6 +406,7 @@ class Scheduler:
         wasted = 1 + row.num_draft - len(new)
         seq.num_computed += row.num_query - wasted
         if row.num_draft:
+            self.counters.count_drafts(row.num_draft, len(new) - 1)
             seq.num_planned -= wasted  # law 3: correct the upper bound
             seq.num_certain += len(new) - 1
             if seq.num_certain >= seq.limit:

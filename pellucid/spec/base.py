@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import Tensor, nn
 
+from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
@@ -50,8 +51,21 @@ class Drafts:
     parents: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The text of every row, once the step's new tokens are in it."""
+
+    token_ids: Tensor  # [slots, L] int32, device; `fwd.slots` names the rows'; not to be changed
+    lengths: Tensor  # [B] int64, device: tokens that are known; of a prompt, up to the next one to compute
+
+
 class Proposer(Protocol):
     """One file a method.  Runs on the worker, on every row of every step, so that its own KV has no holes."""
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        """The proposer that the user asked for."""
+        ...
 
     @property
     def shape(self) -> DraftShape: ...
@@ -73,8 +87,9 @@ class Proposer(Protocol):
         ...
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, hidden: Tensor | None, taps: Mapping[str, Tensor]
-    ) -> Drafts:
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
+        taps: Mapping[str, Tensor],
+    ) -> Drafts:  # fmt: skip
         """Propose what follows each row's new tokens.  hidden: [T, D], if it is needed."""
         ...
 
@@ -86,6 +101,10 @@ class NullProposer:
     needs = Needs()
     prefix_lookback = 0
 
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        return cls()
+
     def kv_specs(self) -> list[KVGroupSpec]:
         return []
 
@@ -93,6 +112,7 @@ class NullProposer:
         """There is nothing to load."""
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, hidden: Tensor | None, taps: Mapping[str, Tensor]
-    ) -> Drafts:
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
+        taps: Mapping[str, Tensor],
+    ) -> Drafts:  # fmt: skip
         return Drafts(sampled.tokens[:, :0])

@@ -9,5 +9,6 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",
     {
         "none": "pellucid.spec.base:NullProposer",
+        "ngram": "pellucid.spec.ngram:NgramProposer",
     },
 )

@@ -44,7 +44,8 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
         )
         for slot in range(num_rows)
     ]
-    rows = [Row(slot, 0, slot, length, 0, 1) for slot in range(num_rows)]
+    num_draft = min(resolved.num_spec, length - 1)
+    rows = [Row(slot, 0, slot, length, num_draft, 1 + num_draft) for slot in range(num_rows)]
     return StepPlan(id=-1, committed=-1, rows=rows, admitted=admitted)
 
 

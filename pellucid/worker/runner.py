@@ -12,7 +12,7 @@ from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.schedule.plan import StepPlan, StepResult
-from pellucid.spec.base import Proposer
+from pellucid.spec.base import Known, Proposer
 from pellucid.spec.verify import VerifyRows, verify
 from pellucid.worker.graphs import Forward
 from pellucid.worker.inputs import InputBuilder, StepInput
@@ -67,7 +67,8 @@ class ModelRunner:
         hidden = self.forward(step.fwd)
         output = self._sample(step, hidden)
         self.slots.advance(step.rows, output)
-        drafts = self.proposer.propose(step.fwd, output, hidden, step.fwd.taps)
+        known = Known(self.slots.token_ids, self.slots.num_computed[step.rows.slots] + 1)
+        drafts = self.proposer.propose(step.fwd, output, known, hidden, step.fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         return PendingResult(plan.id, step, output, self._score(step, hidden))
 

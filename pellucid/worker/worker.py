@@ -21,7 +21,7 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.base import NullProposer
+from pellucid.spec.registry import PROPOSERS
 from pellucid.worker import memory
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerForward, Forward, GraphedForward, StaticInput
 from pellucid.worker.inputs import InputBuilder
@@ -84,7 +84,7 @@ class Worker:
 
     def _make_runner(self, built: BuiltModel) -> ModelRunner:
         resolved, groups = self.resolved, built.kv_groups
-        proposer = NullProposer()
+        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)

@@ -60,6 +60,9 @@ def alone(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list[
     return prompts, params, tokens
 
 
+NGRAM = {
+    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3
+}  # fmt: skip
 COMPANIES = {
     "all at once": {},
     "two plans in flight": {"depth": 2},
@@ -68,6 +71,13 @@ COMPANIES = {
     "a pool that runs dry": {"num_gpu_blocks_override": 16, "depth": 2},
     "few slots": {"max_num_seqs": 3},
     "large blocks": {"block_size": 64},
+    "drafts from the text": {"speculative_config": NGRAM},
+    "drafts, two plans in flight": {"speculative_config": NGRAM, "depth": 2, "max_num_batched_tokens": 24},
+    "drafts on a pool that runs dry": {
+        "speculative_config": NGRAM,
+        "depth": 2,
+        "num_gpu_blocks_override": 16,
+    },
     "priorities": {"scheduling_policy": "priority", "num_gpu_blocks_override": 20},
 }
 

@@ -1,0 +1,75 @@
+"""Drafts from the text itself: what followed the last few tokens when they occurred before (prompt lookup).
+
+No weights and no state; tensor operations on the slots' token ids, so no step waits for the host.
+Legend: B rows, L columns of the token table.  Saxena, "Prompt Lookup Decoding", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.config import SpeculativeConfig
+from pellucid.forward import ForwardInput
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.models.builder import Builder
+from pellucid.sample.output import SampleOutput
+from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+
+
+class NgramProposer:
+    """Looks up the longest run of `shortest` to `longest` last tokens that occurred before."""
+
+    needs = Needs()
+    prefix_lookback = 0
+
+    def __init__(self, num_drafts: int, *, shortest: int, longest: int) -> None:
+        assert 1 <= shortest <= longest, (shortest, longest)
+        self.shape = DraftShape(num_drafts)
+        self.shortest, self.longest = shortest, longest
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        return cls(
+            config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
+        )
+
+    def kv_specs(self) -> list[KVGroupSpec]:
+        return []
+
+    def load(self, target: nn.Module, b: Builder) -> None:
+        """There is nothing to load."""
+
+    def propose(
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
+        taps: Mapping[str, Tensor],
+    ) -> Drafts:  # fmt: skip
+        texts = known.token_ids[fwd.slots]
+        return Drafts(look_up(texts, known.lengths, self.shape.num_drafts, self.shortest, self.longest))
+
+
+def look_up(texts: Tensor, lengths: Tensor, num: int, shortest: int, longest: int) -> Tensor:
+    """[B, num]: what followed the most recent occurrence of the longest n-gram that ends each text.
+
+    texts: [B, L] token ids.  lengths: [B] int64, 1 to L, the known tokens of each.  Where what followed ends
+    with the text it goes round, as a text that repeats itself would.  Without a match, the last token.
+    """
+    ends = torch.arange(texts.shape[1], device=texts.device)  # e: an n-gram texts[:, e - n : e]
+    length = lengths[:, None]
+    matched = torch.zeros_like(texts)  # tokens that agree, going back from the end
+    agrees = (ends > 0) & (ends < length)
+    for back in range(1, longest + 1):
+        last = texts.gather(1, (length - back).clamp(min=0))
+        here = torch.zeros_like(agrees)
+        here[:, back:] = texts[:, : texts.shape[1] - back] == last
+        agrees = agrees & here
+        matched += agrees
+    # The longest first, then the most recent.
+    score = torch.where(matched >= shortest, matched.long() * len(ends) + ends, -1)
+    best, at = score.max(1, keepdim=True)
+    start = torch.where(best >= 0, at, length - 1)
+    follows = start + torch.arange(num, device=texts.device) % (length - start)
+    return texts.gather(1, follows)

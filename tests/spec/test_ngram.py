@@ -1,0 +1,181 @@
+"""Drafts from the text: the look-up against a naive one, and an engine with it against one without."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pellucid import LLM, LLMEngine, RequestOutput, SamplingParams
+from pellucid.config import EngineConfig, SpeculativeConfig
+from pellucid.spec.ngram import look_up
+from tests.llm.test_invariance import BASE, NGRAM, VOCAB
+
+WORDS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+
+def naive(text: list[int], num: int, shortest: int, longest: int) -> list[int]:
+    """By the rule itself: the longest n-gram first, then its most recent occurrence."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(len(text) - 1, n - 1, -1):
+            if text[end - n : end] == text[len(text) - n :]:
+                follows = text[end:]
+                return [follows[i % len(follows)] for i in range(num)]
+    return [text[-1]] * num
+
+
+@pytest.mark.parametrize("shortest,longest", [(1, 1), (1, 3), (2, 5), (3, 3)])
+def test_it_is_the_naive_look_up(shortest: int, longest: int) -> None:
+    rng = random.Random(4)
+    lengths = [rng.randint(1, 24) for _ in range(200)]
+    texts = torch.tensor([[rng.randrange(3) for _ in range(24)] for _ in lengths], dtype=torch.int32)
+    drafts = look_up(texts, torch.tensor(lengths), 4, shortest, longest)
+    expected = [naive(row[:n], 4, shortest, longest) for row, n in zip(texts.tolist(), lengths, strict=True)]
+    assert drafts.tolist() == expected
+
+
+def test_what_lies_behind_the_known_tokens_is_not_read() -> None:
+    texts = torch.tensor([[1, 2, 3, 1, 2, 9, 9, 9]], dtype=torch.int32)
+    assert look_up(texts, torch.tensor([5]), 2, 1, 3).tolist() == [[3, 1]]
+
+
+def test_a_text_that_repeats_itself_goes_round() -> None:
+    texts = torch.tensor([[7, 8, 7, 8, 7, 0]], dtype=torch.int32)
+    assert look_up(texts, torch.tensor([5]), 5, 1, 3).tolist() == [[8, 7, 8, 7, 8]]
+
+
+def random_wishes(num: int) -> list[SamplingParams]:
+    """Requests that use all that looks at earlier tokens or at the text."""
+    rng = random.Random(3)
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 0.8, "bad_words": ["a", "the b"], "min_tokens": 9},
+        {"temperature": 0.8, "top_k": 6, "stop": ["e", "q"], "logprobs": 1},
+        {"temperature": 0.0, "stop": ["z"], "frequency_penalty": 0.4},
+        {"temperature": 0.3, "top_p": 0.5, "min_tokens": 12, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "logit_bias": {40: 60.0}},  # it says the same over and over
+        {"temperature": 0.8, "allowed_token_ids": [60, 61, 62]},
+    ]
+    return [SamplingParams(**rng.choice(kinds), seed=i, max_tokens=rng.randint(12, 50)) for i in range(num)]
+
+
+def random_prompts(num: int, longest: int) -> list[list[int]]:
+    rng = random.Random(9)
+    return [
+        [rng.randrange(1, 9) if i % 2 else rng.randrange(1, VOCAB) for _ in range(rng.randint(1, longest))]
+        for i in range(num)
+    ]
+
+
+def digest(outputs: list[RequestOutput]) -> list[object]:
+    """Everything of an output that speculation could spoil; log-probabilities rounded."""
+
+    def rounded(logprobs) -> object:
+        return logprobs and [
+            None if entry is None else {k: (round(v.logprob, 3), v.rank) for k, v in entry.items()}
+            for entry in logprobs
+        ]
+
+    return [
+        (o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason, o.outputs[0].stop_reason,
+         rounded(o.outputs[0].logprobs), rounded(o.prompt_logprobs))
+        for o in outputs
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 2, "max_num_batched_tokens": 40}], ids=str)
+def test_nothing_of_an_output_changes(tiny: Path, options: dict) -> None:
+    prompts, params = random_prompts(60, 50), random_wishes(60)
+    with LLM(str(tiny), **BASE) as llm:
+        expected = digest(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(tiny), **BASE, **options, speculative_config=NGRAM) as llm:
+        assert digest(llm.generate(prompts, params, use_tqdm=False)) == expected
+        stats = llm.llm_engine.stats
+    assert stats.num_accepted_tokens > 100, "nothing was accepted, so nothing was tested"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("room", range(1, 8))
+def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, depth: int, room: int) -> None:
+    prompt, longest = [5, 6] * 20, 64
+    params = SamplingParams(temperature=0, logit_bias={5: 90.0}, ignore_eos=True)  # drafts are accepted
+    options = {**BASE, "max_model_len": longest, "depth": depth}
+    prompt = (prompt * 2)[: longest - room]
+    with LLM(str(tiny), **options) as llm:
+        expected = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+    with LLM(str(tiny), **options, speculative_config=NGRAM) as llm:
+        output = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+    assert (output.token_ids, output.finish_reason) == (expected.token_ids, expected.finish_reason)
+    assert len(output.token_ids) == min(room, params.max_tokens or room)
+
+
+def test_aborted_requests_leave_the_others_alone(tiny: Path) -> None:
+    prompts = random_prompts(24, 60)
+    with LLM(str(tiny), **BASE) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, WORDS, use_tqdm=False)]
+    config = EngineConfig.from_options(
+        {"model": str(tiny), **BASE, "depth": 2, "num_gpu_blocks_override": 40, "speculative_config": NGRAM}
+    )
+    engine = LLMEngine(config)
+    ids = [engine.add_request(prompt, WORDS) for prompt in prompts]
+    tokens: dict[str, list[int]] = {}
+    num_steps = 0
+    while not engine.is_finished():
+        for output in engine.step():
+            tokens[output.request_id] = output.outputs[0].token_ids
+        num_steps += 1
+        if num_steps in (4, 7, 11):
+            engine.abort(ids[num_steps])
+    kept = [i for i in range(24) if i not in (4, 7, 11)]
+    assert [tokens[ids[i]] for i in kept] == [expected[i] for i in kept]
+    assert all(pool.num_free == pool.num_blocks for pool in engine.engine.scheduler.kv.pools)
+    engine.shutdown()
+
+
+def test_the_counters_add_up(tiny: Path) -> None:
+    same = SamplingParams(temperature=0, logit_bias={40: 90.0}, max_tokens=41, ignore_eos=True)
+    with LLM(str(tiny), **BASE, speculative_config=NGRAM) as llm:
+        llm.generate([[40] * 8], same, use_tqdm=False)
+        stats = llm.llm_engine.stats
+    # The prompt's step yields one token, and each of 8 verifications 4 drafts and one more.
+    assert (stats.num_sampled_tokens, stats.num_steps) == (41, 9)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (8, 32, 32)
+    assert stats.num_accepted_per_position == (8, 8, 8, 8)
+
+
+def config_of(**options: object) -> SpeculativeConfig:
+    return SpeculativeConfig.of(EngineConfig.from_options(options).speculative)
+
+
+def test_every_way_to_ask_for_it_means_the_same() -> None:
+    expected = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    assert config_of(speculative_config={"method": "ngram", "num_speculative_tokens": 4}) == expected
+    assert config_of(speculative_config='{"method": "ngram", "num_speculative_tokens": 4}') == expected
+    assert config_of(speculative_method="ngram", num_speculative_tokens=4) == expected
+    assert config_of() == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"speculative_config": {"method": "ngram", "num_speculative_token": 4}}, "'num_speculative_tokens'"),
+        ({"speculative_config": {"num_speculative_tokens": 4}}, "needs a method"),
+        ({"speculative_config": '{"method"'}, "is no JSON"),
+        ({"speculative_config": "[1]"}, "must be an object"),
+        ({"speculative_config": {"method": "ngram"}}, r"must be in \[1, 64\]"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": "4"}}, "whole number"),
+        ({"speculative_config": NGRAM | {"prompt_lookup_min": 4}}, "prompt_lookup_max is 3"),
+        ({"speculative_config": NGRAM, "num_speculative_tokens": 3}, "leave out"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(**options)
+
+
+def test_an_unknown_method_is_named(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="speculative method 'ngrams'"):
+        LLM(str(tiny), **BASE, speculative_method="ngrams", num_speculative_tokens=2)
