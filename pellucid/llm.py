@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from types import TracebackType
+from contextlib import contextmanager
+from numbers import Integral
+from types import FrameType, TracebackType
 from typing import Self, TypeGuard, TypeVar
 
 from tqdm import tqdm
@@ -140,11 +144,8 @@ class LLM:
         for sampling in params:
             if sampling is not None:
                 self.llm_engine.check_sampling(sampling)
-        kind = OutputKind.FINAL_ONLY
-        ids = [
-            self.llm_engine.add_tokens(prompt, sampling, priority=level, kind=kind)
-            for prompt, sampling, level in zip(prompts, params, priorities, strict=True)
-        ]
+        with whole():
+            ids = self._add_all(prompts, params, priorities)
         done: dict[str, RequestOutput] = {}
         with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             for output in self._outputs(ids):
@@ -153,6 +154,25 @@ class LLM:
         if self.llm_engine.engine.error is not None:
             raise RuntimeError(f"the engine has died: {self.llm_engine.engine.error}")
         return [done[request_id] for request_id in ids]
+
+    def _add_all(
+        self,
+        prompts: Sequence[TokenPrompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+    ) -> list[str]:
+        """Queue all prompts, or none if one of them is refused."""
+        ids: list[str] = []
+        try:
+            for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
+                ids.append(
+                    self.llm_engine.add_tokens(prompt, sampling, priority=level, kind=OutputKind.FINAL_ONLY)
+                )
+        except BaseException:
+            for request_id in ids:
+                self.llm_engine.abort(request_id)
+            raise
+        return ids
 
     def _outputs(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
         """Step until these requests are finished, yielding their outputs; others' wait for their own reader.
@@ -180,14 +200,43 @@ class LLM:
                 del self._readers[request_id]
 
     def _step(self) -> None:
-        for output in self.llm_engine.step():
-            if output.request_id in self._readers:
-                self._readers[output.request_id].append(output)
+        with whole():
+            for output in self.llm_engine.step():
+                if output.request_id in self._readers:
+                    self._readers[output.request_id].append(output)
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done: a step cut in half would leave blocks without their KV.
+
+    A second one is not held back; it may end the engine.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (text, a dict, token ids) or many, as a list."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -63,9 +63,13 @@ class LLMEngine:
     ) -> str:
         """Queue a prompt that `tokenize` or `tokenize_chat` has checked."""
         sampling = self.default_sampling_params() if sampling_params is None else sampling_params
+        sampling = sampling.clone()  # what the user does with theirs from here on changes nothing
         self.check_sampling(sampling)
+        # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
+        own_id = str(next(self._ids))
+        request_id = own_id if request_id is None else request_id
         request = Request(
-            id=str(next(self._ids)) if request_id is None else request_id,
+            id=own_id,
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             seed=self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed,
@@ -75,10 +79,10 @@ class LLMEngine:
             priority=priority,
             arrival=time.monotonic(),
         )
-        for part, parent in fan_out(request):
+        for part, parent in fan_out(request, request_id):
             self.outputs.add(part, prompt=prompt.text, parent=parent, kind=kind)
             self.engine.add(part)
-        return request.id
+        return request_id
 
     def tokenize(self, prompts: Sequence[Prompt]) -> list[TokenPrompt]:
         """Check prompts of any kind and turn them into token ids."""

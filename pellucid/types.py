@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 
 
 class FinishReason(enum.StrEnum):
@@ -18,6 +19,17 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+NUMBERS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "min_p",
+)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -63,25 +75,48 @@ class SamplingParams:
         if self.top_k == -1:
             self.top_k = 0
         self.validate()
+        if self.seed is not None:
+            self.seed = int(self.seed)  # numpy's would overflow where n completions take seeds of their own
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise ValueError for the first field out of range; token ids, too, if `vocab_size` is known."""
+        self._validate_types()
         _check_range("n", self.n, 1, 1024)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}, must be above 0")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}, must be above 0 and finite")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}, must be at least 0 (0 is greedy)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
+        if self.top_k < 0:
             raise ValueError(
                 f"top_k is {self.top_k}, must be an integer of at least 1 (or 0 or -1 to keep all tokens)"
             )
         _check_range("min_p", self.min_p, 0, 1)
         self._validate_lengths()
         self._validate_token_ids(vocab_size)
+
+    def _validate_types(self) -> None:
+        """Numbers are numbers and counts are integers (numpy's, too): a worker could only fail on others."""
+        for name in INTEGERS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is bool or not isinstance(value, Integral)):
+                raise ValueError(f"{name} is {value!r}, must be an integer")
+        for name in NUMBERS:
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be a number")
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name) or ():
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"{name} has {text!r}, must be strings; give token ids as stop_token_ids"
+                    )
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(self, name) or ():
+                if not isinstance(token, Integral):
+                    raise ValueError(f"{name} has {token!r}, must be integer token ids")
 
     def _validate_lengths(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from pellucid.engine.statistics import EngineStats, StepClock
@@ -130,14 +131,25 @@ class Engine:
         if not self._inflight:
             self._clock.resume()
         while self.error is None and len(self._inflight) < self.depth:
-            plan = self.scheduler.next_plan()
-            if plan is None:
-                break
-            ticket = self.executor.submit(plan)  # the forward starts
-            self._clock.submitted()
-            if plan.has_grammar:
-                ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
-            self._inflight.append((plan, ticket))
+            try:
+                if not self._submit_next():
+                    break
+            except KeyboardInterrupt as error:  # what is planned may never run, its blocks are published
+                for update in self._die(error):
+                    self._post(partial(_itself, update))
+                raise
+
+    def _submit_next(self) -> bool:
+        """Plan a step and start its forward; False if nothing is ready."""
+        plan = self.scheduler.next_plan()
+        if plan is None:
+            return False
+        ticket = self.executor.submit(plan)  # the forward starts
+        self._clock.submitted()
+        if plan.has_grammar:
+            ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
+        self._inflight.append((plan, ticket))
+        return True
 
     def _collect(self, updates: list[SeqUpdate]) -> None:
         """Commit the oldest plan in flight."""
@@ -164,7 +176,7 @@ class Engine:
             f"and {self.scheduler.num_waiting} waiting"
         )
 
-    def _die(self, error: Exception) -> list[SeqUpdate]:
+    def _die(self, error: BaseException) -> list[SeqUpdate]:
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
         self._inflight.clear()
         return self.scheduler.fail_all(self.error)
@@ -218,3 +230,7 @@ class Engine:
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
         self.executor.shutdown()
+
+
+def _itself(update: SeqUpdate) -> SeqUpdate:
+    return update

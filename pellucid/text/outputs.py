@@ -33,16 +33,19 @@ class Parent:
     n: int
 
 
-def fan_out(request: Request) -> list[tuple[Request, Parent]]:
-    """One engine request for each of the n completions, with ids and seeds of their own."""
-    n = request.sampling.n
+def fan_out(request: Request, request_id: str | None = None) -> list[tuple[Request, Parent]]:
+    """One engine request for each of the n completions, with ids and seeds of their own.
+
+    request_id: the user's, if the engine's is another.
+    """
+    n, request_id = request.sampling.n, request.id if request_id is None else request_id
     if n == 1:
-        return [(request, Parent(request.id, 0, 1))]
+        return [(request, Parent(request_id, 0, 1))]
     sampling = request.sampling.clone(n=1)
     return [
         (
             replace(request, id=f"{request.id}_{i}", seed=_wrap_int64(request.seed + i), sampling=sampling),
-            Parent(request.id, i, n),
+            Parent(request_id, i, n),
         )
         for i in range(n)
     ]
@@ -78,13 +81,14 @@ class OutputProcessor:
         prompt: its text, if known.  parent: from `fan_out`; None for a request of its own.
         Raises ValueError if a request of this id is running.
         """
-        if request.id in self._running:
-            raise ValueError(f"request id {request.id!r} is already running; choose another")
         parent = parent or Parent(request.id, 0, 1)
-        if parent.request_id not in self._answers:
-            self._answers[parent.request_id] = _Answer(request, parent, prompt, kind, self._tokenizer)
-        answer = self._answers[parent.request_id]
+        answer = self._answers.get(parent.request_id)
+        if request.id in self._running or (answer is not None and parent.index in answer.completions):
+            raise ValueError(f"request id {parent.request_id!r} is already running; choose another")
         completion = Completion(request, parent.index, self._tokenizer)
+        if answer is None:
+            answer = _Answer(request, parent, prompt, kind, self._tokenizer)
+            self._answers[parent.request_id] = answer
         answer.completions[parent.index] = completion
         self._running[request.id] = (answer, completion)
 

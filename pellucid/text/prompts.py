@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from pellucid.text.tokenizer import Tokenizer
 
@@ -112,11 +113,11 @@ def _ids(value: object) -> list[int]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"a prompt is a {type(value).__name__}, must be text, token ids or a dict")
     for token in value:
-        if not isinstance(token, int) or isinstance(token, bool):
+        if not isinstance(token, Integral) or isinstance(token, bool):
             raise ValueError(f"token id {token!r} is a {type(token).__name__}, must be an integer")
     if not value:
         raise ValueError("prompt_token_ids is empty; a prompt needs at least one token")
-    return list(value)
+    return [int(token) for token in value]
 
 
 def _check(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:

@@ -67,7 +67,10 @@ def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
     said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers
     if said is not None:
         return int(said * GIB) // num_workers
-    useful = int(resolved.max_num_seqs * resolved.max_model_len * bytes_per_token)
+    block_size = resolved.block_size
+    # Sequences fill whole blocks, and the padding block comes on top.
+    num_blocks = 1 + resolved.max_num_seqs * -(-(resolved.max_model_len + resolved.num_spec) // block_size)
+    useful = int(num_blocks * block_size * bytes_per_token)
     return min(min(resolved.platform.memory_free // CPU_SHARE, CPU_MOST) // num_workers, useful)
 
 

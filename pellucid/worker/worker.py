@@ -75,8 +75,8 @@ class Worker:
         return self.runner.execute(plan)
 
     def shutdown(self) -> None:
-        """Give the memory back."""
-        del self.runner
+        """Give the memory back; a second time there is nothing to give."""
+        self.__dict__.pop("runner", None)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

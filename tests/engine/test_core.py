@@ -53,6 +53,8 @@ class EagerExecutor:
     def submit(self, plan: StepPlan) -> EagerTicket:
         if self.dies_in == "submit":
             raise RuntimeError("worker 3 has died")
+        if self.dies_in == "interrupted submit":
+            raise KeyboardInterrupt
         self.max_inflight = max(self.max_inflight, plan.id - plan.committed)
         self.tickets.append(EagerTicket(self, self.device.run(plan)))
         return self.tickets[-1]
@@ -283,3 +285,14 @@ def test_ctrl_c_while_waiting_loses_no_step(depth: int) -> None:
         updates += engine.step()
     ends = [(u.request_id, u.finish_reason) for u in updates if u.finish_reason is not None]
     assert ends == [("a", FinishReason.ABORT), ("b", FinishReason.LENGTH)]
+
+
+def test_ctrl_c_while_a_step_is_launched_ends_the_engine_and_answers_every_request() -> None:
+    engine, executor = make_engine(1, num_slots=1)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=4))
+    executor.dies_in = "interrupted submit"
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    updates = engine.step()
+    assert [(u.request_id, u.finish_reason) for u in updates] == [("a", FinishReason.ERROR)]
+    assert engine.is_finished and engine.error is not None

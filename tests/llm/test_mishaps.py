@@ -1,0 +1,127 @@
+"""What goes wrong around an engine must not stay in it: interruptions, wrong types, ids used again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pellucid import LLM, SamplingParams
+from pellucid.executor.local import LocalExecutor
+from pellucid.forward import ForwardInput
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPT = [3 + i * 37 % 300 for i in range(100)]
+
+
+@pytest.fixture
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), dtype="float32", device="cpu", block_size=16, check_invariants=True) as llm:
+        yield llm
+
+
+def tokens(llm: LLM, prompt: list[int], sampling: SamplingParams = GREEDY) -> list[int]:
+    return llm.generate(prompt, sampling, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) -> None:
+    expected = tokens(llm, PROMPT)
+    llm.reset_prefix_cache()
+    executor = llm.llm_engine.engine.executor
+    assert isinstance(executor, LocalExecutor)
+    runner = executor.worker.runner
+    forward = runner.forward
+
+    class Interrupted:
+        def __call__(self, fwd: ForwardInput) -> object:
+            runner.forward = forward
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            return forward(fwd)
+
+    runner.forward = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm, PROMPT)
+    assert llm.llm_engine.stats.num_running == 0 and llm.llm_engine.is_finished()
+    assert tokens(llm, PROMPT) == expected
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 2.5},
+        {"seed": 1.5},
+        {"top_k": 2.0},
+        {"n": "2"},
+        {"n": True},
+        {"temperature": "hot"},
+        {"stop": [1]},
+        {"logit_bias": {"5": 1}},
+        {"repetition_penalty": float("nan")},
+        {"repetition_penalty": float("inf")},
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_a_value_error(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
+def test_numpys_integers_are_integers(llm: LLM) -> None:
+    ids = list(np.array(PROMPT))
+    assert tokens(llm, ids) == tokens(llm, PROMPT)
+    (output,) = llm.generate([ids], SamplingParams(n=2, seed=np.int64(5), max_tokens=2), use_tqdm=False)  # type: ignore[arg-type]
+    assert len(output.outputs) == 2
+
+
+def test_all_slots_that_fit_in_memory_have_room_for_their_whole_length(tiny: Path) -> None:
+    with LLM(str(tiny), device="cpu", max_num_seqs=1, max_model_len=100) as llm:
+        assert llm.llm_engine.capacity.max_model_len == 100
+
+
+def test_an_id_that_a_stop_string_has_freed_may_be_used_again_at_once(llm: LLM) -> None:
+    engine = llm.llm_engine
+    (free,) = llm.generate("the quick", GREEDY.clone(max_tokens=20), use_tqdm=False)
+    stop = free["text"][:3]
+    assert isinstance(stop, str)
+    ends = []
+    for sampling in (GREEDY.clone(max_tokens=20, stop=[stop]), GREEDY):
+        engine.add_request("the quick", sampling, request_id="again")
+        while not ends or not ends[-1].finished:
+            ends += engine.step()
+        ends.append(ends[-1]) if sampling is GREEDY else ends.clear()
+    assert ends[-1].outputs[0].finish_reason == "length" and len(ends[-1].outputs[0].token_ids) == 8
+
+
+def test_an_id_in_use_is_refused_whatever_n_and_nothing_stays_behind(llm: LLM) -> None:
+    engine = llm.llm_engine
+    engine.add_request("the quick", GREEDY, request_id="a")
+    with pytest.raises(ValueError, match="request id 'a' is already running"):
+        engine.add_request("the quick", GREEDY.clone(n=2), request_id="a")
+    engine.add_request("the quick", GREEDY.clone(n=2), request_id="b")
+    engine.add_request("the quick", GREEDY, request_id="b_1")
+    ended = {}
+    while not engine.is_finished():
+        ended |= {output.request_id: len(output.outputs) for output in engine.step() if output.finished}
+    assert ended == {"a": 1, "b": 2, "b_1": 1}
+
+
+def test_parameters_changed_after_a_request_was_added_do_not_change_it(llm: LLM) -> None:
+    engine, sampling = llm.llm_engine, GREEDY.clone()
+    first = engine.add_request("the quick", sampling)
+    sampling.max_tokens = 3
+    engine.add_request("the quick", sampling)
+    lengths = {}
+    while not engine.is_finished():
+        lengths |= {output.request_id: len(output.outputs[0].token_ids) for output in engine.step()}
+    assert lengths.pop(first) == 8 and list(lengths.values()) == [3]
+
+
+def test_shutting_down_twice_is_shutting_down(tiny: Path) -> None:
+    with LLM(str(tiny), device="cpu", max_model_len=64) as llm:
+        llm.shutdown()
