@@ -133,8 +133,10 @@ class Worker:
 
 def choose_device(kind: str, mesh: Mesh) -> torch.device:
     """This rank's own.  Raises ValueError if the machine has fewer than ranks."""
-    if kind == "cpu" or mesh.world == 1:
+    if kind == "cpu":
         return torch.device(kind)
+    if mesh.world == 1:
+        return torch.device(kind, torch.cuda.current_device())  # set_device wants an index
     if mesh.world > torch.cuda.device_count():
         raise ValueError(
             f"{mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
