@@ -73,7 +73,7 @@ class LLMEngine:
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             seed=self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed,
-            eos_token_ids=self.resolved.checkpoint.eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(sampling),
             cache_salt=prompt.cache_salt,
             priority=priority,
@@ -155,6 +155,13 @@ class LLMEngine:
         return self.outputs.num_unfinished > 0
 
     # Facts
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
+        own = self.resolved.checkpoint.eos_token_ids
+        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return own if named is None or named in own else (*own, named)
 
     @property
     def vocab_size(self) -> int:

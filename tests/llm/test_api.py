@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.tiny import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -189,6 +190,15 @@ def test_eos_ends_the_text_and_stays_in_the_ids(tiny: Path) -> None:
         (output,) = llm.generate(["fox"], params, use_tqdm=False)
     assert output.outputs[0].token_ids == [0] and output.outputs[0].text == ""
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", None)
+
+
+def test_the_tokenizers_eos_ends_a_text_too(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", eos_token_id=2)  # the tokenizer names <|endoftext|>, 0
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        for token in (0, 2):
+            params = SamplingParams(temperature=0, max_tokens=20, logit_bias={token: 100.0})
+            (output,) = llm.generate(["fox"], params, use_tqdm=False)
+            assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([token], "stop")
 
 
 def test_requests_without_a_seed_differ_and_a_new_engine_repeats_them(tiny: Path) -> None:
