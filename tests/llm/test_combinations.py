@@ -1,0 +1,24 @@
+"""Features together on the bundled model: what changes speed or memory alone changes no token."""
+
+from __future__ import annotations
+
+import pytest
+
+from pellucid import LLM, SamplingParams
+
+QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
+GREEDY = SamplingParams(temperature=0, max_tokens=60)
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+TWO = {"tensor_parallel_size": 2}
+
+
+def answers(**options: object) -> list[list[int]]:
+    with LLM("sprout", device="cpu", dtype="float32", max_model_len=512, **options) as llm:
+        return [output.outputs[0].token_ids for output in llm.chat(QUESTIONS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("storage", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict) -> None:
+    expected = answers(**storage)
+    assert answers(**storage, **NGRAM) == expected
+    assert answers(**storage, **NGRAM, **TWO) == expected
