@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pellucid.sample.noise import token_codes
-from pellucid.sample.tables import BiasPool, SlotTable, pad, upload
+from pellucid.sample.tables import BiasPool, SlotTable, pad
 from pellucid.schedule.plan import Admission
+from pellucid.transfer import upload
 from pellucid.types import SamplingParams
 
 # vLLM's bound: colder than this is greedy.

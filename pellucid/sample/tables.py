@@ -10,15 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array, not to be changed afterwards, to the device; CUDA is not waited for."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+from pellucid.transfer import upload
 
 
 class SlotTable:
