@@ -35,7 +35,7 @@ class ModelConfig:
     dtype: str = option(
         "auto",
         "auto (the checkpoint's), bfloat16, float16 or float32",
-        ("auto", "bfloat16", "float16", "float32"),
+        ("auto", "bfloat16", "float16", "float32", "half", "float"),
     )
     max_model_len: int | None = option(
         None, "most tokens of a request, prompt and answer; default the model's own"
@@ -381,7 +381,7 @@ def _resolve_executor(wish: str | None, num_workers: int) -> str:
 
 def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str:
     if wish != "auto":
-        return wish
+        return {"half": "float16", "float": "float32"}.get(wish, wish)
     old_gpu = platform.capability is not None and platform.capability < (8, 0)
     return "float16" if old_gpu and checkpoint.dtype == "bfloat16" else checkpoint.dtype
 
