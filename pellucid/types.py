@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
 
@@ -152,10 +152,6 @@ class SamplingParams:
     def clone(self, **changes: object) -> SamplingParams:
         """A copy with some fields replaced (and validated again)."""
         return replace(self, **changes)  # type: ignore[arg-type]
-
-    @classmethod
-    def option_names(cls) -> list[str]:
-        return [f.name for f in fields(cls)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,10 +42,6 @@ class Group(Protocol):
         """Every rank's tensor: [...] -> [size, ...]."""
         ...
 
-    def broadcast(self, x: Tensor, source: int) -> Tensor:
-        """The tensor of the rank `source` (of the group), in place."""
-        ...
-
     def minimum(self, value: int) -> int:
         """The least of all ranks' numbers, on the host."""
         ...
@@ -63,9 +59,6 @@ class Alone:
     def gather(self, x: Tensor) -> Tensor:
         return x[None]
 
-    def broadcast(self, x: Tensor, source: int) -> Tensor:
-        return x
-
     def minimum(self, value: int) -> int:
         return value
 
@@ -80,7 +73,7 @@ class TorchGroup:
         self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[], None]
     ) -> None:
         self.rank, self.size = ranks.index(world_rank), len(ranks)
-        self._ranks, self._device, self._entered = ranks, device, entered
+        self._device, self._entered = device, entered
         self._group = _new_group(ranks)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -93,11 +86,6 @@ class TorchGroup:
         with self._calling():
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)
         return gathered
-
-    def broadcast(self, x: Tensor, source: int) -> Tensor:
-        with self._calling():
-            dist.broadcast(x, self._ranks[source], group=self._group)
-        return x
 
     def minimum(self, value: int) -> int:
         number = torch.tensor([value], dtype=torch.int64, device=self._device)

@@ -1,6 +1,6 @@
 """From the device back to the host: one packed copy a step, and nothing else ever.
 
-`push` starts the copy behind the step's work, `PendingResult.result` waits for it and unpacks.
+A `PendingResult` starts the copy behind the step's work; its `result` waits for it and unpacks.
 """
 
 from __future__ import annotations
