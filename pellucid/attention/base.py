@@ -47,7 +47,7 @@ class AttentionLayer(Protocol):
 class AttentionBackend(Protocol):
     """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
 
-    supports_graphs: ClassVar[bool]
+    max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
     supports_trees: ClassVar[bool]
 
     @staticmethod

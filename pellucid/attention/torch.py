@@ -36,7 +36,7 @@ QUERY_TILE = 512  # queries of a long row that attend at once: bounds the mask a
 class TorchAttention:
     """Gather each row's blocks from the paged cache, then torch's scaled_dot_product_attention over them."""
 
-    supports_graphs: ClassVar[bool] = False
+    max_graph_query: ClassVar[int] = 0
     supports_trees: ClassVar[bool] = False
 
     @staticmethod

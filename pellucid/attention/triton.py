@@ -42,7 +42,7 @@ def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
 class TritonAttention:
     """Write the cache, then attend: at most three kernels and one merge a layer."""
 
-    supports_graphs: ClassVar[bool] = True
+    max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
     supports_trees: ClassVar[bool] = False
 
     def __init__(self) -> None:

@@ -128,8 +128,7 @@ class SamplingState:
         host_slots: [S] integers.  slots, positions: [S] int64 on the device.  One small copy to the device,
         and only if a row asks for more than temperature.
         """
-        features = self.features[host_slots]
-        union = Feature(int(np.bitwise_or.reduce(features, initial=0)))
+        features, union = self.features[host_slots], self.features_of(host_slots)
         wanted = [feature for feature in _BY_ROW if feature & union]
         if not wanted:
             return LogitsBatch(slots=slots, positions=positions, features=union)
@@ -142,6 +141,10 @@ class SamplingState:
             max_logprobs=int(self.num_logprobs[host_slots].max()),
             rows=dict(zip(wanted, parts, strict=True)),
         )
+
+    def features_of(self, host_slots: np.ndarray) -> Feature:
+        """What any of these slots asks for."""
+        return Feature(int(np.bitwise_or.reduce(self.features[host_slots], initial=0)))
 
     def params(self, slots: Tensor) -> SlotParams:
         """Gather the parameters of `slots` [R]."""

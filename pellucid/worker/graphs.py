@@ -1,7 +1,9 @@
-"""How a step's forward is run: as it is, or as a CUDA graph, recorded at start and replayed with one launch.
+"""How a step is launched: kernel by kernel, or as a CUDA graph, recorded at start and replayed in one go.
 
-Graphs serve steps whose rows have one query each, padded to the next recorded number of rows; all else runs
-as it is.  A padding row reads and writes page 0 alone.  Both give the same hidden states.
+A graph holds the whole of a DeviceStep: gathering inputs from the slots, the forward, sampling, advancing the
+slots, drafting.  Graphs serve steps whose rows all have the same number of queries and sample with nothing
+but a temperature, padded to the next recorded number of rows; all else is launched kernel by kernel.  A
+padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.
 """
 
 from __future__ import annotations
@@ -9,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from pellucid.attention.base import AttentionBackend
-from pellucid.forward import ForwardInput
+from pellucid.sample.state import Feature, SamplingState
+from pellucid.transfer import upload
+from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
+from pellucid.worker.results import Packed
 
-Run = Callable[[], Tensor]
+Step = Callable[[StepRows], Packed]
+Run = Callable[[], Packed]
 LARGEST = 512  # rows; beyond it launches no longer matter
 
 
-class Forward(Protocol):
-    """Runs the model on a step's input."""
+class Launcher(Protocol):
+    """Runs the device's part of a step."""
 
-    def __call__(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D]; valid until the next call."""
+    def __call__(self, counts: StepCounts) -> Packed:
+        """The step's yield, on the device; valid until the next call."""
         ...
 
     def measure(self) -> int:
@@ -35,15 +40,14 @@ class Forward(Protocol):
         ...
 
 
-class EagerForward:
+class EagerLauncher:
     """Kernel by kernel."""
 
-    def __init__(self, model: Callable[[ForwardInput], Tensor], backend: AttentionBackend) -> None:
-        self.model, self.backend = model, backend
+    def __init__(self, step: Step, inputs: InputBuilder) -> None:
+        self.step, self.inputs = step, inputs
 
-    def __call__(self, fwd: ForwardInput) -> Tensor:
-        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
-        return self.model(fwd)
+    def __call__(self, counts: StepCounts) -> Packed:
+        return self.step(self.inputs.ship(counts))
 
     def measure(self) -> int:
         return 0
@@ -52,70 +56,70 @@ class EagerForward:
         """There is nothing to record."""
 
 
-class StaticInput:
-    """The input of a step of single queries, in buffers that never move, so a graph may read them again."""
+class StaticRows:
+    """Rows of `num_query` queries each, in buffers that never move, so a graph may read them again."""
 
-    def __init__(self, max_rows: int, table_widths: tuple[int, ...], device: torch.device) -> None:
-        def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, max_rows: int, num_query: int, spare: int, device: torch.device) -> None:
+        self.max_rows, self.num_query, self.spare, self.device = max_rows, num_query, spare, device
+        self._host = np.full(max_rows, spare, dtype=np.int64)
+        self._slots = torch.full((max_rows,), spare, dtype=torch.int64, device=device)
+        self._num_query = torch.full_like(self._slots, num_query)
+        self._num_drafts = torch.full_like(self._slots, num_query - 1)
+        self._tokens = torch.arange(max_rows * num_query, device=device)
+        self._cu_query = torch.arange(max_rows + 1, device=device) * num_query
 
-        self.max_rows = max_rows
-        self.input_ids = ints(max_rows, dtype=torch.int32)
-        self.positions = ints(max_rows)
-        self.slots = ints(max_rows)
-        self.seq_lens = ints(max_rows, dtype=torch.int32)
-        self.block_tables = tuple(ints(max_rows, width, dtype=torch.int32) for width in table_widths)
-        self.slot_mappings = tuple(ints(max_rows) for _ in table_widths)
-        self.cu_seqlens_q = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+    def load(self, slots: np.ndarray, num_rows: int) -> None:
+        """Bring the rows' slots to the device, padded to `num_rows`, if they are not the last step's."""
+        wanted = np.full(num_rows, self.spare, dtype=np.int64)
+        wanted[: len(slots)] = slots
+        if not np.array_equal(wanted, self._host[:num_rows]):
+            self._host[:num_rows] = wanted
+            self._slots[:num_rows].copy_(upload(wanted, self.device))
 
-    def load(self, fwd: ForwardInput, num_rows: int) -> None:
-        """Copy a step in, and pad it to `num_rows`: token 0 at position 0, in page 0."""
-        for buffer, value, padding in (
-            (self.input_ids, fwd.input_ids, 0),
-            (self.positions, fwd.positions, 0),
-            (self.slots, fwd.slots, 0),
-            (self.seq_lens, fwd.seq_lens, 1),
-            *((mine, theirs, 0) for mine, theirs in zip(self.block_tables, fwd.block_tables, strict=True)),
-            *((mine, theirs, 0) for mine, theirs in zip(self.slot_mappings, fwd.slot_mappings, strict=True)),
-        ):
-            buffer[: fwd.num_rows].copy_(value)
-            if fwd.num_rows < num_rows:
-                buffer[fwd.num_rows : num_rows].fill_(padding)
-
-    def view(self, num_rows: int) -> ForwardInput:
-        """The first rows, as the model sees them."""
-        return ForwardInput(
-            input_ids=self.input_ids[:num_rows],
-            positions=self.positions[:num_rows],
-            slots=self.slots[:num_rows],
-            cu_seqlens_q=self.cu_seqlens_q[: num_rows + 1],
-            seq_lens=self.seq_lens[:num_rows],
-            block_tables=tuple(table[:num_rows] for table in self.block_tables),
-            slot_mappings=tuple(mapping[:num_rows] for mapping in self.slot_mappings),
-            logits_index=self.slots[:0],
-            query_lens=[1] * num_rows,
-            max_query=1,
+    def view(self, num_rows: int) -> StepRows:
+        """The first rows; what the host knows of them holds for padding."""
+        slots, num_tokens = self._slots[:num_rows], num_rows * self.num_query
+        return StepRows(
+            counts=StepCounts.uniform(np.full(num_rows, self.spare), self.num_query),
+            slots=slots,
+            num_query=self._num_query[:num_rows],
+            num_drafts=self._num_drafts[:num_rows],
+            num_sampled=self._num_query[:num_rows],
+            cu_query=self._cu_query[: num_rows + 1],
+            cu_logits=self._cu_query[: num_rows + 1],
+            logits_index=self._tokens[:num_tokens],
+            score_index=slots[:0],
+            score_slots=slots[:0],
         )
 
 
-class GraphedForward:
-    """Replays a recording where there is one for the step, and runs the step as it is where there is none.
+class GraphLauncher:
+    """Replays a recording where there is one for the step; launches kernels one by one where there is none.
 
-    make_recorder: makes what turns a function that launches a forward on static input into its replay.
+    make_recorder: makes what turns a function that launches a step on static rows into its replay.
     """
 
     def __init__(
-        self, eager: EagerForward, static: StaticInput, make_recorder: Callable[[], Callable[[Run], Run]]
-    ) -> None:
-        self.eager, self.static, self._make_recorder = eager, static, make_recorder
+        self, eager: EagerLauncher, static: StaticRows, state: SamplingState,
+        make_recorder: Callable[[], Callable[[Run], Run]],
+    ) -> None:  # fmt: skip
+        self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
         self._replays: dict[int, Run] = {}  # by rows
 
-    def __call__(self, fwd: ForwardInput) -> Tensor:
-        num_rows = self.num_rows_for(fwd)
+    def __call__(self, counts: StepCounts) -> Packed:
+        num_rows = self.num_rows_for(counts)
         if num_rows is None:
-            return self.eager(fwd)
-        self.static.load(fwd, num_rows)
-        return self._replays[num_rows]()[: fwd.num_rows]
+            return self.eager(counts)
+        self.static.load(counts.slots, num_rows)
+        return self._replays[num_rows]()
+
+    def num_rows_for(self, counts: StepCounts) -> int | None:
+        """The rows of the recording that serves this step."""
+        if counts.uniform_query != self.static.num_query:
+            return None
+        if self.state.features_of(counts.slots) & ~Feature.RANDOM:
+            return None
+        return min((n for n in self._replays if n >= counts.num_rows), default=None)
 
     def measure(self) -> int:
         """Record the largest graph, whose memory the others share, and forget it again."""
@@ -132,16 +136,11 @@ class GraphedForward:
     @torch.inference_mode()
     def _capture(self, sizes: list[int]) -> None:
         record = self._make_recorder()
+        self.state.features[self.static.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
+        self.static.load(np.empty(0, dtype=np.int64), self.static.max_rows)
         for num_rows in sorted(sizes, reverse=True):
-            self.static.load(self.static.view(0), num_rows)  # all padding
-            fwd = self.static.view(num_rows)
-            self._replays[num_rows] = record(lambda fwd=fwd: self.eager(fwd))
-
-    def num_rows_for(self, fwd: ForwardInput) -> int | None:
-        """The rows of the recording that serves this step."""
-        if fwd.max_query != 1 or fwd.tree is not None:
-            return None
-        return min((n for n in self._replays if n >= fwd.num_rows), default=None)
+            rows = self.static.view(num_rows)
+            self._replays[num_rows] = record(lambda rows=rows: self.eager.step(rows))
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
@@ -162,10 +161,10 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: NCCL asks for its events from another one.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            hidden = run()
+            packed = run()
 
-        def replay() -> Tensor:
+        def replay() -> Packed:
             graph.replay()
-            return hidden
+            return packed
 
         return replay

@@ -1,6 +1,7 @@
 """From a plan's counts to a forward's tensors: prompt chunk, decode and verification in one way.
 
-The host adds up counts and ships one small array; the device gathers ids and positions from the slots.
+The host adds up counts (`count`) and ships one small array (`ship`); the device gathers ids, positions and
+block tables from the slots (`gather`), which a CUDA graph can do again and again.
 """
 
 from __future__ import annotations
@@ -18,23 +19,65 @@ from pellucid.worker.slots import RowState, Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepInput:
-    """A step, ready to run: what the model sees, and what sampling needs to know besides.
+class StepCounts:
+    """A step as the host knows it; numbers of B rows each."""
 
-    Legend: B rows, S logits to sample, P prompt positions to score.
+    slots: np.ndarray
+    num_query: np.ndarray  # tokens to compute
+    num_drafts: np.ndarray  # of these, drafts at the end
+    num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
+    num_scores: np.ndarray  # prompt positions to score, before the sampled ones
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def uniform_query(self) -> int | None:
+        """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
+        num_query = int(self.num_query[0])
+        is_uniform = (self.num_query == num_query).all() and (self.num_sampled == num_query).all()
+        return num_query if is_uniform else None
+
+    @classmethod
+    def uniform(cls, slots: np.ndarray, num_query: int) -> StepCounts:
+        """Rows of one committed token and num_query - 1 drafts."""
+        queries = np.full(len(slots), num_query)
+        return cls(
+            slots=slots,
+            num_query=queries,
+            num_drafts=queries - 1,
+            num_sampled=queries,
+            num_scores=np.zeros_like(queries),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """A step's counts, on the host and, int64 each, on the device.
+
+    Legend: T tokens, B rows, S logits to sample, P prompt positions to score.
     """
+
+    counts: StepCounts
+    slots: Tensor  # [B]
+    num_query: Tensor  # [B]
+    num_drafts: Tensor  # [B]
+    num_sampled: Tensor  # [B]
+    cu_query: Tensor  # [B + 1]: row b computes tokens cu_query[b] .. cu_query[b + 1]
+    cu_logits: Tensor  # [B + 1]: row b samples logits cu_logits[b] .. cu_logits[b + 1]
+    logits_index: Tensor  # [S], the tokens whose logits are sampled
+    score_index: Tensor  # [P], the tokens at whose places known tokens are scored
+    score_slots: Tensor  # [P]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """A step, ready to run: what the model sees, and where each row stands."""
 
     fwd: ForwardInput
     rows: RowState
-    cu_logits: Tensor  # [B + 1] int64: row b samples logits cu_logits[b] .. cu_logits[b + 1]
     logit_slots: Tensor  # [S] int64, the slot of each logit
-    score_slots: Tensor  # [P] int64
-    score_index: Tensor  # [P] int64, the tokens at whose places known tokens are scored
-    # On the host:
-    host_slots: np.ndarray  # [B]
-    num_drafts: np.ndarray  # [B]
-    num_sampled: np.ndarray  # [B] logits to sample: 1 + num_drafts, or 0
-    num_scores: np.ndarray  # [B] prompt positions to score, before the sampled ones
 
 
 class InputBuilder:
@@ -42,71 +85,79 @@ class InputBuilder:
 
     def __init__(self, slots: Slots, block_sizes: tuple[int, ...]) -> None:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
+        self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
 
-    def build(self, plan_rows: list[Row]) -> StepInput:
-        """Everything about one step's rows.  Only this function knows how counts become tensors."""
+    def count(self, plan_rows: list[Row]) -> StepCounts:
+        """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
+        if self._last is not None and self._last[0] == plan_rows:
+            return self._last[1]  # decodes all, the same as before: the slots have nothing to be told
+        counts = self._count(plan_rows)
+        self._last = (plan_rows, counts) if (counts.num_sampled > 0).all() else None
+        return counts
+
+    def _count(self, plan_rows: list[Row]) -> StepCounts:
         table = np.array(plan_rows, dtype=np.int64).reshape(-1, len(Row._fields))
         host_slots, num_query, num_draft, num_logits = table[:, 2], table[:, 3], table[:, 4], table[:, 5]
         samples = self.slots.samples(host_slots, num_query) & (num_logits > 0)
         num_sampled = np.where(samples, 1 + num_draft, 0)
-        num_scores = num_logits - num_sampled
-        ends = np.cumsum(num_query)
-        columns = {
-            "slots": host_slots,
-            "query_lens": num_query,
-            "num_drafts": num_draft,
-            "samples": samples,
-            "cu_query": np.append(0, ends),
-            "cu_logits": np.append(0, np.cumsum(num_sampled)),
-            "logits_index": _trailing(ends, num_sampled),
-            "logit_slots": np.repeat(host_slots, num_sampled),
-            "score_index": _trailing(ends - num_sampled, num_scores),
-            "score_slots": np.repeat(host_slots, num_scores),
-        }
-        d = _ship(columns, self.device)
-        rows = RowState(
-            slots=d["slots"],
-            starts=self.slots.num_computed[d["slots"]],
-            query_lens=d["query_lens"],
-            num_drafts=d["num_drafts"],
-            samples=d["samples"].bool(),
-        )
-        return StepInput(
-            fwd=self._forward_input(rows, d["cu_query"], d["logits_index"], num_query),
-            rows=rows,
-            cu_logits=d["cu_logits"],
-            logit_slots=d["logit_slots"],
-            score_slots=d["score_slots"],
-            score_index=d["score_index"],
-            host_slots=host_slots,
+        return StepCounts(
+            slots=host_slots,
+            num_query=num_query,
             num_drafts=num_draft,
             num_sampled=num_sampled,
-            num_scores=num_scores,
+            num_scores=num_logits - num_sampled,
         )
 
-    def _forward_input(
-        self, rows: RowState, cu: Tensor, sampled: Tensor, num_query: np.ndarray
-    ) -> ForwardInput:
-        num_tokens = int(num_query.sum())
-        row_of_token = torch.repeat_interleave(rows.query_lens, output_size=num_tokens)
-        positions = torch.arange(num_tokens, device=self.device) + (rows.starts - cu[:-1])[row_of_token]
-        token_slots = rows.slots[row_of_token]
-        block_tables = tuple(table[rows.slots] for table in self.slots.block_tables)
-        return ForwardInput(
-            input_ids=self.slots.token_ids[token_slots, positions],
+    def ship(self, counts: StepCounts) -> StepRows:
+        """Bring the counts to the device, in one copy."""
+        ends = np.cumsum(counts.num_query)
+        columns = {
+            "slots": counts.slots,
+            "num_query": counts.num_query,
+            "num_drafts": counts.num_drafts,
+            "num_sampled": counts.num_sampled,
+            "cu_query": np.append(0, ends),
+            "cu_logits": np.append(0, np.cumsum(counts.num_sampled)),
+            "logits_index": _trailing(ends, counts.num_sampled),
+            "score_index": _trailing(ends - counts.num_sampled, counts.num_scores),
+            "score_slots": np.repeat(counts.slots, counts.num_scores),
+        }
+        packed = np.concatenate(list(columns.values()), dtype=np.int64, casting="unsafe")
+        parts = upload(packed, self.device).split([len(column) for column in columns.values()])
+        return StepRows(counts=counts, **dict(zip(columns, parts, strict=True)))
+
+    def gather(self, rows: StepRows) -> StepInput:
+        """What the slots hold of these rows now.  On the device alone."""
+        counts, slots = rows.counts, rows.slots
+        state = RowState(
+            slots=slots,
+            starts=self.slots.num_computed[slots],
+            query_lens=rows.num_query,
+            num_drafts=rows.num_drafts,
+            samples=rows.num_sampled > 0,
+        )
+        num_tokens, num_logits = int(counts.num_query.sum()), len(rows.logits_index)
+        row_of_token = torch.repeat_interleave(rows.num_query, output_size=num_tokens)
+        positions = torch.arange(num_tokens, device=self.device)
+        positions = positions + (state.starts - rows.cu_query[:-1])[row_of_token]
+        block_tables = tuple(table[slots] for table in self.slots.block_tables)
+        fwd = ForwardInput(
+            input_ids=self.slots.token_ids[slots[row_of_token], positions],
             positions=positions,
-            slots=rows.slots,
-            cu_seqlens_q=cu.to(torch.int32),
-            seq_lens=(rows.starts + rows.query_lens).to(torch.int32),
+            slots=slots,
+            cu_seqlens_q=rows.cu_query.to(torch.int32),
+            seq_lens=(state.starts + rows.num_query).to(torch.int32),
             block_tables=block_tables,
             slot_mappings=tuple(
                 table[row_of_token, positions // size].long() * size + positions % size
                 for table, size in zip(block_tables, self.block_sizes, strict=True)
             ),
-            logits_index=sampled,
-            query_lens=num_query.tolist(),
-            max_query=int(num_query.max(initial=0)),
+            logits_index=rows.logits_index,
+            query_lens=counts.num_query.tolist(),
+            max_query=int(counts.num_query.max(initial=0)),
         )
+        row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)
+        return StepInput(fwd=fwd, rows=state, logit_slots=slots[row_of_logit])
 
 
 def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -114,10 +165,3 @@ def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     total = int(counts.sum())
     first = ends - np.cumsum(counts)  # index of row i's first one, less how many came before it
     return np.repeat(first, counts) + np.arange(total)
-
-
-def _ship(columns: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """Several small host arrays to the device in one copy, as int64."""
-    packed = np.concatenate(list(columns.values()), dtype=np.int64, casting="unsafe")
-    parts = upload(packed, device).split([len(column) for column in columns.values()])
-    return dict(zip(columns, parts, strict=True))

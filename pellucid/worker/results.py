@@ -1,9 +1,13 @@
 """From the device back to the host: one packed copy a step, and nothing else ever.
 
-A `PendingResult` starts the copy behind the step's work; its `result` waits for it and unpacks.
+`ResultReader.begin` starts the copy behind the step's work; the `PendingResult` waits for it and unpacks.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,54 +16,100 @@ from torch import Tensor
 from pellucid.sample.output import LogprobTensors, SampleOutput
 from pellucid.schedule.plan import StepResult
 from pellucid.types import TokenLogprobs
-from pellucid.worker.inputs import StepInput
+from pellucid.worker.inputs import StepCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A step's yield as one row of 32-bit integers, on the device.  It may have more rows than the step."""
+
+    flat: Tensor  # [N] int32
+    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, logprobs (3), scores (3)
+    has_logprobs: bool
+    has_scores: bool
+
+
+def pack(output: SampleOutput, scores: LogprobTensors | None) -> Packed:
+    """All that the host will want, side by side."""
+    tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
+    return Packed(
+        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]),
+        shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        has_logprobs=output.logprobs is not None,
+        has_scores=scores is not None,
+    )
+
+
+class HostBuffer:
+    """Pinned memory for one step's yield, and the event that says it has arrived."""
+
+    def __init__(self, size: int) -> None:
+        self.ints = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        self.arrived = torch.cuda.Event()
+
+
+class ResultReader:
+    """Copies results into pinned buffers, which go round: one for each plan under way."""
+
+    def __init__(self) -> None:
+        self._free: list[HostBuffer] = []
+
+    def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> PendingResult:
+        """Start the copy, in stream order."""
+        if not packed.flat.is_cuda:
+            return PendingResult(plan_id, counts, packed, packed.flat.numpy)
+        buffer = self._take(len(packed.flat))
+        ints = buffer.ints[: len(packed.flat)]
+        ints.copy_(packed.flat, non_blocking=True)
+        buffer.arrived.record()
+
+        def wait() -> np.ndarray:
+            buffer.arrived.synchronize()
+            array = ints.numpy().copy()
+            self._free.append(buffer)
+            return array
+
+        return PendingResult(plan_id, counts, packed, wait)
+
+    def _take(self, size: int) -> HostBuffer:
+        buffer = self._free.pop() if self._free else HostBuffer(size)
+        return buffer if len(buffer.ints) >= size else HostBuffer(size)
 
 
 class PendingResult:
-    """One step's copy under way."""
+    """One step's copy under way.  wait: returns [N] int32 once it has come."""
 
     def __init__(
-        self, plan_id: int, step: StepInput, output: SampleOutput, scores: LogprobTensors | None
+        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray]
     ) -> None:
-        self.plan_id, self.step = plan_id, step
-        tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
-        self.has_logprobs, self.has_scores = output.logprobs is not None, scores is not None
-        self.shapes = [tuple(t.shape) for t in tensors]
-        packed = torch.cat([_as_int32(t).flatten() for t in tensors])
-        self.event: torch.cuda.Event | None = None
-        if packed.is_cuda:
-            self.packed = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
-            self.packed.copy_(packed, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-        else:
-            self.packed = packed
+        self.plan_id, self._counts, self._packed, self._wait = plan_id, counts, packed, wait
 
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
-        if self.event is not None:
-            self.event.synchronize()
-        tokens, num_new, *rest = self._unpack()
-        counts = num_new.tolist()
-        new_tokens = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+        packed, num_rows = self._packed, self._counts.num_rows
+        tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
+        tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
+        new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens)
-        if self.has_logprobs:
+        if packed.has_logprobs:
             entries = _entries(rest[:3])
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
-        if self.has_scores:
+        if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
-            ends = np.cumsum(self.step.num_scores)
-            for row in np.flatnonzero(self.step.num_scores).tolist():
-                result.prompt_logprobs[row] = entries[ends[row] - self.step.num_scores[row] : ends[row]]
+            num_scores = self._counts.num_scores
+            ends = np.cumsum(num_scores)
+            for row in np.flatnonzero(num_scores).tolist():
+                result.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
         return result
 
-    def _unpack(self) -> list[np.ndarray]:
-        flat, start, arrays = self.packed.numpy(), 0, []
-        for shape in self.shapes:
-            size = int(np.prod(shape))
-            arrays.append(flat[start : start + size].reshape(shape))
-            start += size
-        return arrays
+
+def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    start, arrays = 0, []
+    for shape in shapes:
+        size = math.prod(shape)
+        arrays.append(flat[start : start + size].reshape(shape))
+        start += size
+    return arrays
 
 
 def _parts(logprobs: LogprobTensors | None) -> list[Tensor]:

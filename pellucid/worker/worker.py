@@ -21,9 +21,11 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
+from pellucid.spec.base import Proposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.worker import memory
-from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerForward, Forward, GraphedForward, StaticInput
+from pellucid.worker.device_step import DeviceStep
+from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.runner import ModelRunner, Pending
 from pellucid.worker.slots import Slots
@@ -60,7 +62,7 @@ class Worker:
         capacity = memory.fit_capacity(self.resolved, built.kv_groups, num_blocks)
         self._bind_kv(built, capacity.num_blocks)
         sized = time.perf_counter()
-        self.runner.forward.capture()
+        self.runner.launcher.capture()
         logger.info(
             "weights %.1f s, memory %.1f s, graphs %.1f s; KV cache: %s blocks of %d tokens",
             loaded - began,
@@ -89,18 +91,19 @@ class Worker:
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
         inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
-        forward = self._make_forward(built, tuple(table.shape[1] for table in slots.block_tables))
         sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
-        return ModelRunner(built.model, forward, slots, inputs, sampler, proposer)
+        step = DeviceStep(built.model, built.backend, slots, inputs, sampler, proposer)
+        return ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
 
-    def _make_forward(self, built: BuiltModel, table_widths: tuple[int, ...]) -> Forward:
+    def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
         """Graphs on a GPU, unless the user or the attention backend will have none."""
-        eager = EagerForward(built.model, built.backend)
+        eager, num_query = EagerLauncher(step, step.inputs), 1 + proposer.shape.num_drafts
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
-        if not wanted or not built.backend.supports_graphs:
+        if not wanted or num_query > step.backend.max_graph_query:
             return eager
-        static = StaticInput(min(self.resolved.max_num_seqs, LARGEST), table_widths, self.device)
-        return GraphedForward(eager, static, CudaRecorder)
+        max_rows = min(self.resolved.max_num_seqs, LARGEST)
+        static = StaticRows(max_rows, num_query, step.slots.spare, self.device)
+        return GraphLauncher(eager, static, step.sampler.state, CudaRecorder)
 
     def _kv_budget(self, built: BuiltModel) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
@@ -114,7 +117,7 @@ class Worker:
         self.runner.execute(plan).result()
         self.runner.slots.retire([row.slot for row in plan.rows])
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
-        budget -= self.runner.forward.measure()
+        budget -= self.runner.launcher.measure()
         torch.cuda.empty_cache()
         return budget
 

@@ -13,7 +13,9 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.forward import ForwardInput
+from pellucid.worker.graphs import EagerLauncher
+from pellucid.worker.inputs import StepCounts
+from pellucid.worker.results import Packed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [3 + i * 37 % 300 for i in range(100)]
@@ -35,16 +37,17 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
     executor = llm.llm_engine.engine.executor
     assert isinstance(executor, LocalExecutor)
     runner = executor.worker.runner
-    forward = runner.forward
+    launcher = runner.launcher
 
-    class Interrupted:
-        def __call__(self, fwd: ForwardInput) -> object:
-            runner.forward = forward
+    class Interrupted(EagerLauncher):
+        def __call__(self, counts: StepCounts) -> Packed:
+            runner.launcher = launcher
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
-            return forward(fwd)
+            return launcher(counts)
 
-    runner.forward = Interrupted()
+    assert isinstance(launcher, EagerLauncher)
+    runner.launcher = Interrupted(launcher.step, launcher.inputs)
     with pytest.raises(KeyboardInterrupt):
         tokens(llm, PROMPT)
     assert llm.llm_engine.stats.num_running == 0 and llm.llm_engine.is_finished()

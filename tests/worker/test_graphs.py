@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from pellucid import LLM
+from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.forward import ForwardInput
-from pellucid.worker.graphs import EagerForward, GraphedForward, StaticInput, bucket_sizes
+from pellucid.sample.state import Feature
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, bucket_sizes
+from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
 
@@ -29,47 +31,55 @@ def worker_of(llm: LLM) -> Worker:
     return executor.worker
 
 
-def graphed(eager: EagerForward, slots_tables: tuple[torch.Tensor, ...]) -> GraphedForward:
-    widths = tuple(table.shape[1] for table in slots_tables)
-    return GraphedForward(
-        eager, StaticInput(20, widths, torch.device("cpu")), make_recorder=lambda: lambda run: run
-    )
+def graphed(worker: Worker) -> GraphLauncher:
+    """The worker's launcher, in place, with recordings of up to 20 rows that run the step again."""
+    eager, slots = worker.runner.launcher, worker.runner.slots
+    assert isinstance(eager, EagerLauncher)
+    static = StaticRows(20, 1 + worker.resolved.num_spec, slots.spare, torch.device("cpu"))
+    launcher = GraphLauncher(eager, static, worker.runner.state, make_recorder=lambda: lambda run: run)
+    launcher.capture()
+    worker.runner.launcher = launcher
+    return launcher
 
 
-def test_padded_steps_give_the_same_tokens(tiny: Path) -> None:
+@pytest.mark.parametrize("drafts", [{}, {"speculative_method": "ngram", "num_speculative_tokens": 3}])
+def test_padded_steps_give_the_same_tokens(tiny: Path, drafts: dict[str, object]) -> None:
     prompts, params = random_requests(40, seed=4)
+    plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
+
+    def run(llm: LLM) -> list[list[int]]:
+        outputs = llm.generate(prompts, plain, use_tqdm=False) + llm.generate(prompts, params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
     with LLM(str(tiny), **OPTIONS) as llm:
-        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-    with LLM(str(tiny), **OPTIONS) as llm:
-        runner = worker_of(llm).runner
-        assert isinstance(runner.forward, EagerForward)
-        forward = graphed(runner.forward, runner.slots.block_tables)
-        forward.capture()
+        expected = run(llm)
+    with LLM(str(tiny), **OPTIONS, **drafts) as llm:
+        launcher = graphed(worker_of(llm))
         seen: list[int] = []
-        load = forward.static.load
+        load = launcher.static.load
 
-        def counting(fwd: ForwardInput, num_rows: int) -> None:
-            seen.append(num_rows - fwd.num_rows)
-            load(fwd, num_rows)
+        def counting(slots: np.ndarray, num_rows: int) -> None:
+            seen.append(num_rows - len(slots))
+            load(slots, num_rows)
 
-        forward.static.load = counting  # type: ignore[method-assign]
-        runner.forward = forward
-        tokens = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-        assert tokens == expected
+        launcher.static.load = counting  # type: ignore[method-assign]
+        assert run(llm) == expected
         assert len(seen) > 20 and any(seen), "no step was padded"
 
 
-def test_prompt_chunks_and_steps_that_are_too_large_run_as_they_are(tiny: Path) -> None:
+def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
-        runner = worker_of(llm).runner
-        assert isinstance(runner.forward, EagerForward)
-        forward = graphed(runner.forward, runner.slots.block_tables)
-        forward.capture()
-        assert forward.num_rows_for(forward.static.view(3)) == 4
-        assert forward.num_rows_for(forward.static.view(20)) == 20
-        chunk = forward.static.view(2)
-        chunk.max_query = 5
-        assert forward.num_rows_for(chunk) is None
+        worker = worker_of(llm)
+        launcher, state = graphed(worker), worker.runner.state
+
+        def rows_for(num_rows: int, num_query: int = 1) -> int | None:
+            return launcher.num_rows_for(StepCounts.uniform(np.arange(num_rows), num_query))
+
+        assert rows_for(3) == 4
+        assert rows_for(20) == 20
+        assert rows_for(2, num_query=5) is None
+        state.features[1] = Feature.TOP_ANY
+        assert rows_for(1) == 1 and rows_for(2) is None
 
 
 @pytest.mark.parametrize(("max_rows", "expected"), [(1, [1]), (3, [1, 2, 3]), (16, [1, 2, 4, 8, 12, 16])])

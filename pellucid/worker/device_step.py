@@ -1,0 +1,89 @@
+"""The device's part of a step, from slots to slots: gather, forward, sample, advance, propose, pack.
+
+One function of a step's rows.  It reads nothing back and waits for nothing, so it can be recorded as a CUDA
+graph from end to end (graphs.py), and it is the same function when it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pellucid.attention.base import AttentionBackend
+from pellucid.forward import ForwardInput
+from pellucid.sample.logprobs import LogprobTensors, score
+from pellucid.sample.output import SampleOutput
+from pellucid.sample.sampler import Sampler
+from pellucid.spec.base import Known, Proposer
+from pellucid.spec.verify import VerifyRows, verify
+from pellucid.worker.inputs import InputBuilder, StepInput, StepRows
+from pellucid.worker.results import Packed, pack
+from pellucid.worker.slots import Slots
+
+
+class Model(Protocol):
+    """What a model file offers."""
+
+    def __call__(self, fwd: ForwardInput) -> Tensor:
+        """Hidden states [T, D]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, D] -> [S, this rank's share of V]."""
+        ...
+
+
+class DeviceStep:
+    """Every arrow of it is one call on one object."""
+
+    def __init__(
+        self, model: Model, backend: AttentionBackend, slots: Slots, inputs: InputBuilder, sampler: Sampler,
+        proposer: Proposer,
+    ) -> None:  # fmt: skip
+        self.model, self.backend, self.slots, self.inputs = model, backend, slots, inputs
+        self.sampler, self.proposer = sampler, proposer
+
+    def __call__(self, rows: StepRows) -> Packed:
+        """Run the step; what the host will want of it, in one tensor."""
+        step = self.inputs.gather(rows)
+        fwd = step.fwd
+        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
+        hidden = self.model(fwd)
+        output = self._sample(rows, step, hidden)
+        self.slots.advance(step.rows, output)
+        known = Known(self.slots.token_ids, self.slots.num_computed[rows.slots] + 1)
+        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        self.slots.write_drafts(step.rows, drafts.tokens)
+        return pack(output, self._score(rows, fwd, hidden))
+
+    def _sample(self, rows: StepRows, step: StepInput, hidden: Tensor) -> SampleOutput:
+        """The target's own token at every wanted place, and of those what each row may keep."""
+        fwd, at, counts = step.fwd, step.fwd.logits_index, rows.counts
+        host_slots = counts.slots.repeat(counts.num_sampled)
+        batch = self.sampler.state.batch(host_slots, step.logit_slots, fwd.positions[at] + 1)
+        sampled = self.sampler(self.model.logits(hidden[at]), batch, self.slots.token_ids)
+        return verify(
+            sampled,
+            VerifyRows(
+                cu_logits=rows.cu_logits,
+                inputs=fwd.input_ids[at],
+                room=self.slots.room(step.rows),
+                samples=step.rows.samples,
+                max_drafts=int(counts.num_drafts.max()),
+                parents=self.proposer.shape.parents,
+            ),
+        )
+
+    def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:
+        """Prompt logprobs: of each known token that follows a wanted place."""
+        counts = rows.counts
+        if not counts.num_scores.any():
+            return None
+        at = rows.score_index
+        known = self.slots.token_ids[rows.score_slots, fwd.positions[at] + 1]
+        wanted = int(self.slots.num_prompt_logprobs[counts.slots[counts.num_scores > 0]].max())
+        return score(hidden[at], self._whole_logits, known, wanted, vocab_size=self.sampler.state.vocab_size)
+
+    def _whole_logits(self, hidden: Tensor) -> Tensor:
+        return self.sampler.vocabulary.whole(self.model.logits(hidden))
