@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,11 +44,14 @@ class BuildOptions:
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     first_group: int = 0  # KV groups before this model's
+    tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
 
-def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> BuiltModel:
+def build_model(
+    resolved: Resolved, device: torch.device, links: Links = UNLINKED, *, tree_depth: int = 0
+) -> BuiltModel:
     """Build and load this rank's part of the model that `resolved` chose, as `build` does."""
     user = resolved.user
     options = BuildOptions(
@@ -59,6 +62,7 @@ def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKE
         max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
         quantization=user.device.quantization,
         group=links.tp,
+        tree_depth=tree_depth,
         seed=user.model.seed,
         show_progress=links.mesh.rank == 0,
     )
@@ -92,7 +96,8 @@ def build(
     builder = Builder(site)
     model = family(Fields(checkpoint.config), builder)
     if backend is None or isinstance(backend, str):
-        backend = choose_backend(backend, builder.attention_needs(), platform)
+        needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
+        backend = choose_backend(backend, needs, platform)
     builder.bind(backend)
     weight_bytes = sum(weight.nbytes for weight in weights_of(model))
     if checkpoint.is_dummy:

@@ -1,7 +1,8 @@
 """The sampler: one token for every logit row, of the row's own parameters, tokens, seed and position alone.
 
 argmax(logits + T * gumbel) is a draw from softmax(logits / T), and at T = 0 it is argmax: greedy and random
-rows take the same path.  What no row asks for is not computed.  Knows nothing of drafts: see spec/verify.py.
+rows take the same path.  What no row asks for is not computed.  Knows nothing of drafts: see spec/verify.py,
+which may revise what was drawn, or draw itself.
 Legend: S logits, R rows of a part, V vocab.
 """
 
@@ -25,6 +26,12 @@ from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 _SLICE_ELEMENTS = 1 << 25
 
 Edit = Callable[[Tensor, Rows], None]
+Pick = Callable[[Tensor], Tensor]  # of edited logits [S, V] float32: tokens [S] int32
+Revision = Callable[[Tensor], Tensor]  # of drawn tokens [S] int32: those that are taken, [S] int32
+
+
+def _as_drawn(tokens: Tensor) -> Tensor:
+    return tokens
 
 
 def _filter(logits: Tensor, rows: Rows, width: int | None) -> None:
@@ -58,33 +65,42 @@ class Sampler:
     def __init__(self, state: SamplingState, vocabulary: Vocabulary = WHOLE_VOCABULARY) -> None:
         self.state, self.vocabulary = state, vocabulary
 
-    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Sampled:
+    def __call__(
+        self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor, revise: Revision = _as_drawn
+    ) -> Sampled:
         """Draw one token from each row of `logits` [S, V], this rank's share of V, any float type.
 
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
         if not batch.features & ~Feature.RANDOM:
-            return self._draw_plainly(self.vocabulary.trim(logits), batch)
+            return Sampled(revise(self._draw_plainly(self.vocabulary.trim(logits), batch)))
+        return self.choose(logits, batch, token_ids, lambda edited: revise(self._draw_edited(edited, batch)))
+
+    def choose(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor, pick: Pick) -> Sampled:
+        """Gather and edit all logits, let `pick` take a token of each, and report on it."""
         logits = self.vocabulary.whole(logits)
         assert logits.shape[1] == self.state.vocab_size, (logits.shape, self.state.vocab_size)
         raw = _raw_logprobs_of_askers(logits, batch)
         logits = logits.float()
-        rows = Rows(self.state, token_ids, batch.slots, batch.positions, self.state.params(batch.slots))
+        params = self.state.params(batch.slots)
+        rows = Rows(self.state, token_ids, batch.slots, batch.positions, params, batch.branches)
         for feature, edit in EDITS.items():
             if feature in batch.rows:
                 _edit_part(logits, rows, batch.rows[feature], edit)
-        if Feature.RANDOM in batch.features:
-            tokens = self._draw(logits, rows.params, rows.positions, WHOLE_VOCABULARY)
-        else:
-            tokens = logits.argmax(-1).int()
+        tokens = pick(logits)
         return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
 
-    def _draw_plainly(self, logits: Tensor, batch: LogitsBatch) -> Sampled:
+    def _draw_edited(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        if Feature.RANDOM not in batch.features:
+            return logits.argmax(-1).int()
+        return self._draw(logits, self.state.params(batch.slots), batch.positions, WHOLE_VOCABULARY)
+
+    def _draw_plainly(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
         """Nobody asks for more than a temperature: ranks that share the vocabulary exchange their best."""
         if batch.features == Feature.NONE:
-            return Sampled(self.vocabulary.argmax(logits).int())
+            return self.vocabulary.argmax(logits).int()
         params = self.state.params(batch.slots)
-        return Sampled(self._draw(logits.float(), params, batch.positions, self.vocabulary))
+        return self._draw(logits.float(), params, batch.positions, self.vocabulary)
 
     def _draw(self, logits: Tensor, params: SlotParams, positions: Tensor, vocabulary: Vocabulary) -> Tensor:
         """[S] int32: argmax(logits + T * gumbel), a bounded number of rows at a time."""

@@ -16,7 +16,7 @@ from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
-from pellucid.spec.verify import depth_of
+from pellucid.spec.tree import depth_of
 
 if TYPE_CHECKING:
     from pellucid.models.builder import Builder
@@ -34,6 +34,11 @@ class DraftShape:
         """Most tokens that one verification can yield."""
         return 1 + (self.num_drafts if self.parents is None else depth_of(self.parents))
 
+    @property
+    def tree_depth(self) -> int:
+        """The depth of the deepest draft; 0 for chains, which need no masks."""
+        return 0 if self.parents is None else depth_of(self.parents)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -48,7 +53,7 @@ class Drafts:
     """Proposed tokens, valid ids all: where there is nothing to propose, any id will do."""
 
     tokens: Tensor  # [B, num_drafts] int32, device
-    parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None  # [B, num_drafts, V] float32: what each was drawn from; None: it was certain
 
 
 @dataclass(frozen=True, slots=True)

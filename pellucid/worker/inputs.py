@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.sample.branches import Branches
 from pellucid.schedule.plan import Row
 from pellucid.transfer import upload
+from pellucid.worker.layout import DraftLayout
 from pellucid.worker.slots import RowState, Slots
 
 
@@ -78,13 +80,15 @@ class StepInput:
     fwd: ForwardInput
     rows: RowState
     logit_slots: Tensor  # [S] int64, the slot of each logit
+    branches: Branches  # to the text before each logit
 
 
 class InputBuilder:
     """Builds each step's input from the slots.  block_sizes: tokens, per KV group."""
 
-    def __init__(self, slots: Slots, block_sizes: tuple[int, ...]) -> None:
+    def __init__(self, slots: Slots, block_sizes: tuple[int, ...], layout: DraftLayout) -> None:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
+        self.layout = layout
         self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
 
     def count(self, plan_rows: list[Row]) -> StepCounts:
@@ -138,26 +142,33 @@ class InputBuilder:
         )
         num_tokens, num_logits = int(counts.num_query.sum()), len(rows.logits_index)
         row_of_token = torch.repeat_interleave(rows.num_query, output_size=num_tokens)
-        positions = torch.arange(num_tokens, device=self.device)
-        positions = positions + (state.starts - rows.cu_query[:-1])[row_of_token]
+        places = torch.arange(num_tokens, device=self.device)
+        places = places + (state.starts - rows.cu_query[:-1])[row_of_token]
+        positions, tree = self.layout.arrange(places, state, row_of_token)
         block_tables = tuple(table[slots] for table in self.slots.block_tables)
         fwd = ForwardInput(
-            input_ids=self.slots.token_ids[slots[row_of_token], positions],
+            input_ids=self.slots.token_ids[slots[row_of_token], places],
             positions=positions,
             slots=slots,
             cu_seqlens_q=rows.cu_query.to(torch.int32),
             seq_lens=(state.starts + rows.num_query).to(torch.int32),
             block_tables=block_tables,
             slot_mappings=tuple(
-                table[row_of_token, positions // size].long() * size + positions % size
+                table[row_of_token, places // size].long() * size + places % size
                 for table, size in zip(block_tables, self.block_sizes, strict=True)
             ),
             logits_index=rows.logits_index,
+            tree=tree,
             query_lens=counts.num_query.tolist(),
             max_query=int(counts.num_query.max(initial=0)),
         )
         row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)
-        return StepInput(fwd=fwd, rows=state, logit_slots=slots[row_of_logit])
+        return StepInput(
+            fwd=fwd,
+            rows=state,
+            logit_slots=slots[row_of_logit],
+            branches=self.layout.branches(places[rows.logits_index], state, row_of_logit),
+        )
 
 
 def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

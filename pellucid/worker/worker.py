@@ -21,12 +21,13 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.base import Proposer
-from pellucid.spec.registry import PROPOSERS
+from pellucid.spec.base import DraftShape, Proposer
+from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.device_step import DeviceStep
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
 from pellucid.worker.inputs import InputBuilder
+from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.runner import ModelRunner, Pending
 from pellucid.worker.slots import Slots
 
@@ -54,9 +55,11 @@ class Worker:
             torch.cuda.set_device(self.device)
         self.links = connect(self.mesh, self.seat.rendezvous, self.device, self.seat.entered)
         began = time.perf_counter()
-        built = build_model(self.resolved, self.device, self.links)
+        speculative = self.resolved.speculative
+        proposer = PROPOSERS.load(speculative.method).of(speculative)
+        built = build_model(self.resolved, self.device, self.links, tree_depth=proposer.shape.tree_depth)
         loaded = time.perf_counter()
-        self.runner = self._make_runner(built)
+        self.runner = self._make_runner(built, proposer)
         num_blocks = memory.count_blocks(self.resolved, built.kv_groups, self._kv_budget(built))
         num_blocks = self.links.world.minimum(num_blocks)
         capacity = memory.fit_capacity(self.resolved, built.kv_groups, num_blocks)
@@ -84,16 +87,23 @@ class Worker:
             torch.cuda.empty_cache()
         disconnect()
 
-    def _make_runner(self, built: BuiltModel) -> ModelRunner:
+    def _make_runner(self, built: BuiltModel, proposer: Proposer) -> ModelRunner:
         resolved, groups = self.resolved, built.kv_groups
-        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
-        inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
+        layout = self._make_layout(built, proposer.shape)
+        inputs = InputBuilder(slots, tuple(group.block_size for group in groups), layout)
         sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
-        step = DeviceStep(built.model, built.backend, slots, inputs, sampler, proposer)
+        method = VERIFIERS.load(resolved.speculative.rejection_sample_method)
+        verifier = method.of(resolved.speculative, sampler, proposer.shape)
+        step = DeviceStep(built.model, built.backend, slots, inputs, sampler, proposer, verifier)
         return ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
+
+    def _make_layout(self, built: BuiltModel, shape: DraftShape) -> DraftLayout:
+        if shape.parents is None:
+            return ChainLayout()
+        return TreeLayout(shape.parents, built.attention_layers, built.backend, self.device)
 
     def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
         """Graphs on a GPU, unless the user or the attention backend will have none."""

@@ -15,13 +15,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
+from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.kv_write import kv_write_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
-POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"}
+POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"}
+WIDE = {"slot_mapping_ptr", "positions_ptr", "ancestors_ptr", "sources_ptr", "targets_ptr"}
 PARTIAL = {"partial_ptr", "statistics_ptr"}
 
 
@@ -33,7 +35,7 @@ def signature_of(name: str, cache: str) -> str:
         return "*i32"
     if name in PARTIAL:
         return "*fp32"
-    if name == "slot_mapping_ptr":
+    if name in WIDE:
         return "*i64"
     return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith("scale") else "i32"
 
@@ -55,15 +57,17 @@ def shared_memory(kernel, cache: str, constants: dict[str, float], **options: in
 
 
 def main() -> None:
-    for head_dim, num_query, window, cache in (
-        (128, 1, 0, "*bf16"),
-        (80, 4, 500, "*bf16"),
-        (128, 4, 0, "*fp8e4nv"),
+    for head_dim, num_query, window, tree, cache in (
+        (128, 1, 0, False, "*bf16"),
+        (80, 4, 500, True, "*bf16"),
+        (128, 4, 0, False, "*fp8e4nv"),
+        (128, 8, 0, True, "*fp8e4nv"),
     ):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
             **{
                 "NUM_KV_HEADS": 8,
+                "NUM_HEADS": 16,
                 "HEADS_PADDED": 8,
                 "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0,
                 "GROUP_SIZE": 2,
@@ -76,6 +80,7 @@ def main() -> None:
                 "CHUNKS_PADDED": 32,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
+                "TREE": tree,
             },
             **{"BLOCK_SIZE": 64, "TILE": tile, "TILE_QUERIES": PACKED_ROWS // 2},
         }
@@ -84,6 +89,7 @@ def main() -> None:
             (prefill_kernel, PACKED_ROWS, 8),
             (merge_kernel, 1, 4),
             (kv_write_kernel, 1, 4),
+            (kv_move_kernel, 1, 1),
         )
         for kernel, rows, warps in launches:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)

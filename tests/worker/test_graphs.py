@@ -15,6 +15,7 @@ from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, buc
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
+from tests.spec.toy import tree_config
 
 OPTIONS = {
     "dtype": "float32",
@@ -65,6 +66,20 @@ def test_padded_steps_give_the_same_tokens(tiny: Path, drafts: dict[str, object]
         launcher.static.load = counting  # type: ignore[method-assign]
         assert run(llm) == expected
         assert len(seen) > 20 and any(seen), "no step was padded"
+
+
+def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
+    prompts, params = random_requests(30, seed=4)
+    plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
+    with LLM(str(tiny), **OPTIONS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, plain, use_tqdm=False)]
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    with LLM(str(tiny), **OPTIONS, speculative_config=tree_config((0, 0, 1, 1, 2), texts)) as llm:
+        launcher = graphed(worker_of(llm))
+        assert launcher.num_rows_for(StepCounts.uniform(np.arange(3), 6)) == 4
+        outputs = llm.generate(prompts, plain, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert llm.llm_engine.stats.num_accepted_tokens > 100
 
 
 def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
