@@ -25,12 +25,12 @@ from pellucid.worker.slots import RowState
 class DraftLayout(Protocol):
     """One shape of drafts.  All on the device; nothing waits for it."""
 
-    def arrange(self, places: Tensor, rows: RowState, row_of: Tensor) -> tuple[Tensor, TreeMask | None]:
-        """Positions [T] of tokens at `places` [T] of rows `row_of` [T], and who sees whom."""
+    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
+        """Positions [T] of the rows' tokens at `places` [T], and who sees whom."""
         ...
 
-    def branches(self, places: Tensor, rows: RowState, row_of: Tensor) -> Branches:
-        """The way to the text of the logits at `places` [S] of rows `row_of` [S]."""
+    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
+        """The way to the text before the logits of tokens `at` [S], of rows `row_of` [S]; places: [T]."""
         ...
 
     def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
@@ -41,10 +41,10 @@ class DraftLayout(Protocol):
 class ChainLayout:
     """Places are positions, and what is accepted lies where it belongs."""
 
-    def arrange(self, places: Tensor, rows: RowState, row_of: Tensor) -> tuple[Tensor, TreeMask | None]:
+    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
         return places, None
 
-    def branches(self, places: Tensor, rows: RowState, row_of: Tensor) -> Branches:
+    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
         return IN_ORDER
 
     def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
@@ -66,16 +66,16 @@ class TreeLayout:
         self.ancestors = torch.tensor(ancestor_bits(parents), device=device)  # [n]
         self.paths = torch.tensor(paths, device=device)  # [n, D]
 
-    def arrange(self, places: Tensor, rows: RowState, row_of: Tensor) -> tuple[Tensor, TreeMask | None]:
+    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
         roots = rows.roots
-        node = places - roots[row_of]
+        node = places - roots.repeat_interleave(rows.query_lens, output_size=len(places))
         of_tree = node.clamp(min=0)
         positions = places.where(node <= 0, places - of_tree + self.depths[of_tree])
         return positions, TreeMask(self.ancestors[of_tree], (roots + 1).to(torch.int32))
 
-    def branches(self, places: Tensor, rows: RowState, row_of: Tensor) -> Branches:
+    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
         roots = rows.roots[row_of]
-        return TreeBranches(roots, self.paths[(places - roots).clamp(min=0)])
+        return TreeBranches(roots, self.paths[(places[at] - roots).clamp(min=0)])
 
     def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
         """A row's new tokens but the last are accepted drafts: the one at depth i goes to i behind node 0.
