@@ -132,7 +132,7 @@ def print_table(figures: list[dict[str, object]]) -> None:
     first = figures[0]
     title = f"{first['model']}, {first['dtype']} on {first['device']}"
     if first["is_synthetic"]:
-        title += "\nSYNTHETIC: drafts stood by chance, at rates that were given; the model's own are others"
+        title += "\nSYNTHETIC: drafts stood by chance, at given rates, not at the model's own"
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in figures:

@@ -55,11 +55,14 @@ class TreeLayout:
     """Trees of one shape.  A row with fewer drafts than the tree has the first of them."""
 
     def __init__(
-        self, parents: tuple[int, ...], layers: Sequence[AttentionLayer], backend: AttentionBackend,
-        device: torch.device,
+        self, parents: tuple[int, ...], device: torch.device, *, layers: Sequence[AttentionLayer],
+        backend: AttentionBackend, block_sizes: tuple[int, ...],
     ) -> None:  # fmt: skip
-        """layers: those whose KV a verification writes, with the caches that they have when it runs."""
-        self.layers, self.backend = layers, backend
+        """layers: those whose KV a verification writes, with the caches that they have when it runs.
+
+        block_sizes: tokens, per KV group.
+        """
+        self.layers, self.backend, self.block_sizes = layers, backend, block_sizes
         depth = depth_of(parents)
         paths = [path + [0] * (depth - len(path)) for path in paths_of(parents)]
         self.depths = torch.tensor(depths_of(parents), device=device)  # [n]
@@ -87,12 +90,11 @@ class TreeLayout:
         depth = torch.arange(1, output.path.shape[1], device=output.path.device)
         moves = (depth < output.num_new[:, None]) & (output.path[:, 1:] != depth)
         root = rows.roots[:, None]
-        for group, table in enumerate(fwd.block_tables):
-            layers = [layer for layer in self.layers if layer.group == group]
-            size = layers[0].kv_cache.shape[3] if layers else 1
+        ways = [(root + node).where(moves, 0) for node in (output.path[:, 1:], depth)]
+        for group, (table, size) in enumerate(zip(fwd.block_tables, self.block_sizes, strict=True)):
             sources, targets = (
-                (table.gather(1, place // size).long() * size + place % size).where(moves, 0)
-                for place in ((root + output.path[:, 1:]).where(moves, 0), (root + depth).where(moves, 0))
+                (table.gather(1, way // size).long() * size + way % size).where(moves, 0) for way in ways
             )
-            for layer in layers:
-                self.backend.move(layer.kv_cache, sources, targets)
+            for layer in self.layers:
+                if layer.group == group:
+                    self.backend.move(layer.kv_cache, sources, targets)

@@ -92,18 +92,19 @@ class Worker:
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
-        layout = self._make_layout(built, proposer.shape)
-        inputs = InputBuilder(slots, tuple(group.block_size for group in groups), layout)
+        block_sizes = tuple(group.block_size for group in groups)
+        inputs = InputBuilder(slots, block_sizes, self._make_layout(built, proposer.shape, block_sizes))
         sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
         method = VERIFIERS.load(resolved.speculative.rejection_sample_method)
         verifier = method.of(resolved.speculative, sampler, proposer.shape)
         step = DeviceStep(built.model, built.backend, slots, inputs, sampler, proposer, verifier)
         return ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
 
-    def _make_layout(self, built: BuiltModel, shape: DraftShape) -> DraftLayout:
+    def _make_layout(self, built: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]) -> DraftLayout:
         if shape.parents is None:
             return ChainLayout()
-        return TreeLayout(shape.parents, built.attention_layers, built.backend, self.device)
+        layers, backend = built.attention_layers, built.backend
+        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
     def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
         """Graphs on a GPU, unless the user or the attention backend will have none."""

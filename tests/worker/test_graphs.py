@@ -43,8 +43,13 @@ def graphed(worker: Worker) -> GraphLauncher:
     return launcher
 
 
-@pytest.mark.parametrize("drafts", [{}, {"speculative_method": "ngram", "num_speculative_tokens": 3}])
-def test_padded_steps_give_the_same_tokens(tiny: Path, drafts: dict[str, object]) -> None:
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+DRAFTS = {"speculative_config": NGRAM}
+STANDARD = {"speculative_config": NGRAM | {"rejection_sample_method": "standard"}}
+
+
+@pytest.mark.parametrize(("plainly", "drafts"), [({}, {}), ({}, DRAFTS), (STANDARD, STANDARD)])
+def test_padded_steps_give_the_same_tokens(tiny: Path, plainly: dict, drafts: dict) -> None:
     prompts, params = random_requests(40, seed=4)
     plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
 
@@ -52,7 +57,7 @@ def test_padded_steps_give_the_same_tokens(tiny: Path, drafts: dict[str, object]
         outputs = llm.generate(prompts, plain, use_tqdm=False) + llm.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
-    with LLM(str(tiny), **OPTIONS) as llm:
+    with LLM(str(tiny), **OPTIONS, **plainly) as llm:
         expected = run(llm)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         launcher = graphed(worker_of(llm))
