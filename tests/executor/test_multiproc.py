@@ -17,8 +17,8 @@ import pytest
 
 from pellucid import LLM, LLMEngine, SamplingParams
 from pellucid.executor.multiproc import MultiprocExecutor
-from pellucid.schedule.plan import Admission, Row, StepPlan
 from tests.executor import toy
+from tests.executor.toy import plan
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 16, "cpu_kv_cache_gib": 0.05}
 
@@ -105,26 +105,6 @@ def toys() -> Iterator[MultiprocExecutor]:
     assert not multiprocessing.active_children()
 
 
-def plan(plan_id: int, *happens: str, num_tokens: int = 0) -> StepPlan:
-    admission = Admission(
-        seq_id=0,
-        slot=0,
-        token_ids=[70000] * num_tokens,
-        prompt_len=num_tokens,
-        num_computed=0,
-        limit=num_tokens,
-        seed=0,
-        sampling=SamplingParams(),
-    )
-    return StepPlan(
-        id=plan_id,
-        committed=plan_id - 1,
-        rows=[Row(0, 0, 0, 1, 0, 1)],
-        admitted=[admission],
-        kv_meta=list(happens),
-    )
-
-
 def test_plans_longer_than_the_ring_arrive_in_order(toys: MultiprocExecutor) -> None:
     lengths = [1, 100_000, 0, 2_000_000, 7]
     tickets = [toys.submit(plan(i, num_tokens=length)) for i, length in enumerate(lengths)]
@@ -190,6 +170,22 @@ def test_a_reader_that_stops_fills_the_ring_and_is_named(toys: MultiprocExecutor
 # Other engines, and owners that go
 
 
+OWNER = """
+from tests.executor import toy
+if __name__ == "__main__":
+    ticket = toy.started().submit(toy.plan(0, "sleep 0"))
+    print("ready", flush=True)
+    ticket.result()
+"""
+
+
+def test_workers_that_hang_in_a_collective_leave_when_their_owner_is_killed(tmp_path: Path) -> None:
+    with owner(tmp_path, OWNER) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+        kill_and_see_workers_leave(other)
+    assert not list((tmp_path / "temporary").iterdir()), "something is left behind"
+
+
 OTHER_ENGINE = """
 import sys
 from pellucid import SamplingParams
@@ -205,29 +201,33 @@ if __name__ == "__main__":
 """
 
 
-def test_engines_side_by_side_never_meet_and_workers_leave_with_their_owner(
-    tiny: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "other_engine.py"
-    script.write_text(OTHER_ENGINE)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(script), str(tiny)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as other:
+def test_engines_side_by_side_never_meet(tiny: Path, tmp_path: Path) -> None:
+    with owner(tmp_path, OTHER_ENGINE, str(tiny)) as other:
         engine = LLMEngine.from_options(model=str(tiny), tensor_parallel_size=2, **OPTIONS)
         assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-        workers = psutil.Process(other.pid).children(recursive=True)
-        assert len(workers) >= 2
         together = answer(engine)
-        other.kill()
-        _, alive = psutil.wait_procs(workers, timeout=20)
-        assert not alive, "workers outlive their owner"
-    assert not list(temporary.iterdir()), "something is left behind"
+        kill_and_see_workers_leave(other)
     assert together == answer(engine), "the other engine was heard"
     engine.shutdown()
+
+
+def owner(folder: Path, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process that has workers of its own; what it leaves in files would be in folder/temporary."""
+    (folder / "owner.py").write_text(script)
+    (folder / "temporary").mkdir()
+    return subprocess.Popen(
+        [sys.executable, str(folder / "owner.py"), *arguments],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def kill_and_see_workers_leave(other: subprocess.Popen[bytes]) -> None:
+    workers = psutil.Process(other.pid).children(recursive=True)
+    assert len(workers) >= 2
+    other.kill()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive, "workers outlive their owner"
 
 
 def answer(engine: LLMEngine) -> list[int]:

@@ -11,7 +11,8 @@ from pellucid.config import EngineConfig, Resolved
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.platform import Platform
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult
+from pellucid.types import SamplingParams
 
 FOREVER = 60.0  # seconds
 
@@ -90,4 +91,25 @@ def resolved(num_workers: int, worker_timeout: float) -> Resolved:
         depth=1,
         num_threads=1,
         executor="multiproc",
+    )
+
+
+def plan(plan_id: int, *happens: str, num_tokens: int = 0) -> StepPlan:
+    """A plan of one row, in which this happens, with a prompt of so many tokens."""
+    admission = Admission(
+        seq_id=0,
+        slot=0,
+        token_ids=[70000] * num_tokens,
+        prompt_len=num_tokens,
+        num_computed=0,
+        limit=num_tokens,
+        seed=0,
+        sampling=SamplingParams(),
+    )
+    return StepPlan(
+        id=plan_id,
+        committed=plan_id - 1,
+        rows=[Row(0, 0, 0, 1, 0, 1)],
+        admitted=[admission],
+        kv_meta=list(happens),
     )
