@@ -114,6 +114,7 @@ class MultiprocExecutor:
             self._start_processes(resolved, rendezvous)
             self._wait_until(lambda: len(self._capacities) == len(self._workers), timeout=None)
         except BaseException:  # Ctrl-C, too: a loading worker holds memory that others may want
+            self._ended_because = self._ended_because or "the engine has not started"
             self._end(seconds=0)
             raise
         return self._capacities[0]
@@ -235,10 +236,10 @@ class MultiprocExecutor:
             self._fail(causes[0].message, is_users=causes[0].is_users)
 
     def _describe_silence(self, what: str) -> str:
-        """Who is furthest behind: the others wait for it."""
+        """Who is stopped, or else furthest behind: the others wait for it."""
+        stopped = [worker for worker in self._workers if worker.is_stopped]
         least = min(worker.progress.value for worker in self._workers)
         late = [worker for worker in self._workers if worker.progress.value == least]
-        stopped = [worker for worker in late if worker.is_stopped]
         named = "; ".join(f"worker {worker.rank}, {worker.progress}" for worker in stopped or late)
         state = " (stopped by a signal)" if stopped else ""
         return (

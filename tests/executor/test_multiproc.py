@@ -99,7 +99,16 @@ def test_a_wish_that_contradicts_itself_is_refused(tiny: Path) -> None:
 
 @pytest.fixture
 def toys() -> Iterator[MultiprocExecutor]:
-    executor = toy.started(worker_timeout=1.0)
+    yield from toy_executor(worker_timeout=60.0)
+
+
+@pytest.fixture
+def hasty_toys() -> Iterator[MultiprocExecutor]:
+    yield from toy_executor(worker_timeout=1.0)
+
+
+def toy_executor(worker_timeout: float) -> Iterator[MultiprocExecutor]:
+    executor = toy.started(worker_timeout=worker_timeout)
     yield executor
     executor.shutdown()
     assert not multiprocessing.active_children()
@@ -136,11 +145,13 @@ def test_an_exception_in_a_worker_comes_home_with_its_traceback(toys: MultiprocE
         toys.submit(plan(3, "raise 0")).result()
 
 
-def test_a_worker_stopped_within_a_collective_is_named_with_the_collective(toys: MultiprocExecutor) -> None:
+def test_a_worker_stopped_within_a_collective_is_named_with_the_collective(
+    hasty_toys: MultiprocExecutor,
+) -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError) as raised:
-        toys.submit(plan(8, "stop 1")).result()
-    assert time.monotonic() - began < 5
+        hasty_toys.submit(plan(8, "stop 1")).result()
+    assert time.monotonic() - began < 20
     message = str(raised.value)
     assert message.startswith(
         "no result for 1 s, waiting for worker 1, its last plan was 8, its last collective there number 2, "
@@ -149,22 +160,22 @@ def test_a_worker_stopped_within_a_collective_is_named_with_the_collective(toys:
     assert "worker 0" not in message
 
 
-def test_without_a_culprit_all_who_wait_are_named(toys: MultiprocExecutor) -> None:
+def test_without_a_culprit_all_who_wait_are_named(hasty_toys: MultiprocExecutor) -> None:
     with pytest.raises(
         RuntimeError, match="waiting for worker 0, .* all_reduce; worker 1, .* all_reduce; raise"
     ):
-        toys.submit(plan(0, "sleep 0")).result()
+        hasty_toys.submit(plan(0, "sleep 0")).result()
 
 
-def test_a_reader_that_stops_fills_the_ring_and_is_named(toys: MultiprocExecutor) -> None:
+def test_a_reader_that_stops_fills_the_ring_and_is_named(hasty_toys: MultiprocExecutor) -> None:
     os.kill(worker(1).pid or 0, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(
         RuntimeError,
         match=r"no room for a plan for 1 s, waiting for worker 1, before its first plan.*stopped",
     ):
-        toys.submit(plan(0, num_tokens=2_000_000))
-    assert time.monotonic() - began < 5
+        hasty_toys.submit(plan(0, num_tokens=2_000_000))
+    assert time.monotonic() - began < 20
 
 
 # Other engines, and owners that go

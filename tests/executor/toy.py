@@ -67,7 +67,7 @@ class ToyWorker:
         pass
 
 
-def started(num_workers: int = 2, *, worker_timeout: float = 30.0) -> MultiprocExecutor:
+def started(num_workers: int = 2, *, worker_timeout: float = 60.0) -> MultiprocExecutor:
     """An executor with toys."""
     executor = MultiprocExecutor("tests.executor.toy:ToyWorker")
     executor.start(resolved(num_workers, worker_timeout))
