@@ -10,7 +10,7 @@ from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.kv.manager import KVManager
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
@@ -30,7 +30,8 @@ def start_engine(config: EngineConfig) -> RunningEngine:
     """Start everything below text.  Raises ValueError for what the user can mend: model, options, memory."""
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
-    resolved = resolve(config, detect(config.device.device), checkpoint)
+    draft = open_draft(config, checkpoint)
+    resolved = resolve(config, detect(config.device.device), checkpoint, draft)
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)
