@@ -93,8 +93,8 @@ def test_random_requests_are_spread_fairly() -> None:
         work[engine] += length + OUTPUT_WORK * output
         if i >= 200:
             end(router, i - 200)
-    assert max(handed) < 1.05 * min(handed)
-    assert max(work) < 1.02 * min(work)
+    assert max(handed) < 1.1 * min(handed)
+    assert max(work) < 1.05 * min(work)
 
 
 def test_conversations_stay_where_they_began() -> None:
