@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.engine import replicas
-from pellucid.engine.replicas import Replicas, short_folder
+from pellucid.engine.replicas import Replicas
 from tests.llm.test_invariance import BASE, random_requests
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -178,14 +177,3 @@ def test_engines_leave_with_their_owner_however_it_goes(tiny: Path, tmp_path: Pa
         time.sleep(0.05)
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
     assert not list(tmp_path.glob("pellucid-*")), "a folder stays behind"
-
-
-def test_a_long_temporary_folder_does_not_make_sockets_impossible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    folder = short_folder()
-    assert len(folder.name) < 60 and Path(folder.name).is_dir() and not list(deep.iterdir())
-    folder.cleanup()
