@@ -121,10 +121,16 @@ class ParallelConfig:
 
     tensor_parallel_size: int = option(1, "GPUs that share each layer")
     pipeline_parallel_size: int = option(1, "GPUs that share the layers among them")
-    data_parallel_size: int = option(1, "whole copies of the model")
+    data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
     worker_timeout: float = option(
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
     )
+
+    def first_gpu(self, replica: int) -> int | None:
+        """Index of the first GPU of an engine, from 0 on; None for the only one, which may be anywhere."""
+        if self.data_parallel_size == 1:
+            return None
+        return replica * self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +326,7 @@ class Resolved:
     num_threads: int  # of each worker, on a CPU
     executor: str
     num_pipeline_stages: int = 1
+    replica: int = 0  # which of the data-parallel engines this is
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
 
@@ -332,6 +339,11 @@ class Resolved:
     def num_workers(self) -> int:
         """Processes of one engine."""
         return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages
+
+    @property
+    def num_workers_of_all(self) -> int:
+        """Processes of all data-parallel engines: on a CPU, they share its cores and its memory."""
+        return self.num_workers * self.user.parallel.data_parallel_size
 
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
@@ -349,13 +361,17 @@ class Resolved:
 
 
 def resolve(
-    user: EngineConfig, platform: Platform, checkpoint: Checkpoint, draft: Checkpoint | None = None
+    user: EngineConfig,
+    platform: Platform,
+    checkpoint: Checkpoint,
+    draft: Checkpoint | None = None,
+    *,
+    replica: int = 0,
 ) -> Resolved:
     """Fill in every default that depends on hardware or model.  Pure.
 
-    draft: the checkpoint that `model` in speculative_config names.
-
-    Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
+    draft: the checkpoint that `model` in speculative_config names.  replica: which of the data-parallel
+    engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
     """
     on_gpu = platform.device == "cuda"
     _check_supported(user)
@@ -365,7 +381,7 @@ def resolve(
         "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
     )
     num_workers = user.parallel.tensor_parallel_size
-    num_threads = max(1, platform.num_cores // num_workers)
+    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
@@ -384,6 +400,7 @@ def resolve(
         depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
         num_threads=_positive("num_threads", user.device.num_threads, num_threads),
         executor=_resolve_executor(user.device.executor, num_workers),
+        replica=replica,
         speculative=_resolve_speculation(user, draft, max_model_len),
         draft=draft,
     )
@@ -398,14 +415,12 @@ def _positive(name: str, value: int | None, default: int) -> int:
 def _check_supported(user: EngineConfig) -> None:
     parallel = user.parallel
     _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
-    for name, size in (
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
-        ("data_parallel_size", parallel.data_parallel_size),
-    ):
-        if size != 1:
-            raise ValueError(
-                f"{name} is {size}, must be 1: this version spreads a model with tensor_parallel_size alone"
-            )
+    _positive("data_parallel_size", parallel.data_parallel_size, 1)
+    if parallel.pipeline_parallel_size != 1:
+        raise ValueError(
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, must be 1: this version spreads a "
+            "model with tensor_parallel_size alone"
+        )
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     if not user.scheduler.enable_chunked_prefill:

@@ -40,6 +40,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "executor": {"schedule.plan", "kv.specs", "config", "registry"},  # its worker by name only
     "engine": {"schedule", "kv", "executor", "sample.grammar", "types", "config"},
+    "engine.replicas": {"engine", "executor.base", "types", "config", "platform"},
     "engine.build": {"engine", "schedule", "kv", "executor", "models.checkpoint", "config", "platform"},
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config"},
@@ -54,6 +55,7 @@ NO_TORCH = [
     "pellucid.kv.manager",
     "pellucid.engine.core",
     "pellucid.executor.multiproc",
+    "pellucid.engine.replicas",
 ]
 
 

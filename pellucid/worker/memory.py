@@ -64,7 +64,7 @@ def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
 
     It is at most what all slots can use.
     """
-    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers
+    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers_of_all
     if said is not None:
         return int(said * GIB) // num_workers
     block_size = resolved.block_size

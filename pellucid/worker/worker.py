@@ -39,7 +39,8 @@ class Worker:
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
         self.mesh = Mesh(tp=resolved.user.parallel.tensor_parallel_size, rank=self.seat.rank)
-        self.device = choose_device(resolved.platform.device, self.mesh)
+        first_gpu = resolved.user.parallel.first_gpu(resolved.replica)
+        self.device = choose_device(resolved.platform.device, self.mesh, first_gpu)
 
     @property
     def reports(self) -> bool:
@@ -139,18 +140,22 @@ class Worker:
         return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
 
 
-def choose_device(kind: str, mesh: Mesh) -> torch.device:
-    """This rank's own.  Raises ValueError if the machine has fewer than ranks."""
+def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.device:
+    """This rank's own: ranks take the GPUs from `first_gpu` on; a rank alone may stay where torch is.
+
+    Raises ValueError if the machine has too few.
+    """
     if kind == "cpu":
         return torch.device(kind)
-    if mesh.world == 1:
+    if mesh.world == 1 and first_gpu is None:
         return torch.device(kind, torch.cuda.current_device())  # set_device wants an index
-    if mesh.world > torch.cuda.device_count():
+    first = first_gpu or 0
+    if first + mesh.world > torch.cuda.device_count():
         raise ValueError(
-            f"{mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
-            "lower tensor_parallel_size, or see CUDA_VISIBLE_DEVICES"
+            f"{first + mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
+            "lower tensor_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
         )
-    return torch.device(kind, mesh.rank)
+    return torch.device(kind, first + mesh.rank)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -43,8 +43,7 @@ def run(
 ) -> list[list[int]]:
     with LLM(str(folder), **(BASE | options)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        pools = llm.llm_engine.engine.scheduler.kv.pools
-        assert all(pool.num_free == pool.num_blocks for pool in pools), "blocks were lost"
+        assert llm.llm_engine.stats.kv_usage == 0, "blocks were lost"
     return [output.outputs[0].token_ids for output in outputs]
 
 
