@@ -94,6 +94,10 @@ class Engine:
         """Run something between two steps, in the engine's thread."""
         self._post(action)
 
+    def clear_prefix_cache(self) -> None:
+        """Forget all cached prefixes that no running request uses."""
+        self.call(self.scheduler.clear_prefix_cache)
+
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
         self._arrived.set()
@@ -229,6 +233,9 @@ class Engine:
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
         )
+
+    def stats_per_engine(self) -> list[EngineStats]:
+        return [self.stats()]
 
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""

@@ -53,8 +53,7 @@ class DeviceStep:
         output = self._sample(rows, step, hidden)
         self.inputs.layout.settle(fwd, step.rows, output)
         self.slots.advance(step.rows, output)
-        known = Known(self.slots.token_ids, self.slots.num_computed[rows.slots] + 1)
-        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         return pack(output, self._score(rows, fwd, hidden))
@@ -74,6 +73,16 @@ class DeviceStep:
             parents=self.proposer.shape.parents,
         )
         return self.verifier(self.model.logits(hidden[at]), batch, verify_rows, self.slots.token_ids)
+
+    def _known(self, rows: StepRows, step: StepInput) -> Known:
+        """What the slots now hold of the rows' texts, for the proposer."""
+        return Known(
+            token_ids=self.slots.token_ids,
+            lengths=self.slots.num_computed[rows.slots] + 1,
+            samples=step.rows.samples,
+            host_slots=rows.counts.slots,
+            num_wanted=rows.counts.num_propose,
+        )
 
     def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:
         """Prompt logprobs: of each known token that follows a wanted place."""

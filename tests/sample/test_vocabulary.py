@@ -31,7 +31,9 @@ class ThreadGroup(Alone):
     def gather(self, x: Tensor) -> Tensor:
         self.table.parts[self.rank] = x
         self.table.barrier.wait()
-        return torch.stack(self.table.parts)
+        gathered = torch.stack(self.table.parts)
+        self.table.barrier.wait()  # nobody lays down the next one before all have read this one
+        return gathered
 
 
 def on_every_rank(
