@@ -55,6 +55,7 @@ NO_TORCH = [
     "pellucid.kv.manager",
     "pellucid.engine.core",
     "pellucid.engine.replicas",
+    "pellucid.executor.multiproc",
 ]
 
 
