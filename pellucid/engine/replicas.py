@@ -172,7 +172,7 @@ class Replicas:
             self.shutdown()
             raise
         caches = self.resolved.user.cache.enable_prefix_caching
-        self._router = Router(
+        self.router = Router(
             len(self._replicas),
             block_size=self.resolved.block_size,
             num_blocks=min(self.capacity.num_blocks) if caches else 0,
@@ -238,11 +238,11 @@ class Replicas:
             case Request():
                 return self._hand_out_request(order)
             case Abort():
-                index = self._router.engine_of(order.request_id)
+                index = self.router.engine_of(order.request_id)
                 if index is not None:
                     self._replicas[index].post(order)
             case ClearPrefixCache():
-                self._router.forget_prefixes()
+                self.router.forget_prefixes()
                 for replica in self._replicas:
                     replica.post(order)
         return []
@@ -254,7 +254,7 @@ class Replicas:
             order = Add(request.id, msgspec.Raw(encode(request)))
         except (TypeError, ValueError, OverflowError) as error:
             return [failure(request.id, f"the request cannot be sent to an engine: {error}")]
-        index = self._router.choose(request)
+        index = self.router.choose(request)
         assert index is not None, "while there is no error, an engine is left"
         self._replicas[index].post(order)
         return []
@@ -271,7 +271,7 @@ class Replicas:
                 assert isinstance(message, Failed), message
                 replica.end(seconds=0)
                 news = [failure(name, message.message) for name in self._close(replica, message.message)]
-            self._router.note(news)
+            self.router.note(news)
             updates += news
         return updates
 
@@ -282,7 +282,7 @@ class Replicas:
             logger.error("%s", error)
             if all(other.error is not None for other in self._replicas):
                 self.error = error
-        return self._router.close(replica.index)
+        return self.router.close(replica.index)
 
     def _await_start(self) -> tuple[Resolved, Capacity]:
         """Wait until every engine is ready.  Raises what the first of those says that will never be."""
