@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pellucid  # noqa: F401  # isort: skip  (pins the threads before torch loads)
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pellucid.layers.activation import gated
 from pellucid.layers.norm import rms_norm
@@ -31,7 +30,7 @@ def norm_rope(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return gated(gate_up, F.silu)
+    return gated(gate_up, "silu")
 
 
 def microseconds(call: Callable[..., object], arguments: tuple[Tensor, ...], num_calls: int = 2000) -> float:

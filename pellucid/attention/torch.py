@@ -66,13 +66,14 @@ class TorchAttention:
             device=fwd.seq_lens.device,
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H].
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H].
 
         Tokens that belong to no row, as padding does, get zeros.
         """
         metadata = fwd.attn[layer.group]
         assert isinstance(metadata, TorchMetadata)
+        q, k, v = layer.heads(qkv, fwd.positions)
         work = metadata.work_for(layer, q)
         if work.begun is not None:
             plain(layer.kv_cache).index_fill_(0, work.begun, 0)

@@ -17,6 +17,7 @@ from pellucid.dist.collectives import ALONE, Group
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
+from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
@@ -64,6 +65,7 @@ class Site:
     max_model_len: int  # tokens
     coords: Coords = WHOLE
     group: Group = ALONE  # the ranks that hold the other slices
+    leaf: Leaf = PLAIN  # norms and activations
     first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
     attention_layers: list[Attention] = field(default_factory=list)
     ropes: dict[RopeConfig, Rotary] = field(default_factory=dict)
@@ -99,9 +101,9 @@ class Builder:
         return VocabEmbedding(weight) if group.size == 1 else SplitVocabEmbedding(weight, group)
 
     def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
-        """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual)."""
+        """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
         spec = ParamSpec(shape=(dim,), dtype=self.site.dtype, place=Replicated(), fill="near_one")
-        return RMSNorm(self._weight(spec, f"{name}.weight"), eps)
+        return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.site.leaf.add_norm)
 
     def qkv(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
         """The projection to queries, keys and values, packed in this order; `attention` takes its output."""
@@ -124,7 +126,7 @@ class Builder:
         b = self.at(name)
         shape = b._shape(dim, (b._share(hidden),) * 2, "out")
         gate_up = b._linear("gate_up_proj", shape, bias, (self.site.coords,) * 2)
-        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act)
+        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.site.leaf.gated)
 
     def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:
         """A mixture of gated MLPs.  Raises ValueError: not served yet."""

@@ -26,12 +26,13 @@ def test_it_rounds_before_the_weight_not_after(dtype: torch.dtype) -> None:
     torch.testing.assert_close(norm(x)[0], norm.weight * normed.to(dtype), rtol=0, atol=0)
 
 
-def test_the_residual_is_added_first_and_handed_on() -> None:
+def test_x_is_added_to_the_residual_in_place_and_handed_on() -> None:
     norm = make_norm(torch.float32)
     x, residual = torch.randn(2, 5, 64)
+    expected = x + residual
     y, stream = norm(x, residual)
-    assert torch.equal(stream, x + residual)
-    assert torch.equal(y, norm(x + residual)[0])
+    assert stream is residual and torch.equal(stream, expected)
+    assert torch.equal(y, norm(expected)[0])
 
 
 def test_without_a_residual_the_input_becomes_it() -> None:
