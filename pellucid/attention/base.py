@@ -50,11 +50,7 @@ class AttentionLayer(Protocol):
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
     kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
     qk_norm: QKNorm | None
-    rope_table: Tensor | None  # float32 [max_len, 2, 1, rotary_dim], see layers/rotary.py
-
-    def heads(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The plain way from the packed projection to q [T, num_heads, head_dim] and k, v, as they attend."""
-        ...
+    rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
 
 
 class AttentionBackend(Protocol):

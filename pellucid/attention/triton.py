@@ -112,7 +112,7 @@ class TritonAttention:
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         q = self.qkv_rope(
             qkv, layer.kv_cache, fwd.positions, step.slot_mapping,
-            norm=layer.qk_norm, rope=layer.rope_table, **scales,
+            norm=layer.qk_norm, rope=layer.rope, **scales,
         )  # fmt: skip
         out = torch.empty_like(q)
         how = {"scale": layer.scale, "window": layer.window, **scales}

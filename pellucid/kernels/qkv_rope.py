@@ -11,9 +11,10 @@ Legend: T tokens, N query heads, K KV heads, H head dim, R rotary dim.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from pellucid.kernels.language import tl, triton
+from pellucid.kernels.rms_norm import rms_norm_ref
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 HEADS = 8  # heads of one token that a program takes
@@ -96,38 +97,53 @@ def qkv_rope_ref(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """The same, one step and one token after the other."""
+    """The same, one step and in the end one token after the other."""
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    heads = qkv.unflatten(1, (-1, head_dim))
-    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-    if norm is not None:
-        weight, eps = norm
-        q = normalize_ref(q, weight[: q.shape[1]], eps)
-        k = normalize_ref(k, weight[q.shape[1] :], eps)
-    if rope is not None:
-        q, k = turn_ref(q, rope[positions]), turn_ref(k, rope[positions])
+    q, k, v = qkv_heads(qkv, positions, num_kv_heads, head_dim, norm=norm, rope=rope)
     limit = limit_of(kv_cache.dtype)
-    wide_k, wide_v = k.float() * (1 / k_scale), v.float() * (1 / v_scale)
+    k, v = k.float() * (1 / k_scale), v.float() * (1 / v_scale)
     if limit:
-        wide_k, wide_v = wide_k.clamp(-limit, limit), wide_v.clamp(-limit, limit)
+        k, v = k.clamp(-limit, limit), v.clamp(-limit, limit)
     for token, place in enumerate(slot_mapping.tolist()):
-        written = torch.stack((wide_k[token], wide_v[token])).to(kv_cache.dtype)
+        written = torch.stack((k[token], v[token])).to(kv_cache.dtype)
         kv_cache[place // block_size, :, :, place % block_size] = written
     return q
 
 
-def normalize_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T, heads, H] with weight [heads, H]."""
-    wide = x.float()
-    return (wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
+def qkv_heads(
+    qkv: Tensor,
+    positions: Tensor,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    rope: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, N, H], keys and values [T, K, H] as they attend, in plain torch: what CPUs run."""
+    heads = qkv.unflatten(1, (-1, head_dim))
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    if norm is not None:
+        qk = rms_norm_ref(qk, *norm)
+    if rope is not None:
+        qk = turn(qk, positions, rope)
+    q, k = qk.split((num_heads, num_kv_heads), dim=1)
+    return q, k, v
 
 
-def turn_ref(x: Tensor, angles: Tensor) -> Tensor:
-    """x [T, heads, H] turned by angles [T, 2, 1, R]: feature i pairs with i + R / 2."""
-    half = angles.shape[-1] // 2
-    cos, sin = angles[:, 0, :, :half], angles[:, 1, :, half:]
-    low, high, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
-    return torch.cat(((low * cos - high * sin).to(x.dtype), (high * cos + low * sin).to(x.dtype), rest), -1)
+def turn(x: Tensor, positions: Tensor, rope: Tensor) -> Tensor:
+    """x [T, heads, H] turned by rope [max_len, 2, 1, R] at positions [T], in float32 and rounded back."""
+    cos, sin = rope.index_select(0, positions).unbind(1)
+    rotary_dim = rope.shape[-1]
+    if rotary_dim == x.shape[-1]:
+        return rotate(x, cos, sin)
+    turning, passing = x.split((rotary_dim, x.shape[-1] - rotary_dim), dim=-1)
+    return torch.cat((rotate(turning, cos, sin), passing), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, R] with cos and signed sin [T, 1, R]: x_i pairs with x_(i + R / 2)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 @triton.jit

@@ -11,9 +11,10 @@ Legend: T tokens, D model dim.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.language import tl, triton
 
 MAX_DIM = 16384  # a row lies in the registers of one program
 ELEMENTS_PER_THREAD = 8  # of a row: what one load of 16 bytes brings
@@ -58,11 +59,14 @@ def warps_for(padded: int) -> int:
 
 
 def add_rms_norm_ref(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The same, step by step, and nothing in place."""
-    stream = x if residual is None else x + residual
-    wide = stream.float()
-    normalized = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
-    return normalized.to(x.dtype) * weight, stream
+    """The same in plain torch: what CPUs run."""
+    stream = x if residual is None else residual.add_(x)
+    return rms_norm_ref(stream, weight, eps), stream
+
+
+def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalize over the last axis; `weight` broadcasts over the others."""
+    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
 
 
 @triton.jit

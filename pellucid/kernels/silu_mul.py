@@ -10,19 +10,28 @@ Legend: T tokens, H hidden features of the feed-forward network.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.language import tl, triton
+
 BLOCK = 1024  # features of one token that a program computes
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
     """act(gate) * up for gate_up = [gate | up] of [T, 2 * H]; returns [T, H].
 
-    act: silu, gelu, gelu_tanh or relu.  Computes in float32; act(gate) is rounded before it is multiplied.
+    act: one of ACTIVATIONS.  Computes in float32; act(gate) is rounded before it is multiplied.
     """
     num_tokens, width = gate_up.shape
     assert width % 2 == 0 and gate_up.stride(1) == 1, (gate_up.shape, gate_up.stride())
@@ -36,16 +45,9 @@ def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
 
 
 def silu_mul_ref(gate_up: Tensor, act: str = "silu") -> Tensor:
-    """The same, written out."""
+    """The same in plain torch: what CPUs run."""
     gate, up = gate_up.chunk(2, dim=-1)
-    wide = gate.float()
-    activated = {
-        "silu": lambda: wide * wide.sigmoid(),
-        "gelu": lambda: F.gelu(wide),
-        "gelu_tanh": lambda: F.gelu(wide, approximate="tanh"),
-        "relu": lambda: wide.clamp(min=0),
-    }[act]()
-    return activated.to(gate_up.dtype) * up
+    return ACTIVATIONS[act](gate) * up
 
 
 @triton.jit

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.layers.norm import RMSNorm, rms_norm
-from pellucid.layers.rotary import Rotary
+from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 
 
@@ -23,7 +22,7 @@ class Attention(nn.Module):
         group: int,
         kv_scales: tuple[Weight, Weight] | None = None,
         scale: float,
-        rope: Rotary | None = None,
+        rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
         super().__init__()
@@ -35,7 +34,6 @@ class Attention(nn.Module):
         self.k_scale, self.v_scale = 1.0, 1.0
         self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
         self.rope = rope
-        self.rope_table = None if rope is None else rope.table
         self.q_norm, self.k_norm = qk_norm or (None, None)
         self.qk_norm: QKNorm | None = None  # both in one, once their weights are loaded
         self.kv_cache = torch.empty(0)  # the worker's
@@ -60,18 +58,3 @@ class Attention(nn.Module):
         assert self.backend is not None, "no attention backend is bound"
         assert (self.q_norm is None) == (self.qk_norm is None), "finish() was not called after loading"
         return self.backend.forward(qkv, self, fwd)
-
-    def heads(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split qkv, normalize and turn queries and keys, in plain torch.
-
-        Returns q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim].
-        """
-        spec = self.spec
-        heads = qkv.view(qkv.shape[0], spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-        qk, v = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if self.qk_norm is not None:
-            qk = rms_norm(qk, *self.qk_norm)
-        if self.rope is not None:
-            qk = self.rope(qk, positions)
-        q, k = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
-        return q, k, v

@@ -1,40 +1,32 @@
-"""The operations between matrix products and attention, each a pass over its operands, and who provides them.
+"""The operations between matrix products, each a pass over its operands: fused on a GPU, else plain torch.
 
-Plain torch everywhere; on a GPU with Triton fused kernels that round alike.  What lies between the packed
-projection and attention is the attention backend's.
+Both round alike.  What lies between the packed projection and attention is the attention backend's.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from pellucid.layers.activation import Gated, gated
-from pellucid.layers.norm import AddNorm, add_rms_norm
+from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_ref
+from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One provider of the leaf operations; each of them is described where plain torch does it."""
+    """One provider of the leaf operations."""
 
-    add_norm: AddNorm
-    gated: Gated
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]  # see add_rms_norm
+    gated: Callable[[Tensor, str], Tensor]  # see silu_mul
 
 
-PLAIN = Leaf(add_rms_norm, gated)
+PLAIN = Leaf(add_rms_norm_ref, silu_mul_ref)
+FUSED = Leaf(add_rms_norm, silu_mul)
 
 
 def choose_leaf(device: torch.device) -> Leaf:
-    """The fastest provider for tensors on `device`."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return PLAIN
-    return fused_leaf()
-
-
-def fused_leaf() -> Leaf:
-    """Triton's kernels; imports Triton."""
-    from pellucid.kernels import rms_norm, silu_mul
-
-    return Leaf(rms_norm.add_rms_norm, silu_mul.silu_mul)
+    """The faster one for tensors on `device`."""
+    return FUSED if device.type == "cuda" else PLAIN

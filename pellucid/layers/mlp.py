@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.layers.activation import Gated, activation, gated
+from pellucid.layers.activation import activation
+from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 
 
@@ -17,13 +18,13 @@ class GatedMLP(nn.Module):
         gate_up: Linear | Unmerged,
         down: Linear | Reduced | Unmerged,
         act: str,
-        gated: Gated = gated,
+        leaf: Leaf,
     ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
         self.act = activation(act)
-        self.gated = gated
+        self.leaf = leaf
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
-        return self.down(self.gated(self.gate_up(x, fwd), self.act), fwd)
+        return self.down(self.leaf.gated(self.gate_up(x, fwd), self.act), fwd)

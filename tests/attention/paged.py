@@ -33,17 +33,12 @@ class Rows:
     k_scale: float = 1.0
     v_scale: float = 1.0
     qk_norm: QKNorm | None = None
-    rope_table: Tensor | None = None
+    rope: Tensor | None = None
 
     @property
     def qkv(self) -> Tensor:
         """The packed projection [T, (N + 2K) * H]."""
         return torch.cat((self.q, self.k, self.v), dim=1).flatten(1)
-
-    def heads(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = [x.shape[1] for x in (self.q, self.k, self.v)]
-        q, k, v = qkv.unflatten(1, (-1, self.q.shape[2])).split(sizes, dim=1)
-        return q, k, v
 
     def expected(self) -> Tensor:
         """Naive attention in float64.  [T, N * H]"""

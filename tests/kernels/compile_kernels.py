@@ -19,8 +19,7 @@ from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 from pellucid.kernels.qkv_rope import HEADS, NUM_WARPS, qkv_rope_kernel
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
-from pellucid.kernels.silu_mul import BLOCK, silu_mul_kernel
-from pellucid.layers.activation import FUNCTIONS
+from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
@@ -94,7 +93,7 @@ def leaf_kernels() -> None:
         constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True}
         size = shared_memory(add_rms_norm_kernel, "", constants, num_warps=warps_for(dim))
         report(add_rms_norm_kernel, dim, size)
-    for act in FUNCTIONS:
+    for act in ACTIVATIONS:
         constants = {"HIDDEN": 3072, "ACT": act, "BLOCK": BLOCK}
         report(silu_mul_kernel, act, shared_memory(silu_mul_kernel, "", constants, num_warps=4))
 

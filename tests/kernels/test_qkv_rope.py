@@ -1,4 +1,4 @@
-"""From projection to attention's operands: the kernel against its reference, that against plain torch."""
+"""From projection to attention's operands: the kernel against its reference, and what is written where."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels.qkv_rope import qkv_rope, qkv_rope_ref
-from pellucid.layers.norm import rms_norm
 from pellucid.layers.rope import RopeConfig
-from pellucid.layers.rotary import Rotary
+from pellucid.layers.rotary import rotary_table
 from tests.kernels.compare import DTYPES, assert_rounded_alike
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,9 +60,9 @@ class Call:
         return q, cache
 
 
-def rotary(rotary_dim: int) -> Rotary:
+def table(rotary_dim: int) -> Tensor:
     config = RopeConfig(kind="default", theta=1e4, rotary_dim=rotary_dim, max_position_embeddings=MAX_LEN)
-    return Rotary(config, max_len=MAX_LEN, device=torch.device(DEVICE))
+    return rotary_table(config, MAX_LEN).to(DEVICE)
 
 
 def make(shape: Shape, dtype: torch.dtype = torch.float32, num_tokens: int = 5) -> Call:
@@ -77,7 +76,7 @@ def make(shape: Shape, dtype: torch.dtype = torch.float32, num_tokens: int = 5) 
         places=torch.randperm(8 * shape.block_size, device=DEVICE)[:num_tokens],
         options={
             "norm": (weight.to(dtype), 1e-6) if shape.has_norm else None,
-            "rope": rotary(shape.rotary_dim).table if shape.rotary_dim else None,
+            "rope": table(shape.rotary_dim) if shape.rotary_dim else None,
         },
     )
 
@@ -95,25 +94,6 @@ def test_the_kernel_rounds_as_its_reference_does(shape: Shape, dtype: torch.dtyp
     assert_rounded_alike(q, expected)
     assert_rounded_alike(cache, expected_cache)
     assert q.is_contiguous()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=name)
-def test_the_reference_turns_and_normalizes_as_the_layers_do(shape: Shape, dtype: torch.dtype) -> None:
-    call = make(shape, dtype)
-    heads = call.qkv.unflatten(1, (-1, shape.head_dim))
-    q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
-    if shape.has_norm:
-        weight, eps = call.options["norm"]
-        q_weight, k_weight = weight.split((shape.num_heads, shape.num_kv_heads))
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    if shape.rotary_dim:
-        turn = rotary(shape.rotary_dim)
-        q, k = turn(q, call.positions), turn(k, call.positions)
-    expected, cache = call.run(qkv_rope_ref)
-    assert_rounded_alike(q, expected)
-    written = cache.transpose(2, 3)[call.places // shape.block_size, :, call.places % shape.block_size]
-    assert_rounded_alike(written, torch.stack((k, v), dim=1))
 
 
 @pytest.mark.parametrize("function", [qkv_rope, qkv_rope_ref])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pellucid.layers.leaf import PLAIN
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, ParamSpec, Replicated
@@ -14,7 +15,7 @@ def make_norm(dtype: torch.dtype) -> RMSNorm:
     spec = ParamSpec(shape=(64,), dtype=dtype, place=Replicated(), fill="near_one")
     weight = Weight.empty(spec, ("norm.weight",), (WHOLE,), torch.device("cpu"))
     weight.fill(torch.Generator().manual_seed(0))
-    return RMSNorm(weight, eps=1e-5)
+    return RMSNorm(weight, 1e-5, PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
