@@ -2,8 +2,9 @@
 
 Each figure is the median over replays of a CUDA graph that holds several launches, each on operands of its
 own, so that nothing but small operands is found in the L2 cache.  Decode is measured in GB/s of keys and
-values, prefill in TFLOP/s below the causal diagonal, what lies between products and attention in GB/s moved;
-a plain copy and a plain matrix product say what the machine gives.
+values, prefill in TFLOP/s below the causal diagonal, products of few rows in GB/s of weights, draws in GB/s
+of logits, passes between products in GB/s read and written; a plain copy and a plain matrix product say what
+the machine gives.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.sample import draw
 from pellucid.kernels.silu_mul import silu_mul
+from pellucid.kernels.small_products import SmallProducts, choices_for
+from pellucid.sample.noise import token_codes
 
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
@@ -41,6 +46,10 @@ DECODES = {
     "16 x 1,024": [1024] * 16,
     "64 x 1,024": [1024] * 64,
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+}
+PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
+    "0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
+    "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
 PREFILLS = {
     "16 x 512": [(512, 512)] * 16,
@@ -207,6 +216,43 @@ def pass_figure(
     return Figure(kernel, model, f"{num_tokens:,} tokens", seconds * 1e6, num_bytes / seconds / 1e9, "GB/s")
 
 
+def product_figure(shape: tuple[int, int], num_rows: int) -> Figure:
+    """A projection [outputs, inputs] of few rows, as a layer multiplies it."""
+    num_out, num_in = shape
+    copies = max(2, CACHE_BYTES // (2 * num_out * num_in))
+    weights = [torch.randn(shape, dtype=DTYPE, device="cuda") for _ in range(copies)]
+    x = torch.randn(num_rows, num_in, dtype=DTYPE, device="cuda")
+    products = SmallProducts(weights[0], choices_for(weights[0]))
+
+    def launch(weight: Tensor) -> Callable[[], object]:
+        def run() -> Tensor:
+            y = products(x, weight)
+            return F.linear(x, weight) if y is None else y
+
+        return run
+
+    seconds = median_seconds([launch(weight) for weight in weights])
+    case = f"{num_out:,} x {num_in:,}, {num_rows} rows"
+    return Figure("product", "-", case, seconds * 1e6, weights[0].nbytes / seconds / 1e9, "GB/s")
+
+
+def draw_figure(num_rows: int, temperature: float) -> Figure:
+    """Drawing tokens from logits of Qwen3's vocabulary."""
+    vocab_size = 151_936
+    copies = max(1, CACHE_BYTES // (2 * num_rows * vocab_size))
+    logits = [torch.randn(num_rows, vocab_size, dtype=DTYPE, device="cuda") for _ in range(copies)]
+    slots = torch.arange(num_rows, device="cuda")
+    heat = torch.full((num_rows,), temperature, dtype=torch.float64, device="cuda")
+    codes = token_codes(vocab_size, "cuda")
+
+    def launch(logits: Tensor) -> Callable[[], object]:
+        return lambda: draw(logits, codes, slots, heat, slots, slots)
+
+    seconds = median_seconds([launch(part) for part in logits])
+    case = f"{num_rows} rows at temperature {temperature}"
+    return Figure("draw", "-", case, seconds * 1e6, logits[0].nbytes / seconds / 1e9, "GB/s")
+
+
 def machine_figures() -> list[Figure]:
     """What the machine gives a plain copy and a plain matrix product."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -229,7 +275,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     figures = machine_figures()
+    figures += [draw_figure(rows, temperature) for rows in (1, 32, 256) for temperature in (0.0, 0.6)]
     for model in options.models:
+        shapes = PROJECTIONS.get(model, ())
+        figures += [product_figure(shape, rows) for shape in shapes for rows in (1, 4, 16, 64)]
         figures += [decode_figure(model, name, options.block_size, 1) for name in DECODES]
         figures += [decode_figure(model, name, options.block_size, 4) for name in ("1 x 1,024", "64 x 1,024")]
         figures += [prefill_figure(model, name, options.block_size) for name in PREFILLS]

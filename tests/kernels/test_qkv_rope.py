@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.qkv_rope import qkv_rope, qkv_rope_ref
+from pellucid.kernels.qkv_rope import FEW_TOKENS, program_size, qkv_rope, qkv_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from tests.kernels.compare import DTYPES, assert_rounded_alike
@@ -109,6 +109,14 @@ def test_each_token_lands_in_its_place_and_nothing_else_changes(function) -> Non
         assert torch.equal(page[0], k[token]) and torch.equal(page[1], v[token])
         page.zero_()
     assert cache.eq(0).all()
+
+
+def test_many_tokens_take_larger_programs_and_give_the_same() -> None:
+    call = make(SHAPES[2], num_tokens=FEW_TOKENS + 1)
+    (q, cache), (expected, expected_cache) = call.run(qkv_rope), call.run(qkv_rope_ref)
+    assert program_size(FEW_TOKENS) != program_size(FEW_TOKENS + 1)
+    assert_rounded_alike(q, expected)
+    assert_rounded_alike(cache, expected_cache)
 
 
 def test_rows_may_be_slices_of_wider_ones() -> None:
