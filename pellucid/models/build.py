@@ -13,6 +13,7 @@ from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
+from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -51,6 +52,7 @@ class BuildOptions:
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     first_group: int = 0  # KV groups before this model's
+    leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
@@ -114,6 +116,7 @@ def build(
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
         first_group=options.first_group,
+        leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(site)
     model = family(Fields(checkpoint.config), builder)

@@ -15,10 +15,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
-from pellucid.kernels.kv_write import kv_write_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
+from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
+from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
+from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -31,6 +33,7 @@ POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"} 
 PARTIAL = {
     "partial_ptr",
     "statistics_ptr",
+    "rope_ptr",
     "values_ptr",
     "part_values_ptr",
     "x_scale_ptr",
@@ -51,10 +54,10 @@ def signature_of(name: str, stored: str) -> str:
         return "*i64"
     if name == "temperatures_ptr":
         return "*fp64"
-    return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith("scale") else "i32"
+    return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps")) else "i32"
 
 
-def shared_memory(kernel, stored: str, constants: dict[str, float | None], **options: int) -> int:  # noqa: ANN001
+def shared_memory(kernel, stored: str, constants: dict[str, float | str | None], **options: int) -> int:  # noqa: ANN001
     """Compile for a Hopper GPU.  Bytes of shared memory a program takes."""
     names = kernel.arg_names
     chosen = {name: value for name, value in constants.items() if name in names}
@@ -74,6 +77,29 @@ def main() -> None:
     compile_attention()
     compile_products()
     compile_draw()
+    compile_passes()
+
+
+def compile_passes() -> None:
+    """What lies between products, and between products and attention."""
+    for head_dim, rotary_dim, cache in ((128, 128, "*bf16"), (80, 40, "*bf16"), (128, 64, "*fp8e4nv")):
+        heads, num_warps = program_size(4096)
+        constants = {
+            **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": heads},
+            **{"HALF": rotary_dim // 2, "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2)},
+            **{"REST_PADDED": triton.next_power_of_2(max(1, head_dim - rotary_dim))},
+            **{"HAS_NORM": True, "HAS_ROPE": True, "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0},
+        }
+        size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
+        sys.stdout.write(f"qkv_rope_kernel {head_dim} {size}\n")
+    for dim in (1024, MAX_DIM):
+        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True}
+        size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
+        sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
+    for act in ACTIVATIONS:
+        constants = {"HIDDEN": 3072, "ACT": act, "BLOCK": BLOCK}
+        size = shared_memory(silu_mul_kernel, "", constants, num_warps=4)
+        sys.stdout.write(f"silu_mul_kernel {act} {size}\n")
 
 
 def compile_products() -> None:
@@ -108,14 +134,7 @@ def compile_attention() -> None:
     ):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
-            **{
-                "NUM_KV_HEADS": 8,
-                "HEADS_PADDED": 8,
-                "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0,
-                "GROUP_SIZE": 2,
-                "HEAD_DIM": head_dim,
-                "DIM_PADDED": dim,
-            },
+            **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 2, "HEAD_DIM": head_dim, "DIM_PADDED": dim},
             **{
                 "CHUNK": 256,
                 "NUM_CHUNKS": 32,
@@ -129,7 +148,6 @@ def compile_attention() -> None:
             (decode_kernel, 16, 2),
             (prefill_kernel, PACKED_ROWS, 8),
             (merge_kernel, 1, 4),
-            (kv_write_kernel, 1, 4),
         )
         for kernel, rows, warps in launches:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
