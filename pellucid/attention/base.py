@@ -30,7 +30,7 @@ class AttentionSpec:
     kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
     sink: bool = False
-    tree: bool = False
+    tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
 
 class QKNorm(NamedTuple):
@@ -57,7 +57,7 @@ class AttentionBackend(Protocol):
     """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
-    supports_trees: ClassVar[bool]
+    supports_trees: ClassVar[bool]  # whether it obeys fwd.tree
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -82,6 +82,15 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy one layer's keys and values from places to places, block * block_size + offset.
+
+        sources, targets: [B, n] int64; a row's own places only, targets rising and none behind its source,
+        so that no copy writes what a later one reads.
+        Where there is nothing to copy both are 0, in the padding block.
+        """
+        ...
+
 
 ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     "attention backend",
@@ -93,13 +102,24 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
 PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
 
 
+def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
+    """Why this backend cannot serve the draft trees that are asked for, or None."""
+    if not spec.tree_depth:
+        return None
+    if not backend.supports_trees:
+        return "has no masks for draft trees; propose chains, or choose a backend that has"
+    if spec.window is not None and spec.window <= spec.tree_depth:
+        return f"a window of {spec.window} tokens does not reach over a draft tree {spec.tree_depth} deep"
+    return None
+
+
 def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
     """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals."""
     candidates = (name,) if name else PREFERENCE[platform.device]
     refusals: list[str] = []
     for candidate in candidates:
         backend = ATTENTION_BACKENDS.load(candidate)
-        reason = backend.supports(spec, platform)
+        reason = backend.supports(spec, platform) or tree_refusal(backend, spec)
         if reason is None:
             return backend()
         refusals.append(f"{candidate}: {reason}")

@@ -53,6 +53,28 @@ def test_a_long_prompt_chunk_behind_a_prefix_is_cut_into_tiles(window: int | Non
     assert_right(make_settled_rows([(1100, 1300)], heads=(2, 1), window=window))
 
 
+TREE = (0, 0, 1, 1, 2, 3, 0, 7, 8, 8)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("window", [None, 5, 50])
+def test_drafts_of_a_tree_see_their_ancestors_alone(block_size: int, window: int | None) -> None:
+    lens = [(1, 1), (6, 40), (6, 33), (4, 37), (1, 100), (11, 60), (20, 20)]
+    rows = make_settled_rows(lens, block_size=block_size, window=window)
+    assert_right(rows.plant(TREE, [0, 5, 5, 3, 0, 10, 0]))
+
+
+def test_kept_drafts_move_together_and_the_rest_stays() -> None:
+    before = torch.randn(5, 2, 2, 16, 8)
+    cache = before.clone()
+    sources, targets = torch.tensor([[19, 21], [0, 63]]), torch.tensor([[18, 19], [0, 62]])
+    TorchAttention().move(cache, sources, targets)
+    flat_before, flat = (x.permute(0, 3, 1, 2, 4).reshape(80, 2, 2, 8) for x in (before, cache))
+    expected = flat_before.clone()
+    expected[[18, 19, 62]] = flat_before[[19, 21, 63]]
+    assert torch.equal(flat, expected)
+
+
 def test_padding_rows_get_zeros_and_disturb_nobody() -> None:
     rows = make_settled_rows(MIXED, num_padding=3)
     assert_right(rows)
@@ -125,11 +147,19 @@ def test_the_cpu_gets_this_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"sink": True}, {"tree": True}, {"dtype": torch.int8}, {"num_kv_heads": 3}]
+    "asked",
+    [{"sink": True}, {"tree_depth": 4, "window": 4}, {"dtype": torch.int8}, {"num_kv_heads": 3}],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="torch: "):
         choose_backend("torch", spec(**asked), CPU)
+
+
+def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchAttention, "supports_trees", False)
+    with pytest.raises(ValueError, match="torch: has no masks for draft trees"):
+        choose_backend(None, spec(tree_depth=3), CPU)
+    assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
 
 
 def test_the_layout_is_pages_of_keys_then_values() -> None:

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
+from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
@@ -25,7 +26,7 @@ from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
-POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"} | {
+POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"} | {
     "arrivals_ptr",
     "tokens_ptr",
     "part_tokens_ptr",
@@ -39,7 +40,11 @@ PARTIAL = {
     "x_scale_ptr",
     "weight_scale_ptr",
 }
-LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_ptr"}
+LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_ptr"} | {
+    "ancestors_ptr",
+    "sources_ptr",
+    "targets_ptr",
+}
 
 
 def signature_of(name: str, stored: str) -> str:
@@ -127,20 +132,28 @@ def compile_draw() -> None:
 
 
 def compile_attention() -> None:
-    for head_dim, num_query, window, cache in (
-        (128, 1, 0, "*bf16"),
-        (80, 4, 500, "*bf16"),
-        (128, 4, 0, "*fp8e4nv"),
+    for head_dim, num_query, window, tree, cache in (
+        (128, 1, 0, False, "*bf16"),
+        (80, 4, 500, True, "*bf16"),
+        (128, 4, 0, False, "*fp8e4nv"),
+        (128, 8, 0, True, "*fp8e4nv"),
     ):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
-            **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 2, "HEAD_DIM": head_dim, "DIM_PADDED": dim},
+            **{
+                "NUM_KV_HEADS": 8,
+                "GROUP_SIZE": 2,
+                "HEADS_PADDED": 8,
+                "HEAD_DIM": head_dim,
+                "DIM_PADDED": dim,
+            },
             **{
                 "CHUNK": 256,
                 "NUM_CHUNKS": 32,
                 "CHUNKS_PADDED": 32,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
+                "TREE": tree,
             },
             **{"BLOCK_SIZE": 64, "TILE": tile, "TILE_QUERIES": PACKED_ROWS // 2},
         }
@@ -148,6 +161,7 @@ def compile_attention() -> None:
             (decode_kernel, 16, 2),
             (prefill_kernel, PACKED_ROWS, 8),
             (merge_kernel, 1, 4),
+            (kv_move_kernel, 1, 1),
         )
         for kernel, rows, warps in launches:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
