@@ -14,15 +14,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
 from pellucid.kernels.kv_write import kv_write_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
+from pellucid.kernels.quantize_fp8 import quantize_fp8_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
 POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"}
 PARTIAL = {"partial_ptr", "statistics_ptr"}
+FP8_TYPES = {
+    "x_scale_ptr": "*fp32",
+    "weight_scale_ptr": "*fp32",
+    "scales_ptr": "*fp32",
+    "static_ptr": "*fp32",
+}
 
 
 def signature_of(name: str, cache: str) -> str:
@@ -40,9 +48,15 @@ def signature_of(name: str, cache: str) -> str:
 
 def shared_memory(kernel, cache: str, constants: dict[str, float], **options: int) -> int:  # noqa: ANN001
     """Compile for a Hopper GPU.  Bytes of shared memory a program takes."""
+    types = {name: signature_of(name, cache) for name in kernel.arg_names}
+    return compiled_size(kernel, types, constants, **options)
+
+
+def compiled_size(kernel, types: dict[str, str], constants: dict[str, float], **options: int) -> int:  # noqa: ANN001
+    """The same, with the type of each argument that is no constant."""
     names = kernel.arg_names
     chosen = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in chosen else signature_of(name, cache) for name in names}
+    signature = {name: "constexpr" if name in chosen else types[name] for name in names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
@@ -89,6 +103,26 @@ def main() -> None:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
             size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
+    quantizations()
+
+
+def quantizations() -> None:
+    """Rounding to FP8, by rows and by blocks, and products of blocks."""
+    for features, group in ((12288, 12288), (12288, 128)):
+        constants = {"K": features, "GROUP": group, "GROUPS": features // group, "IS_STATIC": False}
+        constants |= {"GROUP_PADDED": triton.next_power_of_2(group)}
+        constants |= {"GROUPS_PADDED": triton.next_power_of_2(features // group)}
+        types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "x_stride": "i32", **FP8_TYPES}
+        size = compiled_size(quantize_fp8_kernel, types, constants, num_warps=16)
+        sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
+    for num_tokens in (1, 64, 1000):
+        rows, columns, warps = tile_for(num_tokens)
+        constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}
+        types = {"x_ptr": "*fp8e4nv", "weight_ptr": "*fp8e4nv", "out_ptr": "*bf16", "num_tokens": "i32"}
+        size = compiled_size(
+            block_fp8_matmul_kernel, types | FP8_TYPES, constants, num_warps=warps, num_stages=4
+        )
+        sys.stdout.write(f"{block_fp8_matmul_kernel.fn.__name__} {num_tokens} {size}\n")
 
 
 if __name__ == "__main__":
