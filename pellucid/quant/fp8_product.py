@@ -1,8 +1,8 @@
 """The arithmetic of FP8 (E4M3): rounding to it, and products of what was rounded.
 
-y is the sum over blocks of inputs of s_x s_w (x / s_x) (w / s_w), added up in float32.  A block is a whole row
-or as many inputs as the checkpoint says.  GPUs from Hopper on multiply in FP8; all other machines multiply the
-same rounded numbers in float32, exact but slow: there it is for checking results.
+y is the sum over blocks of inputs of s_x s_w (x / s_x) (w / s_w), added up in float32.  A block is a whole
+row or as many inputs as the checkpoint says.  GPUs from Hopper on multiply in FP8; others multiply the same
+rounded numbers in float32, exact but slow: there it is for checking results.
 """
 
 from __future__ import annotations
