@@ -70,32 +70,32 @@ class TorchGroup:
     """A group of several, over gloo (CPU) or NCCL (CUDA)."""
 
     def __init__(
-        self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[], None]
+        self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[str], None]
     ) -> None:
         self.rank, self.size = ranks.index(world_rank), len(ranks)
         self._device, self._entered = device, entered
         self._group = _new_group(ranks)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        with self._calling():
+        with self._calling("all_reduce"):
             dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         gathered = x.new_empty((self.size, *x.shape))
-        with self._calling():
+        with self._calling("all_gather"):
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)
         return gathered
 
     def minimum(self, value: int) -> int:
         number = torch.tensor([value], dtype=torch.int64, device=self._device)
-        with self._calling():
+        with self._calling("all_reduce (minimum)"):
             dist.all_reduce(number, op=dist.ReduceOp.MIN, group=self._group)
         return int(number)
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
-        self._entered()
+    def _calling(self, name: str) -> Iterator[None]:
+        self._entered(name)
         try:
             yield
         except RuntimeError as error:
@@ -114,11 +114,11 @@ class Links:
 UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
 
 
-def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable[[], None]) -> Links:
+def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable[[str], None]) -> Links:
     """Meet the other ranks of the mesh.
 
-    rendezvous: a path that only they know, in a folder that exists.  entered: told of each collective before
-    it begins, so that a silent rank can be found.
+    rendezvous: a path that only they know, in a folder that exists.  entered: told the name of each
+    collective before it begins, so that a silent rank can be found.
     """
     if mesh.world == 1:
         return UNLINKED
@@ -141,7 +141,7 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def _group(ranks: tuple[int, ...], rank: int, device: torch.device, entered: Callable[[], None]) -> Group:
+def _group(ranks: tuple[int, ...], rank: int, device: torch.device, entered: Callable[[str], None]) -> Group:
     if len(ranks) == 1:
         return ALONE
     if rank not in ranks:

@@ -3,10 +3,12 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
 
-A row's keys are cut into chunks of a fixed size, one program each, and a second kernel merges the chunks.
-Chunks depend on the row and on max_model_len only, so a row's result does not depend on its company.  The
-grid depends on nothing that only the device knows: it covers the longest possible row, and programs without
-work leave at once.
+The keys that a row sees are cut into chunks, one program each, and a second kernel merges the chunks.  How
+they are cut follows from the row's length and from how many rows there are, never from the other rows'
+lengths.  The grid depends on nothing that only the device knows: programs without work leave at once.
+
+Moves each key and value once.  On an H200, pages of 64, bfloat16, head dim 128: 256 rows of 100 to 2,000 keys
+at 4.1 TB/s, 32 of 300 at 2.0 TB/s, one of 1,000 in 8 us with its merge (benchmarks/kernels.py).
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
@@ -30,15 +32,20 @@ from pellucid.kernels.paged_attention import (
 )
 
 MAX_QUERY = 8  # queries a row
-MIN_CHUNK = 256  # keys: short enough to spread one sequence over a GPU, long enough to fill the pipeline
-MAX_CHUNKS = 32  # of a row: bounds the programs without work
+# Pairs of a row and a KV head -> fewest keys of a chunk: few pairs are cut fine to fill the GPU; many are cut
+# to balance long rows alone, for each cut costs a merge.
+MIN_CHUNKS = ((32, 64), (128, 128), (512, 256), (1024, 512))
+LARGE_CHUNK = 2048
+MAX_PROGRAMS = 8192  # of a launch, chunks without work included
 
 decode_attention_ref = paged_attention_ref
 
 
-def chunk_size(max_keys: int) -> int:
-    """Keys a program attends to, given how many a row may have."""
-    return max(MIN_CHUNK, triton.next_power_of_2(triton.cdiv(max_keys, MAX_CHUNKS)))
+def cut(num_pairs: int, max_keys: int) -> tuple[int, int]:
+    """(fewest keys of a chunk, most chunks of a row) for so many pairs of a row and a KV head."""
+    min_chunk = next((chunk for pairs, chunk in MIN_CHUNKS if num_pairs <= pairs), LARGE_CHUNK)
+    most = max(8, MAX_PROGRAMS // num_pairs // 8 * 8)
+    return min_chunk, min(most, 128, triton.cdiv(max_keys, min_chunk))
 
 
 def decode_attention(
@@ -66,10 +73,9 @@ def decode_attention(
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     max_keys = rows.block_table.shape[1] * block_size
-    chunk = chunk_size(max_keys)
-    num_chunks = triton.cdiv(max_keys, chunk)
     if window is not None:
-        num_chunks = min(num_chunks, triton.cdiv(window + rows.max_query - 2, chunk) + 1)
+        max_keys = min(max_keys, window + rows.max_query - 1)
+    min_chunk, num_chunks = cut(rows.num_rows * num_kv_heads, max_keys)
     partial = torch.empty(
         (rows.num_rows, num_kv_heads, num_chunks, packed, head_dim) if num_chunks > 1 else (0,),
         dtype=torch.float32,
@@ -85,7 +91,7 @@ def decode_attention(
         "HEAD_DIM": head_dim,
         "DIM_PADDED": dim_padded,
     }
-    split = {"CHUNK": chunk, "NUM_CHUNKS": num_chunks, "PACKED": packed, "WINDOW": window or 0}
+    split = {"PACKED": packed, "WINDOW": window or 0, "TILE": tile}
     decode_kernel[(rows.num_rows, num_kv_heads, num_chunks)](
         q,
         kv_cache,
@@ -97,6 +103,8 @@ def decode_attention(
         rows.cu_seqlens_q,
         scale * k_scale * LOG2_E,
         v_scale,
+        min_chunk,
+        num_chunks,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -104,10 +112,9 @@ def decode_attention(
         **shape,
         **split,
         BLOCK_SIZE=block_size,
-        TILE=tile,
         M=padded,
-        num_warps=2 if padded <= 16 else 4,
-        num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+        num_warps=4,
+        num_stages=min(2, stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize)),
     )
     if num_chunks > 1:
         merge_kernel[(rows.num_rows, num_kv_heads * packed)](
@@ -117,25 +124,31 @@ def decode_attention(
             rows.seq_lens,
             rows.cu_seqlens_q,
             v_scale,
+            min_chunk,
+            num_chunks,
             out.stride(0),
             **shape,
             **split,
-            CHUNKS_PADDED=triton.next_power_of_2(num_chunks),
+            CHUNKS_PADDED=16 if num_chunks <= 16 else 128,
             num_warps=4,
         )
     return out
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, CHUNK: tl.constexpr, WINDOW: tl.constexpr):
-    """A row's (first chunk in sight, number of chunks in sight), the latter at least 1."""
+def chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """A row's (first key in sight, keys of a chunk, number of chunks, at least 1)."""
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // CHUNK
-    return first, tl.maximum((seq_len + CHUNK - 1) // CHUNK - first, 1)
+        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE * TILE
+    in_sight = seq_len - first
+    share = (in_sight + num_chunks - 1) // num_chunks
+    chunk = tl.maximum((share + TILE - 1) // TILE * TILE, min_chunk)
+    return first, chunk, tl.maximum((in_sight + chunk - 1) // chunk, 1)
 
 
-@triton.jit
+# Numbers that change with the rows are not specialized on: one variant serves all.
+@triton.jit(do_not_specialize=["min_chunk", "num_chunks"])
 def decode_kernel(
     q_ptr,
     cache_ptr,
@@ -147,6 +160,8 @@ def decode_kernel(
     cu_seqlens_q_ptr,
     scale,
     v_scale,
+    min_chunk,  # fewest keys of a chunk
+    num_chunks,  # most chunks of a row
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -155,12 +170,10 @@ def decode_kernel(
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
     WINDOW: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
 ):
     """One program a row, KV head and chunk.  A row with one chunk in sight is finished here."""
@@ -170,7 +183,7 @@ def decode_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
     num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
-    first_chunk, chunks_in_sight = chunks_of(seq_len, num_query, CHUNK, WINDOW)
+    first_key, keys, chunks_in_sight = chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE, WINDOW)
     if chunk >= chunks_in_sight:
         return
 
@@ -182,7 +195,7 @@ def decode_kernel(
     q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
     half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
-    begin = (first_chunk + chunk) * CHUNK
+    begin = first_key + chunk * keys
     accumulator, maximum, total = attend_range(
         q,
         block_table_ptr + row * block_table_stride,
@@ -190,7 +203,7 @@ def decode_kernel(
         seq_len - num_query,
         seq_len - 1,
         begin,
-        begin + CHUNK,
+        begin + keys,
         seq_len - num_query + query,
         scale,
         half,
@@ -206,14 +219,14 @@ def decode_kernel(
         result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
         out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
         tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
-    elif NUM_CHUNKS > 1:
-        line = ((row * NUM_KV_HEADS + kv_head) * NUM_CHUNKS + chunk) * PACKED + packed
+    else:
+        line = ((row * NUM_KV_HEADS + kv_head) * num_chunks + chunk) * PACKED + packed
         tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
         tl.store(statistics_ptr + line * 2, maximum, mask=query < num_query)
         tl.store(statistics_ptr + line * 2 + 1, total, mask=query < num_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_chunk", "num_chunks"])
 def merge_kernel(
     out_ptr,
     partial_ptr,
@@ -221,15 +234,16 @@ def merge_kernel(
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     v_scale,
+    min_chunk,
+    num_chunks,
     out_token_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
     WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
     CHUNKS_PADDED: tl.constexpr,
 ):
     """One program a row, query and head: the weighted mean of its chunks."""
@@ -238,13 +252,14 @@ def merge_kernel(
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
     first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
     num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
-    _, chunks_in_sight = chunks_of(tl.load(seq_lens_ptr + row), num_query, CHUNK, WINDOW)
+    seq_len = tl.load(seq_lens_ptr + row)
+    _, _, chunks_in_sight = chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE, WINDOW)
     if (query >= num_query) | (chunks_in_sight == 1):
         return
 
     chunk = tl.arange(0, CHUNKS_PADDED)
     dim = tl.arange(0, DIM_PADDED)
-    line = ((row * NUM_KV_HEADS + kv_head) * NUM_CHUNKS + chunk) * PACKED + packed
+    line = ((row * NUM_KV_HEADS + kv_head) * num_chunks + chunk) * PACKED + packed
     present = chunk < chunks_in_sight
     maximum = tl.load(statistics_ptr + line * 2, mask=present, other=float("-inf"))
     total = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0)

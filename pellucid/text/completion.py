@@ -37,11 +37,12 @@ class Completion:
                 self._tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
             )
         self._stops: StopStrings | None = None
-        if sampling.stop:
+        if sampling.stop and self._detokenizer is not None:
             include = sampling.include_stop_str_in_output
             self._stops = StopStrings(list(sampling.stop), include_in_output=include)
         self._text = ""  # up to the last snapshot
         self._new_texts: list[str] = []  # since the last snapshot or delta
+        self._num_read = 0  # tokens that are text already; the others wait until somebody looks
         self._num_tokens_out = 0  # tokens that earlier deltas have shown
 
     @property
@@ -54,15 +55,17 @@ class Completion:
         Tokens behind the one that completes a stop string are dropped, however many come at once.
         """
         assert self.finish_reason is None, f"{self._request.id} is finished, but got {update}"
-        num_kept = self._read(update)
-        self.token_ids += update.new_token_ids[:num_kept]
+        new = update.new_token_ids
+        if self._stops is not None:
+            new = new[: self._num_wanted(update, self._stops)]
+        self.token_ids += new
         if self.logprobs is not None and update.logprobs is not None:
-            self._add_logprobs(self.logprobs, update.logprobs[:num_kept])
+            self._add_logprobs(self.logprobs, update.logprobs[: len(new)])
         if self._stops is not None and self._stops.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched
         elif update.finish_reason is not None:
             self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
-            self._flush()
+            self._flush(update)
 
     def snapshot(self) -> CompletionOutput:
         """Everything so far, in lists of its own."""
@@ -77,6 +80,8 @@ class Completion:
         return self._output(self._take_new_text(), self.token_ids[first:], logprobs)
 
     def _take_new_text(self) -> str:
+        if self.finish_reason is None:
+            self._read(len(self.token_ids))
         text = "".join(self._new_texts)
         self._new_texts.clear()
         return text
@@ -94,25 +99,23 @@ class Completion:
             stop_reason=self.stop_reason,
         )
 
-    def _read(self, update: SeqUpdate) -> int:
-        """Detokenize; returns how many of the new tokens belong to the completion."""
-        num_new = len(update.new_token_ids)
-        if self._detokenizer is None:
-            return num_new
-        shown = update.new_token_ids[:-1] if self._ends_hidden(update) else update.new_token_ids
-        if self._stops is None:
-            self._new_texts.append(self._detokenizer.feed(shown))
-            return num_new
-        return self._read_until_stop(shown, self._detokenizer, self._stops) or num_new
+    def _read(self, end: int) -> None:
+        """Turn tokens up to `end` into text; with stop strings that has happened."""
+        if self._detokenizer is not None and self._num_read < end:
+            self._new_texts.append(self._detokenizer.feed(self.token_ids[self._num_read : end]))
+        self._num_read = end
 
-    def _read_until_stop(self, token_ids: Sequence[int], detokenizer: Detokenizer, stops: StopStrings) -> int:
-        """Read one token at a time; the number of tokens up to the one that completes a stop string, or 0."""
-        for num_read, token_id in enumerate(token_ids, start=1):
-            armed = len(self.token_ids) + num_read > self._request.sampling.min_tokens
-            self._new_texts.append(stops.feed(detokenizer.feed([token_id]), armed=armed))
+    def _num_wanted(self, update: SeqUpdate, stops: StopStrings) -> int:
+        """Read the new tokens one by one; how many there are up to the one that completes a stop string."""
+        new = update.new_token_ids
+        assert self._detokenizer is not None, "stop strings need a tokenizer"
+        self._num_read += len(new)
+        for num, token_id in enumerate(new[:-1] if self._ends_hidden(update) else new, start=1):
+            armed = len(self.token_ids) + num > self._request.sampling.min_tokens
+            self._new_texts.append(stops.feed(self._detokenizer.feed([token_id]), armed=armed))
             if stops.matched is not None:
-                return num_read
-        return 0
+                return num
+        return len(new)
 
     def _ends_hidden(self, update: SeqUpdate) -> bool:
         """A token that ends the text is kept among the ids but is no part of the text."""
@@ -122,10 +125,11 @@ class Completion:
             return False
         return update.new_token_ids[-1] in self._request.stop_token_ids
 
-    def _flush(self) -> None:
+    def _flush(self, update: SeqUpdate) -> None:
         """The text ends here: what was held back for what might follow is shown."""
         if self._detokenizer is None:
             return
+        self._read(len(self.token_ids) - self._ends_hidden(update))
         rest = self._detokenizer.flush()
         self._new_texts.append(rest if self._stops is None else self._stops.flush() + rest)
 

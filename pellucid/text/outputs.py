@@ -97,10 +97,13 @@ class OutputProcessor:
 
         Updates of unknown requests are ignored: the engine may be a step ahead of a stop string or an abort.
         """
-        if update.request_id not in self._running:
+        running = self._running.get(update.request_id)
+        if running is None:
             return None
-        answer, completion = self._running[update.request_id]
+        answer, completion = running
         completion.extend(update)
+        if answer.is_quiet and completion.finish_reason is None:
+            return None
         if completion.finish_reason is not None:
             del self._running[update.request_id]
             if update.finish_reason is None:
@@ -150,6 +153,7 @@ class _Answer:
         self.completions: dict[int, Completion] = {}
         self._n = parent.n
         self._num_finished = 0
+        self.is_quiet = False  # tokens alone change nothing of it any more
         self._prompt = prompt
         self._prompt_token_ids = request.prompt_token_ids
         self._kind = kind
@@ -179,6 +183,7 @@ class _Answer:
             metrics.first_scheduled_time = update.first_scheduled
         if metrics.first_token_time is None and update.new_token_ids:
             metrics.first_token_time = now
+            self.is_quiet = self._kind is OutputKind.FINAL_ONLY and self._n == 1 and self._num_top is None
         if self.finished:
             metrics.finished_time = now
 

@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.gather_rows import (
+    gather_blocks,
+    gather_blocks_ref,
+    gather_tokens,
+    gather_tokens_ref,
+)
 from pellucid.schedule.plan import Row
 from pellucid.transfer import upload
 from pellucid.worker.slots import RowState, Slots
@@ -85,6 +91,9 @@ class InputBuilder:
 
     def __init__(self, slots: Slots, block_sizes: tuple[int, ...]) -> None:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
+        on_gpu = self.device.type == "cuda"
+        self._gather_tokens = gather_tokens if on_gpu else gather_tokens_ref
+        self._gather_blocks = gather_blocks if on_gpu else gather_blocks_ref
         self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
 
     def count(self, plan_rows: list[Row]) -> StepCounts:
@@ -129,33 +138,35 @@ class InputBuilder:
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
         counts, slots = rows.counts, rows.slots
+        where, num_tokens = (slots, rows.cu_query), int(counts.num_query.sum())
+        max_query = int(counts.num_query.max(initial=0))
+        tokens = self._gather_tokens(
+            *where, self.slots.token_ids, self.slots.num_computed, num_tokens=num_tokens, max_query=max_query
+        )
+        groups = [
+            self._gather_blocks(*where, tokens.positions, table, block_size=size, max_query=max_query)
+            for table, size in zip(self.slots.block_tables, self.block_sizes, strict=True)
+        ]
         state = RowState(
             slots=slots,
-            starts=self.slots.num_computed[slots],
+            starts=tokens.starts,
             query_lens=rows.num_query,
             num_drafts=rows.num_drafts,
             samples=rows.num_sampled > 0,
         )
-        num_tokens, num_logits = int(counts.num_query.sum()), len(rows.logits_index)
-        row_of_token = torch.repeat_interleave(rows.num_query, output_size=num_tokens)
-        positions = torch.arange(num_tokens, device=self.device)
-        positions = positions + (state.starts - rows.cu_query[:-1])[row_of_token]
-        block_tables = tuple(table[slots] for table in self.slots.block_tables)
         fwd = ForwardInput(
-            input_ids=self.slots.token_ids[slots[row_of_token], positions],
-            positions=positions,
+            input_ids=tokens.input_ids,
+            positions=tokens.positions,
             slots=slots,
             cu_seqlens_q=rows.cu_query.to(torch.int32),
-            seq_lens=(state.starts + rows.num_query).to(torch.int32),
-            block_tables=block_tables,
-            slot_mappings=tuple(
-                table[row_of_token, positions // size].long() * size + positions % size
-                for table, size in zip(block_tables, self.block_sizes, strict=True)
-            ),
+            seq_lens=tokens.seq_lens,
+            block_tables=tuple(blocks for blocks, _ in groups),
+            slot_mappings=tuple(mapping for _, mapping in groups),
             logits_index=rows.logits_index,
             query_lens=counts.num_query.tolist(),
-            max_query=int(counts.num_query.max(initial=0)),
+            max_query=max_query,
         )
+        num_logits = len(rows.logits_index)
         row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)
         return StepInput(fwd=fwd, rows=state, logit_slots=slots[row_of_logit])
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.decode_attention import chunk_size, decode_attention, decode_attention_ref
+from pellucid.kernels.decode_attention import cut, decode_attention, decode_attention_ref
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import (
     prefill_attention,
@@ -163,27 +165,21 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
     crowd = make_rows([(1, 300), (1, 40), (1, 513)], block_size=64, device=DEVICE)
     together, everybody = decode(crowd, 1), paged(crowd, 1)
     for row in range(3):
-        single = PagedRows(
-            block_table=everybody.block_table[row : row + 1],
-            seq_lens=everybody.seq_lens[row : row + 1],
-            cu_seqlens_q=everybody.cu_seqlens_q[:2],
-            max_query=1,
+        lengths = everybody.seq_lens.clone()
+        lengths[torch.arange(3) != row] = 1
+        others = replace(everybody, seq_lens=lengths)
+        out = decode_attention(
+            crowd.q, crowd.kv_cache, others, scale=crowd.scale, out=torch.empty_like(crowd.q)
         )
-        q = crowd.q[row : row + 1]
-        alone = decode_attention(q, crowd.kv_cache, single, scale=crowd.scale, out=torch.empty_like(q))
-        assert torch.equal(together[row : row + 1], alone), f"row {row} noticed its company"
+        assert torch.equal(together[row], out[row]), f"row {row} noticed its company"
 
 
-def test_chunks_grow_with_the_longest_row_and_stay_few() -> None:
-    assert chunk_size(100) == chunk_size(8192) == 256
-    assert chunk_size(40_960) == 2048
-    assert chunk_size(1_000_000) * 32 >= 1_000_000
-
-
-def test_tiles_cover_each_query_once_and_begin_with_late_ones() -> None:
-    tiles = prefill_tiles([20, 130, 64], 64).tolist()
-    assert tiles == [[1, 128], [1, 64], [0, 0], [1, 0], [2, 0]]
-    assert prefill_tiles([], 64).shape == (0, 2)
+def test_few_rows_are_cut_fine_and_many_hardly() -> None:
+    assert cut(8, 4096) == (64, 64)
+    assert cut(2048, 1024) == (2048, 1)
+    for num_pairs in (1, 8, 100, 1000, 4096):
+        min_chunk, num_chunks = cut(num_pairs, 1_000_000)
+        assert min_chunk % 64 == 0 and 8 <= num_chunks <= 128
 
 
 @pytest.mark.gpu

@@ -1,0 +1,32 @@
+"""Triton where it is installed.  Where it is not, kernel files can still be imported for their references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+
+        class Missing:
+            """Stands for Triton: decorates kernels that nobody may launch."""
+
+            @staticmethod
+            def jit(function: Callable[..., Any] | None = None, **_: object) -> Any:
+                return Missing() if function is not None else lambda function: Missing()
+
+            def __getattr__(self, name: str) -> Any:
+                raise ImportError(f"triton.{name} is needed, but Triton is not installed: pip install triton")
+
+            def __getitem__(self, grid: object) -> Any:
+                raise ImportError("a kernel was launched, but Triton is not installed: pip install triton")
+
+        triton = tl = Missing()
+
+__all__ = ["tl", "triton"]
