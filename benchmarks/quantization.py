@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from pellucid.kernels.quantize_fp8 import quantize_fp8, quantize_fp8_ref
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, LinearMethod, LinearShape
 from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
-from pellucid.quant.fp8_product import quantize_groups
 from pellucid.quant.int8 import Int8
 from pellucid.quant.unquantized import Unquantized
 
@@ -114,14 +114,12 @@ def product_figures(model: str, nums_tokens: Sequence[int], methods: Sequence[st
 
 def rounding_figures(nums_tokens: Sequence[int], num_features: int) -> Figures:
     """Rounding activations to FP8, by one kernel and by torch's."""
-    from pellucid.kernels.quantize_fp8 import quantize_fp8
-
     figures: Figures = []
     for num_tokens in nums_tokens:
         copies = max(2, BYTES // (num_tokens * num_features * 3))
         inputs = torch.randn(min(copies, 200), num_tokens, num_features, dtype=DTYPE, device=DEVICE)
         for name, group in (("a row", num_features), ("128", 128)):
-            for how, quantize in (("one kernel", quantize_fp8), ("torch", quantize_groups)):
+            for how, quantize in (("one kernel", quantize_fp8), ("torch", quantize_fp8_ref)):
                 what = f"round {name} of {num_features}, {how}"
                 microseconds = seconds([partial(quantize, x, group) for x in inputs]) * 1e6
                 figures.append({"model": "", "what": what, "tokens": num_tokens, "us": microseconds})

@@ -12,9 +12,9 @@ Legend: T tokens, N outputs, K inputs, G blocks of inputs.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from pellucid.kernels.language import tl, triton
 
 
 def block_fp8_matmul(
@@ -62,12 +62,17 @@ def tile_for(num_tokens: int) -> tuple[int, int, int]:
 def block_fp8_matmul_ref(
     x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, *, block: int, dtype: torch.dtype
 ) -> Tensor:
-    """The same with the scales multiplied in first."""
+    """The same with the scales multiplied in first, for blocks of any size."""
     wide, wide_weight = (
-        tensor.float() * scale.repeat_interleave(block, dim=1)[:, : tensor.shape[1]]
+        tensor.float() * (scale if scale.shape[1] == 1 else spread(scale, block)[:, : tensor.shape[1]])
         for tensor, scale in ((x, x_scale), (weight, weight_scale))
     )
     return (wide @ wide_weight.t()).to(dtype)
+
+
+def spread(scale: Tensor, block: int) -> Tensor:
+    """[rows, blocks] -> [rows, blocks * block]."""
+    return scale.repeat_interleave(block, dim=1)
 
 
 @triton.jit

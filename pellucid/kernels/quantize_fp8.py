@@ -12,14 +12,15 @@ Legend: T tokens, K features, G groups of features that share a scale.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.language import tl, triton
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX: tl.constexpr = tl.constexpr(448.0)
-INVERSE_MAX: tl.constexpr = tl.constexpr(1 / 448)  # multiplied with: torch divides by a number in two ways
-SMALLEST: tl.constexpr = tl.constexpr(1e-12)  # of the largest element: a group of zeros has a scale, too
+FP8_MAX = torch.finfo(FP8).max
+INVERSE_MAX = 1 / FP8_MAX  # multiplied with: torch divides by a number in two ways
+SMALLEST = 1e-12  # of the largest element: a group of zeros has a scale, too
 
 
 def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -48,20 +49,25 @@ def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[T
         GROUP_PADDED=group_padded,
         GROUPS_PADDED=groups_padded,
         IS_STATIC=static is not None,
+        LIMIT=FP8_MAX,
+        INVERSE_LIMIT=INVERSE_MAX,
+        SMALLEST=SMALLEST,
         num_warps=min(16, max(1, groups_padded * group_padded // 1024)),
     )
     return out, scales
 
 
 def quantize_fp8_ref(x: Tensor, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same, one group after the other."""
-    parts, scales = [], []
-    for part in x.float().split(group, dim=1):
-        own = part.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) * (1 / 448)
-        scale = own if static is None else static.view(1, 1).expand_as(own)
-        parts.append((part / scale).clamp(-448, 448).to(FP8).view(torch.uint8))
-        scales.append(scale)
-    return torch.cat(parts, dim=1).view(FP8), torch.cat(scales, dim=1)
+    """The same in plain torch."""
+    num_tokens, num_features = x.shape
+    num_groups = -(-num_features // group)
+    wide = F.pad(x.float(), (0, num_groups * group - num_features)).view(num_tokens, num_groups, group)
+    if static is None:
+        scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST) * INVERSE_MAX
+    else:
+        scale = static.view(1, 1, 1).expand(num_tokens, num_groups, 1)
+    rounded = (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return rounded.view(num_tokens, num_groups * group)[:, :num_features], scale.squeeze(-1)
 
 
 @triton.jit
@@ -77,6 +83,9 @@ def quantize_fp8_kernel(
     GROUP_PADDED: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,
     IS_STATIC: tl.constexpr,
+    LIMIT: tl.constexpr,
+    INVERSE_LIMIT: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ):
     """One program a token."""
     token = tl.program_id(0).to(tl.int64)
@@ -88,8 +97,8 @@ def quantize_fp8_kernel(
     if IS_STATIC:
         scale = tl.load(static_ptr) + tl.zeros((GROUPS_PADDED, 1), tl.float32)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), axis=1, keep_dims=True), SMALLEST) * INVERSE_MAX
+        scale = tl.maximum(tl.max(tl.abs(x), axis=1, keep_dims=True), SMALLEST) * INVERSE_LIMIT
     y = tl.div_rn(x, tl.broadcast_to(scale, (GROUPS_PADDED, GROUP_PADDED)))
-    y = tl.minimum(tl.maximum(y, -FP8_MAX), FP8_MAX)
+    y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT)
     tl.store(out_ptr + token * K + feature, y.to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(scales_ptr + token * GROUPS + group, scale, mask=group < GROUPS)

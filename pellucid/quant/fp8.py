@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import FP8, quantize_fp8_ref
 from pellucid.quant.base import (
     Coords,
     Kind,
@@ -29,7 +30,7 @@ from pellucid.quant.base import (
     quantization_config,
     stored_as,
 )
-from pellucid.quant.fp8_product import FP8, Fp8Product, quantize_groups
+from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.unquantized import Unquantized
 
 Activations = Literal["dynamic", "static"]
@@ -202,7 +203,7 @@ class QuantizedWhenLoaded:
 
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
-        rounded, scale = quantize_groups(weight, weight.shape[1])
+        rounded, scale = quantize_fp8_ref(weight, weight.shape[1])
         self._product = Fp8Product(layer, rounded, scale, block=weight.shape[1])
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:

@@ -19,7 +19,7 @@ from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
 from pellucid.kernels.kv_write import kv_write_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
-from pellucid.kernels.quantize_fp8 import quantize_fp8_kernel
+from pellucid.kernels.quantize_fp8 import FP8_MAX, INVERSE_MAX, SMALLEST, quantize_fp8_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
@@ -110,6 +110,7 @@ def quantizations() -> None:
     """Rounding to FP8, by rows and by blocks, and products of blocks."""
     for features, group in ((12288, 12288), (12288, 128)):
         constants = {"K": features, "GROUP": group, "GROUPS": features // group, "IS_STATIC": False}
+        constants |= {"LIMIT": FP8_MAX, "INVERSE_LIMIT": INVERSE_MAX, "SMALLEST": SMALLEST}
         constants |= {"GROUP_PADDED": triton.next_power_of_2(group)}
         constants |= {"GROUPS_PADDED": triton.next_power_of_2(features // group)}
         types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "x_stride": "i32", **FP8_TYPES}

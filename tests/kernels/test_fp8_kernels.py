@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul, block_fp8_matmul_ref
 from pellucid.kernels.quantize_fp8 import quantize_fp8, quantize_fp8_ref
-from pellucid.quant.fp8_product import quantize_groups
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -40,16 +39,15 @@ def test_activations_are_rounded_as_the_reference_does(
     num_tokens: int, num_features: int, group: int, dtype: torch.dtype
 ) -> None:
     x = activations(num_tokens, num_features, dtype)
-    for quantize in (quantize_fp8, quantize_groups):
-        (rounded, scale), (expected, expected_scale) = quantize(x, group), quantize_fp8_ref(x, group)
-        assert torch.equal(scale, expected_scale) and rounded.dtype == torch.float8_e4m3fn
-        assert_rounded_alike(rounded, expected)
+    (rounded, scale), (expected, expected_scale) = quantize_fp8(x, group), quantize_fp8_ref(x, group)
+    assert torch.equal(scale, expected_scale) and rounded.dtype == torch.float8_e4m3fn
+    assert_rounded_alike(rounded, expected)
 
 
 def test_a_static_scale_serves_every_token_and_saturates() -> None:
     x = torch.tensor([[0.0, 1.0, 3.3, -1e4], [1e4, 2.0, -0.7, 0.1]], device=DEVICE)
     static = torch.tensor(0.5, device=DEVICE)
-    for quantize in (quantize_fp8, quantize_groups):
+    for quantize in (quantize_fp8, quantize_fp8_ref):
         rounded, scale = quantize(x, 4, static)
         assert scale.tolist() == [[0.5], [0.5]]
         assert rounded.float()[0, 3] == -448 and rounded.float()[1, 0] == 448
@@ -78,8 +76,8 @@ def test_the_product_scales_every_block(
 ) -> None:
     if num_tokens > 64 and not HAS_GPU and dtype != torch.float32:
         pytest.skip("large tiles are slow in the interpreter")
-    x, x_scale = quantize_groups(torch.randn(num_tokens, num_inputs, device=DEVICE), block)
-    weight, weight_scale = quantize_groups(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
+    x, x_scale = quantize_fp8_ref(torch.randn(num_tokens, num_inputs, device=DEVICE), block)
+    weight, weight_scale = quantize_fp8_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
     weight_scale = weight_scale * torch.logspace(-1, 1, weight_scale.shape[1], device=DEVICE)
     operands = (x.contiguous(), x_scale, weight.contiguous(), weight_scale)
     ours, expected = (
@@ -93,7 +91,7 @@ def test_the_product_scales_every_block(
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 def test_a_graph_replays_both_with_new_activations() -> None:
-    weight, weight_scale = quantize_groups(torch.randn(64, 256, device=DEVICE), 128)
+    weight, weight_scale = quantize_fp8_ref(torch.randn(64, 256, device=DEVICE), 128)
     x = torch.randn(9, 256, device=DEVICE).bfloat16()
 
     def run() -> torch.Tensor:

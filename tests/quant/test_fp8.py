@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
+from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
 from pellucid.layers.linear import Linear
 from pellucid.quant.base import Coords, LinearShape, Split, choose_scheme
 from pellucid.quant.compressed_tensors import CompressedTensorsScheme
 from pellucid.quant.fp8 import Fp8, Fp8Format, Fp8Scheme, OutputScales, QuantizedWhenLoaded
-from pellucid.quant.fp8_product import quantize_groups
 from pellucid.quant.unquantized import Unquantized
 from tests.models.harness import Harness, load
 from tests.quant.layers import make_linear
@@ -49,7 +49,7 @@ def reference(
 
 def test_rows_are_quantized_to_the_full_range_and_come_back_within_a_sixteenth() -> None:
     x = torch.randn(5, 64) * torch.tensor([[1e-6], [1.0], [50.0], [1e4], [0.0]])
-    quantized, scale = quantize_groups(x, 64)
+    quantized, scale = quantize_fp8_ref(x, 64)
     assert quantized.dtype == FP8 and scale.shape == (5, 1)
     assert quantized.float().abs().amax(-1)[:4].eq(448).all()
     torch.testing.assert_close(
@@ -61,9 +61,9 @@ def test_rows_are_quantized_to_the_full_range_and_come_back_within_a_sixteenth()
 @pytest.mark.parametrize(("num_features", "group"), [(64, 64), (64, 16), (70, 32)])
 def test_a_group_is_quantized_as_if_it_were_alone(num_features: int, group: int) -> None:
     x = torch.randn(5, num_features) * torch.logspace(-3, 3, num_features)
-    quantized, scale = quantize_groups(x, group)
+    quantized, scale = quantize_fp8_ref(x, group)
     for i, part in enumerate(x.split(group, dim=1)):
-        alone, own = quantize_groups(part, part.shape[1])
+        alone, own = quantize_fp8_ref(part, part.shape[1])
         assert torch.equal(quantized[:, i * group :][:, : part.shape[1]].float(), alone.float())
         assert torch.equal(scale[:, i : i + 1], own)
 
