@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul, block_fp8_matmul_ref
 from pellucid.kernels.quantize_fp8 import quantize_fp8, quantize_fp8_ref
+from pellucid.platform import has_triton
 from pellucid.quant.base import LinearLayer, LinearShape
 
 
@@ -48,7 +49,8 @@ class Fp8Product:
             layer.replace("input_scale", static.detach())
         self.block = block
         self.is_static = static is not None
-        self.quantize = quantize_fp8 if weight.device.type == "cuda" else quantize_fp8_ref
+        is_fused = weight.device.type == "cuda" and has_triton()
+        self.quantize = quantize_fp8 if is_fused else quantize_fp8_ref
         self.multiply: Multiply = choose_multiply(layer.shape, weight.device, block)
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
@@ -68,8 +70,8 @@ def choose_multiply(shape: LinearShape, device: torch.device, block: int) -> Mul
     if block == shape.in_features:
         fits = shape.in_features % 16 == 0 and shape.out_features % 16 == 0
         return multiply_rows if fits else block_fp8_matmul_ref
-    is_power = block & (block - 1) == 0
-    return block_fp8_matmul if block >= 32 and is_power else block_fp8_matmul_ref
+    fits = block >= 32 and block & (block - 1) == 0 and has_triton()
+    return block_fp8_matmul if fits else block_fp8_matmul_ref
 
 
 def multiply_rows(
