@@ -14,11 +14,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
+from pellucid.kernels.quantize_fp8 import FP8_MAX, INVERSE_MAX, SMALLEST, quantize_fp8_kernel
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
@@ -45,6 +47,12 @@ LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_pt
     "sources_ptr",
     "targets_ptr",
 }
+FP8_TYPES = {
+    "x_scale_ptr": "*fp32",
+    "weight_scale_ptr": "*fp32",
+    "scales_ptr": "*fp32",
+    "static_ptr": "*fp32",
+}
 
 
 def signature_of(name: str, stored: str) -> str:
@@ -64,9 +72,15 @@ def signature_of(name: str, stored: str) -> str:
 
 def shared_memory(kernel, stored: str, constants: dict[str, float | str | None], **options: int) -> int:  # noqa: ANN001
     """Compile for a Hopper GPU.  Bytes of shared memory a program takes."""
+    types = {name: signature_of(name, stored) for name in kernel.arg_names}
+    return compiled_size(kernel, types, constants, **options)
+
+
+def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | None], **options: int) -> int:  # noqa: ANN001
+    """The same, with the type of each argument that is no constant."""
     names = kernel.arg_names
     chosen = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in chosen else signature_of(name, stored) for name in names}
+    signature = {name: "constexpr" if name in chosen else types[name] for name in names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
@@ -82,6 +96,7 @@ def main() -> None:
     compile_attention()
     compile_products()
     compile_draw()
+    compile_quantization()
     compile_passes()
 
 
@@ -167,6 +182,26 @@ def compile_attention() -> None:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
             size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
+
+
+def compile_quantization() -> None:
+    """Rounding to FP8, by rows and by blocks, and products of blocks."""
+    for features, group in ((12288, 12288), (12288, 128)):
+        constants = {"K": features, "GROUP": group, "GROUPS": features // group, "IS_STATIC": False}
+        constants |= {"LIMIT": FP8_MAX, "INVERSE_LIMIT": INVERSE_MAX, "SMALLEST": SMALLEST}
+        constants |= {"GROUP_PADDED": triton.next_power_of_2(group)}
+        constants |= {"GROUPS_PADDED": triton.next_power_of_2(features // group)}
+        types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "x_stride": "i32", **FP8_TYPES}
+        size = compiled_size(quantize_fp8_kernel, types, constants, num_warps=16)
+        sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
+    for num_tokens in (1, 64, 1000):
+        rows, columns, warps = tile_for(num_tokens)
+        constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}
+        types = {"x_ptr": "*fp8e4nv", "weight_ptr": "*fp8e4nv", "out_ptr": "*bf16", "num_tokens": "i32"}
+        size = compiled_size(
+            block_fp8_matmul_kernel, types | FP8_TYPES, constants, num_warps=warps, num_stages=4
+        )
+        sys.stdout.write(f"{block_fp8_matmul_kernel.fn.__name__} {num_tokens} {size}\n")
 
 
 if __name__ == "__main__":
