@@ -33,7 +33,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "models.builder": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
     "models.build": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "kv.specs", *PLAIN},
-    "spec": {"models.builder", "layers", "sample", "kernels", "kv.specs", *PLAIN},
+    "spec": {"models.build", "layers", "sample", "kernels", "kv.specs", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.specs", "executor.base", *PLAIN),
@@ -54,8 +54,8 @@ NO_TORCH = [
     "pellucid.schedule.plan",
     "pellucid.kv.manager",
     "pellucid.engine.core",
-    "pellucid.engine.replicas",
     "pellucid.executor.multiproc",
+    "pellucid.engine.replicas",
 ]
 
 

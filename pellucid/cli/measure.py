@@ -14,7 +14,7 @@ from pellucid.cli.workloads import Workload
 from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.statistics import EngineStats
 from pellucid.llm import LLM
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.types import RequestOutput, SamplingParams
 
@@ -25,7 +25,8 @@ WATCH_SECONDS = 0.05
 def plan_run(options: dict[str, object]) -> Resolved:
     """What the engine will decide, before it takes its memory."""
     config = EngineConfig.from_options(options)
-    return resolve(config, detect(config.device.device), Checkpoint.open(config.model))
+    checkpoint = Checkpoint.open(config.model)
+    return resolve(config, detect(config.device.device), checkpoint, open_draft(config, checkpoint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

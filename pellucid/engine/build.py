@@ -11,7 +11,7 @@ from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.kv.manager import KVManager
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
@@ -36,8 +36,9 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
     """
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
+    draft = open_draft(config, checkpoint)
     platform = detect(config.device.device, config.parallel.first_gpu(replica))
-    resolved = resolve(config, platform, checkpoint, replica=replica)
+    resolved = resolve(config, platform, checkpoint, draft, replica=replica)
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)

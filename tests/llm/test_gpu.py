@@ -47,6 +47,16 @@ def test_tokens_are_those_of_the_cpu(tiny: Path, on_cpu, options: dict) -> None:
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
 
+@pytest.mark.parametrize("options", [{"depth": 2}, {"enforce_eager": True}, {"max_num_batched_tokens": 24}])
+def test_drafts_of_a_smaller_model_change_nothing(
+    tiny: Path, tiny_draft: Path, on_cpu, options: dict
+) -> None:
+    prompts, params, expected = on_cpu
+    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    tokens = run(tiny, prompts, params, device="cuda", **drafts, **options)
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
 def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None:
     options = {
         "device": "cuda",

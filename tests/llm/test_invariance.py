@@ -87,6 +87,26 @@ def test_tokens_do_not_depend_on_company(tiny: Path, alone, options: dict) -> No
     assert run(tiny, prompts, params, **options) == expected
 
 
+DRAFTER_COMPANIES = {
+    "two plans in flight": {"depth": 2},
+    "three plans in flight, small chunks": {"depth": 3, "max_num_batched_tokens": 24},
+    "no prefix cache": {"enable_prefix_caching": False, "depth": 2},
+    "a pool that runs dry": {"num_gpu_blocks_override": 17, "depth": 2},
+    "few slots, large blocks, priorities": {
+        "max_num_seqs": 3,
+        "block_size": 64,
+        "scheduling_policy": "priority",
+    },
+}
+
+
+@pytest.mark.parametrize("options", DRAFTER_COMPANIES.values(), ids=DRAFTER_COMPANIES.keys())
+def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone, options: dict) -> None:
+    prompts, params, expected = alone
+    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    assert run(tiny, prompts, params, **drafts, **options) == expected
+
+
 def test_greedy_tokens_are_those_of_transformers(tiny: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
