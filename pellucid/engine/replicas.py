@@ -264,9 +264,7 @@ class Replicas:
         updates: list[SeqUpdate] = []
         for message in replica.receive():
             if isinstance(message, Turn):
-                news = [SeqUpdate(*packed) for packed in message.updates]
-                if message.error is not None:  # it answers by itself
-                    self._close(replica, f"engine {replica.index}: {message.error}")
+                news = self._take_turn(replica, message)
             else:
                 assert isinstance(message, Failed), message
                 replica.end(seconds=0)
@@ -274,6 +272,16 @@ class Replicas:
             self.router.note(news)
             updates += news
         return updates
+
+    def _take_turn(self, replica: Replica, turn: Turn) -> list[SeqUpdate]:
+        """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
+        news = [SeqUpdate(*packed) for packed in turn.updates]
+        if turn.error is not None:
+            error = f"engine {replica.index}: {turn.error}"
+            self._close(replica, error)
+            for update in news:
+                update.error = error if update.error == turn.error else update.error
+        return news
 
     def _close(self, replica: Replica, error: str) -> list[str]:
         """Hand nothing more to an engine; the ids of the requests that it has not answered."""
@@ -292,8 +300,9 @@ class Replicas:
             for replica in self._replicas:
                 for message in replica.receive():
                     if isinstance(message, Failed):
-                        kind = ValueError if message.is_users else RuntimeError
-                        raise kind(message.message)
+                        if message.is_users:
+                            raise ValueError(message.message)
+                        raise RuntimeError(f"an engine cannot start (see what it wrote): {message.message}")
                     assert isinstance(message, Ready), message
                     ready[replica.index] = pickle.loads(message.pickled)
                     replica.stats = ready[replica.index][2]

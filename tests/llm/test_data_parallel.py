@@ -19,6 +19,7 @@ import pytest
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.engine import replicas
 from pellucid.engine.replicas import Replicas
+from pellucid.types import Request
 from tests.llm.test_invariance import BASE, random_requests
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -214,3 +215,20 @@ def test_engines_leave_with_their_owner_however_it_goes(tiny: Path, tmp_path: Pa
         time.sleep(0.05)
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
     assert not list(tmp_path.glob("pellucid-*")), "a folder stays behind"
+
+
+def test_an_engine_that_fails_names_itself_and_gets_nothing_more(
+    pair: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last test: the pair is one afterwards."""
+    engine = engines_of(pair)
+    engine.add(Request(id="odd", prompt_token_ids=[10**6], sampling=SHORT))  # past the front end's checks
+    updates = engine.step()
+    while not updates:
+        updates = engine.step()
+    (update,) = updates
+    assert update.error is not None and "the engine has failed: IndexError" in update.error
+    (name,) = [name for name in ("engine 0", "engine 1") if update.error.startswith(f"{name}: ")]
+    assert engine.error is None and name in caplog.text
+    outputs = pair.generate([[1, 2, 3]] * 4, SHORT, use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 4
