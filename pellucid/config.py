@@ -67,8 +67,8 @@ class CacheConfig:
     enable_prefix_caching: bool = option(True, "share the KV of equal prompt beginnings")
     kv_cache_dtype: str = option(
         "auto",
-        "auto: the model's dtype; fp8 is fp8_e4m3, half of bfloat16's memory, with the checkpoint's scales",
-        ("auto", "fp8", "fp8_e4m3"),
+        "fp8 (which is fp8_e4m3), or the model's dtype; auto: what the checkpoint was calibrated for",
+        ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16", "float32"),
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
     num_gpu_blocks_override: int | None = option(
@@ -288,6 +288,7 @@ def _are_rates(rates: object, num: int) -> bool:
 
 
 MAX_DRAFTS = 64
+FP8 = "float8_e4m3fn"  # torch's name
 SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
 NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place
 
@@ -441,7 +442,7 @@ def resolve(
         checkpoint=checkpoint,
         platform=platform,
         dtype=dtype,
-        kv_dtype=dtype if user.cache.kv_cache_dtype == "auto" else "float8_e4m3fn",
+        kv_dtype=_resolve_kv_dtype(user.cache.kv_cache_dtype, dtype, checkpoint, platform),
         max_model_len=max_model_len,
         max_model_len_is_default=user.model.max_model_len is None,
         block_size=block_size,
@@ -510,6 +511,20 @@ def _resolve_speculation(
             f"{draft.max_stretched_len:,} positions; lower max_model_len to that"
         )
     return config
+
+
+def _resolve_kv_dtype(wish: str, dtype: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    if wish == "auto":
+        # Older GPUs have no kernels for FP8: saving memory there would cost most of the speed.
+        old_gpu = platform.capability is not None and platform.capability < (8, 9)
+        return dtype if old_gpu else checkpoint.kv_cache_dtype or dtype
+    if wish in ("fp8", "fp8_e4m3"):
+        return FP8
+    if wish != dtype:
+        raise ValueError(
+            f"kv_cache_dtype is {wish!r}, but the model runs in {dtype}; use {dtype!r}, 'fp8' or 'auto'"
+        )
+    return dtype
 
 
 def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:

@@ -7,7 +7,7 @@ and verification are the same to it: rows with some queries at the end of their 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,13 @@ class AttentionSpec:
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
 
+class QKNorm(NamedTuple):
+    """RMSNorm of every head of queries and keys."""
+
+    weight: Tensor  # [num_heads + num_kv_heads, head_dim]
+    eps: float
+
+
 class AttentionLayer(Protocol):
     """What a backend may read of the layer that calls it."""
 
@@ -42,6 +49,8 @@ class AttentionLayer(Protocol):
     k_scale: float  # the cache holds keys / k_scale
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
     kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    qk_norm: QKNorm | None
+    rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
 
 
 class AttentionBackend(Protocol):
@@ -63,8 +72,10 @@ class AttentionBackend(Protocol):
         """Metadata of this step for one KV group; it becomes fwd.attn[group]."""
         ...
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, num_kv_heads, head_dim] to the cache, then attend with q [T, num_heads, head_dim].
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """From the packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] to attended heads.
+
+        Normalize and turn q and k as `layer` says, write k and v to the cache, then attend with q.
 
         All rows write before any row reads, so rows of one step may share blocks.
         Returns [T, num_heads * head_dim].

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput, TreeMask
+from pellucid.kernels.qkv_rope import qkv_heads
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from pellucid.transfer import upload
@@ -65,13 +66,15 @@ class TorchAttention:
             sight=CAUSAL if fwd.tree is None else TreeSight.of(fwd.positions, fwd.tree),
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H].
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H].
 
         Tokens that belong to no row, as padding does, get zeros.
         """
         metadata = fwd.attn[layer.group]
         assert isinstance(metadata, TorchMetadata)
+        _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
+        q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, norm=layer.qk_norm, rope=layer.rope)
         work = metadata.work_for(layer, q)
         if work.begun is not None:
             plain(layer.kv_cache).index_fill_(0, work.begun, 0)

@@ -40,7 +40,7 @@ def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
 
 
 class TritonAttention:
-    """Write the cache, then attend: at most three kernels and one merge a layer."""
+    """Prepare q and write the cache, then attend: at most three kernels and one merge a layer."""
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
     supports_trees: ClassVar[bool] = True
@@ -49,11 +49,11 @@ class TritonAttention:
         # Imported here, so that asking `supports` needs no Triton.
         from pellucid.kernels.decode_attention import decode_attention
         from pellucid.kernels.kv_move import kv_move
-        from pellucid.kernels.kv_write import kv_write
         from pellucid.kernels.paged_attention import PagedRows, TreeRows
         from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+        from pellucid.kernels.qkv_rope import qkv_rope
 
-        self.kv_write, self.kv_move = kv_write, kv_move
+        self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
         self.prefill_tiles = prefill_tiles
@@ -108,17 +108,20 @@ class TritonAttention:
             long_query_lens=fwd.query_lens[num_short:],
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H]."""
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H]."""
         step = fwd.attn[layer.group]
         assert isinstance(step, TritonMetadata)
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
-        self.kv_write(k, v, layer.kv_cache, step.slot_mapping, **scales)
-        out = q.new_empty(q.shape)
+        q = self.qkv_rope(
+            qkv, layer.kv_cache, fwd.positions, step.slot_mapping,
+            norm=layer.qk_norm, rope=layer.rope, **scales,
+        )  # fmt: skip
+        out = torch.empty_like(q)
         how = {"scale": layer.scale, "window": layer.window, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            tiles = self.tiles(step, q.shape[1] // k.shape[1])
+            tiles = self.tiles(step, q.shape[1] // layer.kv_cache.shape[2])
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 

@@ -13,6 +13,7 @@ from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
+from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -51,6 +52,7 @@ class BuildOptions:
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     first_group: int = 0  # KV groups before this model's
+    leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
     show_progress: bool = True
@@ -68,9 +70,8 @@ class Workshop:
 
         tree_depth: of the drafts that it verifies, if they are trees.
         """
-        return self._build(
-            self.resolved.checkpoint, self.resolved.user.device.quantization, tree_depth=tree_depth
-        )
+        checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
+        return self._build(checkpoint, quantization, tree_depth=tree_depth)
 
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes."""
@@ -121,6 +122,7 @@ def build(
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
         first_group=options.first_group,
+        leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(site)
     model = family(Fields(checkpoint.config), builder)

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.attention.base import QKNorm
 from pellucid.forward import ForwardInput, TreeMask
 from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
 
 
 @dataclass(kw_only=True)
 class Rows:
-    """Some rows of one step.  `history` holds each row's true keys and values [seq_len, 2, K, H] in order."""
+    """Some rows of one step, and the layer that they go through: no norm, no rope.
+
+    `history` holds each row's true keys and values [seq_len, 2, K, H] in order.
+    """
 
     query_lens: list[int]
     seq_lens: list[int]
@@ -29,8 +33,15 @@ class Rows:
     group: int = 0
     k_scale: float = 1.0
     v_scale: float = 1.0
+    qk_norm: QKNorm | None = None
+    rope: Tensor | None = None
     parents: tuple[int, ...] = ()  # of the trees that `num_drafts` drafts of each row are
     num_drafts: list[int] | None = None
+
+    @property
+    def qkv(self) -> Tensor:
+        """The packed projection [T, (N + 2K) * H]."""
+        return torch.cat((self.q, self.k, self.v), dim=1).flatten(1)
 
     def expected(self) -> Tensor:
         """Naive attention in float64.  [T, N * H]"""

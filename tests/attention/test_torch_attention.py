@@ -24,7 +24,7 @@ make_settled_rows = partial(make_rows, stale=7.0)
 def attend(rows: Rows) -> Tensor:
     backend = TorchAttention()
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
-    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+    return backend.forward(rows.qkv, rows, rows.fwd)
 
 
 def assert_right(rows: Rows, tolerance: float = 2e-6) -> None:
@@ -86,13 +86,6 @@ def test_what_a_former_owner_left_in_a_block_is_not_seen(num_query: int) -> None
     assert_right(make_rows([(num_query, num_query), (1, 17), (1, 1)], stale=torch.nan))
 
 
-def test_keys_and_values_that_are_views_of_a_packed_projection_are_written() -> None:
-    rows = make_settled_rows(MIXED)
-    packed = torch.cat((rows.q, rows.k, rows.v), dim=1)
-    rows.q, rows.k, rows.v = packed.split((4, 2, 2), dim=1)
-    assert_right(rows)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_gives_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     crowd = make_settled_rows(MIXED * 6, dtype=dtype, head_dim=64)
@@ -121,7 +114,7 @@ def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
     for window in (None, 9, None, 9):
         rows.window = window
-        out = backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+        out = backend.forward(rows.qkv, rows, rows.fwd)
         torch.testing.assert_close(out.double(), rows.expected(), atol=2e-6, rtol=0)
 
 

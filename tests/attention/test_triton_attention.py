@@ -28,7 +28,7 @@ CHUNKS = [(9, 50), (40, 40), (4, 20)]
 
 def attend(backend: AttentionBackend, rows: Rows) -> Tensor:
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
-    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+    return backend.forward(rows.qkv, rows, rows.fwd)
 
 
 @pytest.mark.parametrize("lens", [DECODES, CHUNKS, DECODES + CHUNKS])

@@ -254,6 +254,21 @@ def test_eval_scores_each_task_and_mode(pellucid, items, tmp_path):
     assert scores["prose", "text"]["bits_per_byte"] == pytest.approx(8.0, abs=0.5)
 
 
+def test_eval_shows_a_quantized_model_beside_the_plain_one(pellucid, items, tmp_path):
+    file = tmp_path / "scores.json"
+    how = ("--quantization", "fp8", "--kv-cache-dtype", "fp8", "--json", str(file))
+    _, plain, _ = pellucid("eval", "--items", str(items), "--json", str(file))
+    expected = json.loads(file.read_text())
+    _, beside, _ = pellucid("eval", "--items", str(items), *how)
+    report = json.loads(file.read_text())
+    assert "baseline" in beside and "baseline" not in plain
+    assert report["baseline"] == expected["scores"] and "baseline" not in expected
+    (bits, plain_bits) = (each[-1]["bits_per_byte"] for each in (report["scores"], report["baseline"]))
+    assert bits != plain_bits and bits == pytest.approx(plain_bits, rel=0.05)
+    pellucid("eval", "--items", str(items), *how, "--no-baseline")
+    assert "baseline" not in json.loads(file.read_text())
+
+
 def test_eval_counts_a_right_answer(pellucid, items, tmp_path, engine):
     file = tmp_path / "scores.json"
     pellucid("eval", "--items", str(items), "--tasks", "add", "--json", str(file))

@@ -32,7 +32,7 @@ class ThreadGroup(Alone):
         self.table.parts[self.rank] = x
         self.table.barrier.wait()
         gathered = torch.stack(self.table.parts)
-        self.table.barrier.wait()  # nobody lays down the next one before all have read this one
+        self.table.barrier.wait()  # all have read before any lays down its next part
         return gathered
 
 

@@ -145,6 +145,16 @@ def test_more_drafts_stand_than_by_agreement() -> None:
     assert (texts.output.num_new == 1 + K).all()
 
 
+def test_the_first_drafts_may_be_fewer_than_later_ones() -> None:
+    """A step may want less than the most; the room for what is kept is for the most."""
+    texts = Texts(SamplingParams(), 500, torch.softmax(MODEL, -1))
+    texts.verifier.keep(
+        texts.slots, Drafts(torch.zeros(500, 1, dtype=torch.int32), torch.ones(500, 1, V) / V)
+    )
+    texts.step()
+    assert (texts.output.num_new == 1 + K).all()
+
+
 def test_without_the_subtraction_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standard, "residual", lambda p, q: p)
     assert deviation(Texts(SamplingParams(), 12_000).run(), SamplingParams()) > 8
