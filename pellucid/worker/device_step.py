@@ -52,8 +52,7 @@ class DeviceStep:
         hidden = self.model(fwd)
         output = self._sample(rows, step, hidden)
         self.slots.advance(step.rows, output)
-        known = Known(self.slots.token_ids, self.slots.num_computed[rows.slots] + 1)
-        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         return pack(output, self._score(rows, fwd, hidden))
 
@@ -73,6 +72,16 @@ class DeviceStep:
                 max_drafts=int(counts.num_drafts.max()),
                 parents=self.proposer.shape.parents,
             ),
+        )
+
+    def _known(self, rows: StepRows, step: StepInput) -> Known:
+        """What the slots now hold of the rows' texts, for the proposer."""
+        return Known(
+            token_ids=self.slots.token_ids,
+            lengths=self.slots.num_computed[rows.slots] + 1,
+            samples=step.rows.samples,
+            host_slots=rows.counts.slots,
+            num_wanted=rows.counts.num_propose,
         )
 
     def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:

@@ -46,6 +46,6 @@ class ModelRunner:
         self.slots.grow(plan.grown)
         if not plan.rows:
             return EmptyResult(plan.id)
-        counts = self.inputs.count(plan.rows)
+        counts = self.inputs.count(plan.rows, plan.num_propose)
         packed = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
         return self.results.begin(plan.id, counts, packed)

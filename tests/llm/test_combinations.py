@@ -9,6 +9,7 @@ from pellucid import LLM, SamplingParams
 QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+DRAFTER = {"speculative_model": "sprout-draft", "num_speculative_tokens": 4}
 TWO = {"tensor_parallel_size": 2}
 
 
@@ -31,3 +32,8 @@ def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict)
     expected = answers(**storage)
     assert answers(**storage, **NGRAM) == expected
     assert answers(**storage, **NGRAM, **TWO) == expected
+
+
+@pytest.mark.parametrize("storage", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_so_do_two_ranks_and_a_draft_model(storage: dict) -> None:
+    assert answers(**storage, **DRAFTER, **TWO) == answers(**storage)
