@@ -189,6 +189,25 @@ def test_bench_throughput_counts_every_token_and_caches_none(pellucid, tmp_path)
     assert 0 < figures["share_of_limit"] == pytest.approx(figures["limit_seconds"] / figures["seconds"])
 
 
+def test_bench_marks_what_chance_has_accepted(pellucid, tmp_path):
+    path = tmp_path / "figures.json"
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 3,
+    }
+    status, out, _ = pellucid(
+        "bench", "latency", "--input-len", "16", "--output-len", "20", "--repeat", "1",
+        "--speculative-config", json.dumps(config), "--json", str(path),
+    )  # fmt: skip
+    (figures,) = json.loads(path.read_text())
+    assert status == 0 and figures["is_synthetic"] and "SYNTHETIC" in out
+    assert figures["spec_decode_num_draft_tokens"] == 2 * figures["spec_decode_num_drafts"] > 0
+    assert "spec_decode_num_accepted_tokens_per_pos" in out
+    assert figures["mean_accepted_length"] > 2.5  # the text's end cuts the last verification
+
+
 def test_bench_latency_measures_each_batch_size(pellucid, tmp_path):
     file = tmp_path / "figures.json"
     pellucid(
