@@ -77,29 +77,86 @@ class TorchGroup:
         self._group = _new_group(ranks)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        with self._calling():
+        with _calling(self._entered):
             dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         gathered = x.new_empty((self.size, *x.shape))
-        with self._calling():
+        with _calling(self._entered):
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)
         return gathered
 
     def minimum(self, value: int) -> int:
         number = torch.tensor([value], dtype=torch.int64, device=self._device)
-        with self._calling():
+        with _calling(self._entered):
             dist.all_reduce(number, op=dist.ReduceOp.MIN, group=self._group)
         return int(number)
 
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        self._entered()
-        try:
-            yield
-        except RuntimeError as error:
-            raise PeerError(str(error)) from error
+
+class Message(Protocol):
+    """A tensor on its way to another stage, or from one."""
+
+    def wait(self) -> None:
+        """Later work may use the tensor: on a GPU in stream order, on a CPU at once."""
+        ...
+
+
+class Channel(Protocol):
+    """Messages between the stages of a pipeline.  Those from one stage to another keep their order."""
+
+    def send(self, x: Tensor, to: int) -> Message:
+        """Send to a stage.  x is not to change until the message has been waited for."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> Message:
+        """Receive a stage's next message, of x's size, into x."""
+        ...
+
+
+class TorchChannel:
+    """Over gloo (CPU) or NCCL (CUDA), where each pair of stages has a stream of its own for its messages."""
+
+    def __init__(self, ranks: tuple[int, ...], entered: Callable[[], None]) -> None:
+        self._ranks, self._entered = ranks, entered
+        self._group = _new_group(ranks)
+
+    def send(self, x: Tensor, to: int) -> Message:
+        with _calling(self._entered):
+            return TorchMessage(x, dist.isend(x, self._ranks[to], group=self._group), self._entered)
+
+    def receive(self, x: Tensor, source: int) -> Message:
+        with _calling(self._entered):
+            return TorchMessage(x, dist.irecv(x, self._ranks[source], group=self._group), self._entered)
+
+
+class TorchMessage:
+    """Holds on to its tensor until it has been waited for."""
+
+    def __init__(self, x: Tensor, work: dist.Work | None, entered: Callable[[], None]) -> None:
+        assert work is not None, "this rank is not in the group"
+        self._x, self._work, self._entered = x, work, entered
+
+    def wait(self) -> None:
+        with _calling(self._entered):
+            self._work.wait()
+
+
+@contextmanager
+def _calling(entered: Callable[[], None]) -> Iterator[None]:
+    entered()
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Between the stages of a pipeline, one for each kind of message: neither kind waits for the other."""
+
+    streams: Channel  # residual streams, from each stage to the next
+    feedback: Channel  # what the last stage has sampled, to all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +166,7 @@ class Links:
     mesh: Mesh
     world: Group
     tp: Group
+    channels: Channels | None = None  # without a pipeline there are none
 
 
 UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
@@ -132,7 +190,32 @@ def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable
     # Every rank makes every group, also those that it is not in: torch asks for that.
     made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
     world = _group(tuple(range(mesh.world)), mesh.rank, device, entered)
-    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")])
+    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")], channels=_channels(mesh, device, entered))
+
+
+def _channels(mesh: Mesh, device: torch.device, entered: Callable[[], None]) -> Channels | None:
+    if mesh.pp == 1:
+        return None
+    made = {
+        ranks: Channels(TorchChannel(ranks, entered), TorchChannel(ranks, entered))
+        for ranks in mesh.groups("pp")
+    }
+    channels = made[mesh.ranks("pp")]
+    _greet(channels, mesh.rank_of("pp"), mesh.pp, device)
+    return channels
+
+
+def _greet(channels: Channels, stage: int, num_stages: int, device: torch.device) -> None:
+    """Let each pair of stages meet, which NCCL does at their first message, and there both hosts wait."""
+    last, x = num_stages - 1, torch.zeros(1, device=device)
+    if stage > 0:
+        channels.streams.receive(x, stage - 1).wait()
+    if stage < last:
+        channels.streams.send(x, stage + 1).wait()
+        channels.feedback.receive(x, last).wait()
+    else:
+        for other in range(last):
+            channels.feedback.send(x, other).wait()
 
 
 def disconnect() -> None:

@@ -9,8 +9,10 @@ import torch
 from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.config import Resolved
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
+from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
+from pellucid.layers.stage import Inlet
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -25,9 +27,10 @@ class BuiltModel:
     """A loaded model, and what the worker must give it before it can run."""
 
     model: Model
-    kv_groups: tuple[KVGroupSpec, ...]
+    kv_groups: tuple[KVGroupSpec, ...]  # the same on every rank, but for the number of layers
     attention_layers: tuple[Attention, ...]  # each needs its `kv_cache`, of kv_groups[layer.group]
     backend: AttentionBackend  # of every attention layer
+    inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
 
@@ -43,6 +46,7 @@ class BuildOptions:
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
+    stage: Stage = WHOLE_MODEL  # which of the layers are built
     first_group: int = 0  # KV groups before this model's
     seed: int = 0  # of dummy weights
     show_progress: bool = True
@@ -59,6 +63,7 @@ def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKE
         max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
         quantization=user.device.quantization,
         group=links.tp,
+        stage=Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts),
         seed=user.model.seed,
         show_progress=links.mesh.rank == 0,
     )
@@ -87,6 +92,7 @@ def build(
         max_model_len=options.max_model_len,
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
+        stage=options.stage,
         first_group=options.first_group,
     )
     builder = Builder(site)
@@ -98,12 +104,13 @@ def build(
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
     else:
-        load_weights(model, checkpoint, show_progress=options.show_progress)
+        load_weights(model, checkpoint, elsewhere=site.elsewhere, show_progress=options.show_progress)
     return BuiltModel(
         model=model,
         kv_groups=builder.kv_groups(),
         attention_layers=tuple(builder.attention_layers),
         backend=backend,
+        inlet=site.inlet,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
     )

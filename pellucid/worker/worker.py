@@ -6,6 +6,8 @@ import gc
 import logging
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +15,23 @@ import torch
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
-from pellucid.dist.mesh import Mesh
+from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.layers.stage import Inlet
 from pellucid.models.build import BuiltModel, build_model
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.base import Proposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.worker import memory
-from pellucid.worker.device_step import DeviceStep
+from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
-from pellucid.worker.inputs import InputBuilder
-from pellucid.worker.runner import ModelRunner, Pending
+from pellucid.worker.handover import EarlyStage, Handover, LastStage, NoHandover, NoSource, StageBefore
+from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.results import NoReader, Pending, ResultReader
+from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -38,13 +42,18 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
-        self.mesh = Mesh(tp=resolved.user.parallel.tensor_parallel_size, rank=self.seat.rank)
+        self.mesh = Mesh(
+            pp=resolved.num_pipeline_stages,
+            tp=resolved.user.parallel.tensor_parallel_size,
+            rank=self.seat.rank,
+        )
+        self.stage = Stage(self.mesh.rank_of("pp"), resolved.pipeline_cuts)
         self.device = choose_device(resolved.platform.device, self.mesh)
 
     @property
     def reports(self) -> bool:
-        """Every rank samples the same tokens; one tells."""
-        return self.mesh.rank == 0
+        """All ranks of the last stage sample the same tokens; one tells."""
+        return self.stage.is_last and self.mesh.rank_of("tp") == 0
 
     def start(self) -> Capacity:
         """Load this rank's part, agree on what is left for KV cache, and make it."""
@@ -58,7 +67,7 @@ class Worker:
         loaded = time.perf_counter()
         self.runner = self._make_runner(built)
         num_blocks = memory.count_blocks(self.resolved, built.kv_groups, self._kv_budget(built))
-        num_blocks = self.links.world.minimum(num_blocks)
+        num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, built.kv_groups, num_blocks)
         self._bind_kv(built, capacity.num_blocks)
         sized = time.perf_counter()
@@ -78,32 +87,58 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
-        self.__dict__.pop("runner", None)
+        if "runner" in self.__dict__:
+            self.runner.handover.close()
+            del self.runner
         gc.collect()
         if self.device.type == "cuda":
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
         disconnect()
 
-    def _make_runner(self, built: BuiltModel) -> ModelRunner:
+    def _make_runner(self, built: BuiltModel) -> ModelRunner[Any]:
         resolved, groups = self.resolved, built.kv_groups
         proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
         state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
         inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
-        sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
-        step = DeviceStep(built.model, built.backend, slots, inputs, sampler, proposer)
-        return ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
+        forward = Forward(built.model, built.backend, inputs)
+        if self.stage.is_last:
+            sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
+            tell = tell_nobody if self.stage.is_first else slots.tell
+            step = DeviceStep(forward, sampler, proposer, tell)
+        else:
+            step = StageStep(forward)
+        launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
+        handover = self._make_handover(built.inlet, slots)
+        return ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
-    def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
+    def _make_handover(self, inlet: Inlet | None, slots: Slots) -> Handover[Any]:
+        reader, resolved = ResultReader() if self.reports else NoReader(), self.resolved
+        channels, depth = self.links.channels, resolved.depth
+        if channels is None:
+            return NoHandover(reader)
+        source = NoSource()
+        if inlet is not None:
+            num_tokens = max(resolved.max_num_batched_tokens, resolved.max_num_seqs * (1 + resolved.num_spec))
+            inlet.stream = torch.zeros(num_tokens, inlet.dim, dtype=inlet.dtype, device=self.device)
+            source = StageBefore(channels.streams, self.stage.index - 1, inlet)
+        if self.stage.is_last:
+            return LastStage(channels, self.stage, source, reader, depth=depth)
+        return EarlyStage(channels, self.stage, source, slots, num_spec=resolved.num_spec, depth=depth)
+
+    def _make_launcher(
+        self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int
+    ) -> Launcher[Any]:
         """Graphs on a GPU, unless the user or the attention backend will have none."""
-        eager, num_query = EagerLauncher(step, step.inputs), 1 + proposer.shape.num_drafts
+        eager = EagerLauncher(step, forward.inputs)
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
-        if not wanted or num_query > step.backend.max_graph_query:
+        if not wanted or num_query > forward.backend.max_graph_query:
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
-        static = StaticRows(max_rows, num_query, step.slots.spare, self.device)
-        return GraphLauncher(eager, static, step.sampler.state, CudaRecorder)
+        static = StaticRows(max_rows, num_query, forward.slots.spare, self.device)
+        return GraphLauncher(eager, static, state, CudaRecorder)
 
     def _kv_budget(self, built: BuiltModel) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
@@ -115,9 +150,10 @@ class Worker:
         torch.cuda.reset_peak_memory_stats()
         plan = memory.largest_step(self.resolved, len(built.kv_groups))
         self.runner.execute(plan).result()
+        self.runner.handover.learn(plan.id)  # nothing is under way any more
         self.runner.slots.retire([row.slot for row in plan.rows])
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
-        budget -= self.runner.launcher.measure()
+        budget -= self.runner.launcher.measure() + self.runner.handover.reserve
         torch.cuda.empty_cache()
         return budget
 
@@ -143,7 +179,7 @@ def choose_device(kind: str, mesh: Mesh) -> torch.device:
     if mesh.world > torch.cuda.device_count():
         raise ValueError(
             f"{mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
-            "lower tensor_parallel_size, or see CUDA_VISIBLE_DEVICES"
+            "lower tensor_parallel_size or pipeline_parallel_size, or see CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, mesh.rank)
 
