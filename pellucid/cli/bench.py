@@ -18,10 +18,11 @@ LENGTHS = "; ".join(f"{name}: {recipe.inputs} in, {recipe.outputs} out" for name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `bench` understands."""
-    parser.usage = "%(prog)s {throughput,latency} [OPTION ...]"
+    parser.usage = "%(prog)s {throughput,latency,table} [OPTION ...]"
     parser.add_argument(
-        "measure", choices=("throughput", "latency"),
-        help="throughput: many requests at once; latency: B equal requests, milliseconds a step",
+        "measure", choices=("throughput", "latency", "table"),
+        help="throughput: many requests at once; latency: B equal requests, milliseconds a step; "
+        "table: nano, latency of 1, 32 and 256 requests, and prefill, one after another",
     )  # fmt: skip
     parser.add_argument(
         "--workload", choices=WORKLOADS, default="nano",

@@ -116,19 +116,23 @@ RECIPES = {
     "latency": Recipe(1, Lengths(low=128, high=128), Lengths(low=256, high=256)),
 }
 WORKLOADS = ("nano", "random", "prefill")
+TABLE_SIZES = (1, 32, 256)  # the batches of `bench table`
 
 
 def choose(args: argparse.Namespace, seed: int) -> list[Workload]:
     """The workloads that the bench command's arguments ask for."""
     if args.measure == "latency":
         return [_from_recipe("latency", args, seed, num_requests=size) for size in args.batch_size]
-    if args.workload != "nano":
+    if args.measure == "throughput" and args.workload != "nano":
         return [_from_recipe(args.workload, args, seed, num_requests=args.num_requests)]
     given = [name for name in ("num_requests", "input_len", "output_len") if getattr(args, name) is not None]
     if given:
-        flag = "--" + given[0].replace("_", "-")
-        raise ValueError(f"workload nano is fixed, {flag} cannot change it; use --workload random")
-    return [nano()]
+        flag, fixed = "--" + given[0].replace("_", "-"), "nano" if args.measure == "throughput" else "table"
+        raise ValueError(f"{fixed} is fixed, {flag} cannot change it; use throughput --workload random")
+    if args.measure == "throughput":
+        return [nano()]
+    sizes = [_from_recipe("latency", args, seed, num_requests=size) for size in TABLE_SIZES]
+    return [nano(), *sizes, _from_recipe("prefill", args, seed, num_requests=None)]
 
 
 def _from_recipe(name: str, args: argparse.Namespace, seed: int, *, num_requests: int | None) -> Workload:

@@ -54,6 +54,13 @@ def test_latency_has_one_workload_a_batch_size_of_128_in_and_256_out():
     assert [workload.name for workload in workloads] == ["latency B=1", "latency B=32"]
 
 
+def test_a_table_is_nano_three_latencies_and_prefill():
+    names = [workload.name for workload in chosen("table")]
+    assert names == ["nano", "latency B=1", "latency B=32", "latency B=256", "prefill"]
+    with pytest.raises(ValueError, match="table is fixed, --input-len"):
+        chosen("table", "--input-len", "3")
+
+
 def test_prefill_is_16_long_prompts_and_one_token_each():
     (workload,) = chosen("throughput", "--workload", "prefill")
     assert workload.requests == [(8000, 1)] * 16
