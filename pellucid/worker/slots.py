@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
@@ -131,15 +132,15 @@ class Slots:
         first = torch.where(rows.samples, self.num_computed[rows.slots] + 1, 0)
         self._write_drafts(slots, first, drafts)
 
-    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor) -> Tensor:
-        """The message to other stages about a step that has been sampled here; drafts: [B, k]."""
+    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, num_spec: int) -> Tensor:
+        """The message to other stages about a step that was sampled here; drafts: [B, up to num_spec]."""
         known = self.num_computed[rows.slots] - output.num_new
         return Feedback(
             slots=torch.where(rows.samples, rows.slots, self.spare),
             roots=torch.where(rows.samples, known, 0),
             num_new=output.num_new,
             tokens=output.tokens,
-            drafts=drafts,
+            drafts=F.pad(drafts, (0, num_spec - drafts.shape[1])),
         ).pack()
 
     def learn(self, feedback: Feedback) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class Worker:
         forward = Forward(built.model, built.backend, inputs)
         if self.stage.is_last:
             sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
-            tell = tell_nobody if self.stage.is_first else slots.tell
+            tell = tell_nobody if self.stage.is_first else partial(slots.tell, num_spec=resolved.num_spec)
             step = DeviceStep(forward, sampler, proposer, tell)
         else:
             step = StageStep(forward)
