@@ -30,6 +30,7 @@ NUMBERS = (
     "top_p",
     "min_p",
 )
+FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -99,7 +100,7 @@ class SamplingParams:
         self._validate_token_ids(vocab_size)
 
     def _validate_types(self) -> None:
-        """Numbers are numbers and counts are integers (numpy's, too): a worker could only fail on others."""
+        """Numbers, integers (numpy's, too) and flags are such: a worker could only fail on others."""
         for name in INTEGERS:
             value = getattr(self, name)
             if value is not None and (type(value) is bool or not isinstance(value, Integral)):
@@ -107,16 +108,28 @@ class SamplingParams:
         for name in NUMBERS:
             if not isinstance(getattr(self, name), Real):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be a number")
+        for name in (*INTEGERS, *NUMBERS):
+            value = getattr(self, name)
+            if isinstance(value, Integral):
+                _check_range(name, int(value), -(2**63), 2**63 - 1)
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be True or False")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(self, name) or ():
+                if not isinstance(token, Integral):
+                    raise ValueError(f"{name} has {token!r}, must be integer token ids")
+        self._validate_strings()
+
+    def _validate_strings(self) -> None:
         for name in ("stop", "bad_words"):
             for text in getattr(self, name) or ():
                 if not isinstance(text, str):
                     raise ValueError(
                         f"{name} has {text!r}, must be strings; give token ids as stop_token_ids"
                     )
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in getattr(self, name) or ():
-                if not isinstance(token, Integral):
-                    raise ValueError(f"{name} has {token!r}, must be integer token ids")
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    raise ValueError(f"{name} has {text!r}, which no text contains: half of a character")
 
     def _validate_lengths(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -133,8 +146,6 @@ class SamplingParams:
             raise ValueError("stop strings need text; set detokenize=True or use stop_token_ids")
         if any(not word.strip() for word in self.bad_words or ()):
             raise ValueError("bad_words contains an empty string; remove it")
-        if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
 
     def _validate_token_ids(self, vocab_size: int | None) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -53,6 +53,7 @@ NO_TORCH = [
     "pellucid.schedule.plan",
     "pellucid.kv.manager",
     "pellucid.engine.core",
+    "pellucid.executor.multiproc",
 ]
 
 

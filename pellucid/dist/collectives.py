@@ -70,28 +70,34 @@ class TorchGroup:
     """A group of several, over gloo (CPU) or NCCL (CUDA)."""
 
     def __init__(
-        self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[], None]
+        self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[str], None]
     ) -> None:
         self.rank, self.size = ranks.index(world_rank), len(ranks)
         self._device, self._entered = device, entered
         self._group = _new_group(ranks)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        with _calling(self._entered):
+        with self._calling("all_reduce"):
             dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         gathered = x.new_empty((self.size, *x.shape))
-        with _calling(self._entered):
+        with self._calling("all_gather"):
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)
         return gathered
 
     def minimum(self, value: int) -> int:
         number = torch.tensor([value], dtype=torch.int64, device=self._device)
-        with _calling(self._entered):
+        with self._calling("all_reduce (minimum)"):
             dist.all_reduce(number, op=dist.ReduceOp.MIN, group=self._group)
         return int(number)
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        self._entered(name)
+        with _naming_peers():
+            yield
 
 
 class Message(Protocol):
@@ -117,34 +123,36 @@ class Channel(Protocol):
 class TorchChannel:
     """Over gloo (CPU) or NCCL (CUDA), where each pair of stages has a stream of its own for its messages."""
 
-    def __init__(self, ranks: tuple[int, ...], entered: Callable[[], None]) -> None:
-        self._ranks, self._entered = ranks, entered
+    def __init__(self, ranks: tuple[int, ...], waiting: Callable[[bool], None]) -> None:
+        self._ranks, self._waiting = ranks, waiting
         self._group = _new_group(ranks)
 
     def send(self, x: Tensor, to: int) -> Message:
-        with _calling(self._entered):
-            return TorchMessage(x, dist.isend(x, self._ranks[to], group=self._group), self._entered)
+        with _naming_peers():
+            return TorchMessage(x, dist.isend(x, self._ranks[to], group=self._group), self._waiting)
 
     def receive(self, x: Tensor, source: int) -> Message:
-        with _calling(self._entered):
-            return TorchMessage(x, dist.irecv(x, self._ranks[source], group=self._group), self._entered)
+        with _naming_peers():
+            return TorchMessage(x, dist.irecv(x, self._ranks[source], group=self._group), self._waiting)
 
 
 class TorchMessage:
     """Holds on to its tensor until it has been waited for."""
 
-    def __init__(self, x: Tensor, work: dist.Work | None, entered: Callable[[], None]) -> None:
+    def __init__(self, x: Tensor, work: dist.Work | None, waiting: Callable[[bool], None]) -> None:
         assert work is not None, "this rank is not in the group"
-        self._x, self._work, self._entered = x, work, entered
+        self._x, self._work, self._waiting = x, work, waiting
 
     def wait(self) -> None:
-        with _calling(self._entered):
+        self._waiting(True)
+        with _naming_peers():
             self._work.wait()
+        self._waiting(False)
 
 
 @contextmanager
-def _calling(entered: Callable[[], None]) -> Iterator[None]:
-    entered()
+def _naming_peers() -> Iterator[None]:
+    """What torch says of a peer that has gone becomes a PeerError."""
     try:
         yield
     except RuntimeError as error:
@@ -172,11 +180,15 @@ class Links:
 UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
 
 
-def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable[[], None]) -> Links:
+def connect(
+    mesh: Mesh, rendezvous: str, device: torch.device, *,
+    entered: Callable[[str], None], waiting: Callable[[bool], None],
+) -> Links:  # fmt: skip
     """Meet the other ranks of the mesh.
 
-    rendezvous: a path that only they know, in a folder that exists.  entered: told of each collective before
-    it begins, so that a silent rank can be found.
+    rendezvous: a path that only they know, in a folder that exists.  entered: told the name of each
+    collective before it begins.  waiting: told when this rank begins to wait for another stage, and when that
+    is over.  So a silent rank can be found.
     """
     if mesh.world == 1:
         return UNLINKED
@@ -190,14 +202,14 @@ def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable
     # Every rank makes every group, also those that it is not in: torch asks for that.
     made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
     world = _group(tuple(range(mesh.world)), mesh.rank, device, entered)
-    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")], channels=_channels(mesh, device, entered))
+    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")], channels=_channels(mesh, device, waiting))
 
 
-def _channels(mesh: Mesh, device: torch.device, entered: Callable[[], None]) -> Channels | None:
+def _channels(mesh: Mesh, device: torch.device, waiting: Callable[[bool], None]) -> Channels | None:
     if mesh.pp == 1:
         return None
     made = {
-        ranks: Channels(TorchChannel(ranks, entered), TorchChannel(ranks, entered))
+        ranks: Channels(TorchChannel(ranks, waiting), TorchChannel(ranks, waiting))
         for ranks in mesh.groups("pp")
     }
     channels = made[mesh.ranks("pp")]
@@ -224,7 +236,7 @@ def disconnect() -> None:
         dist.destroy_process_group()
 
 
-def _group(ranks: tuple[int, ...], rank: int, device: torch.device, entered: Callable[[], None]) -> Group:
+def _group(ranks: tuple[int, ...], rank: int, device: torch.device, entered: Callable[[str], None]) -> Group:
     if len(ranks) == 1:
         return ALONE
     if rank not in ranks:

@@ -1,4 +1,4 @@
-"""One process for each worker: plans go out over pipes, results come back from the one that has them.
+"""One process for each worker: plans go out over a ring, results come back from the one that has them.
 
 A worker that dies, fails or falls silent is named, with the last plan that it began; then all of them are
 ended, for a step needs every one.  The processes' own side is in process.py.
@@ -8,59 +8,64 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import pickle
-import queue
+import selectors
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
 from pathlib import Path
+
+import psutil
 
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
-from pellucid.executor.process import Answer, Call, Failed, Landed, Message, Progress, Ready, Stop, run_worker
+from pellucid.executor.process import WORKER, Answer, Call, Failed, Progress, Ready, Start, Stop, run_worker
+from pellucid.executor.ring import ReaderEnd, RingWriter
+from pellucid.executor.wire import decode, encode
 from pellucid.schedule.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 GRACE = 2.0  # seconds in which the others' complaints wait for the cause
 FAREWELL = 5.0  # seconds that workers have to leave by themselves
+POLL = 0.001  # seconds between two looks at a full ring
 
 
 class WorkerProcess:
     """A worker as its owner sees it."""
 
-    def __init__(self, rank: int, resolved: Resolved, rendezvous: str, num_workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.rank, self.progress = rank, Progress.shared(context)
-        self.connection, theirs = context.Pipe()
-        level = logging.getLogger("pellucid").getEffectiveLevel()
-        self._process = context.Process(
-            target=run_worker,
-            args=(theirs, rank, resolved, rendezvous, self.progress, level),
-            name=f"pellucid worker {rank} of {num_workers}",
-            daemon=True,
+    def __init__(
+        self, context: SpawnContext, resolved: Resolved, inbox: ReaderEnd, *, worker: str, rendezvous: str
+    ) -> None:
+        self.rank, self.progress = inbox.index, Progress.shared(context)
+        self.connection, theirs = context.Pipe(duplex=False)
+        start = Start(
+            worker=worker,
+            rank=self.rank,
+            resolved=resolved,
+            rendezvous=rendezvous,
+            inbox=inbox,
+            outbox=theirs,
+            progress=self.progress,
+            log_level=logging.getLogger("pellucid").getEffectiveLevel(),
         )
+        name = f"pellucid worker {self.rank} of {resolved.num_workers}"
+        self._process = context.Process(target=run_worker, args=(start,), name=name, daemon=True)
         self._process.start()
         theirs.close()  # so that the end of either side is an end of file for the other
-        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._send_all, daemon=True).start()
-
-    def send(self, packed: bytes) -> None:
-        """Hand over a pickled message.  Does not wait for the worker to read it, which may be never."""
-        self._outbox.put(packed)
-
-    def _send_all(self) -> None:
-        while True:
-            try:
-                self.connection.send_bytes(self._outbox.get())
-            except OSError:
-                return  # the sentinel tells
+        inbox.bell.close()
 
     @property
     def sentinel(self) -> int:
         """Ready once the process has ended."""
         return self._process.sentinel
+
+    @property
+    def is_stopped(self) -> bool:
+        """Has something stopped the process (SIGSTOP, a debugger)?"""
+        return psutil.Process(self._process.pid).status() in (
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_TRACING_STOP,
+        )
 
     def describe_death(self) -> str:
         self._process.join(GRACE)
@@ -90,8 +95,10 @@ class MultiprocTicket:
 class MultiprocExecutor:
     """Workers in processes of their own, one for each rank of the mesh."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = WORKER) -> None:
+        self._worker = worker  # "module:Class"
         self._workers: list[WorkerProcess] = []
+        self._ears = selectors.DefaultSelector()  # the workers' connections and sentinels
         self._capacities: dict[int, Capacity] = {}  # by rank
         self._results: dict[int, StepResult] = {}  # by plan id, until they are asked for
         self._answers: dict[int, object] = {}  # by rank
@@ -103,10 +110,23 @@ class MultiprocExecutor:
         self._timeout = resolved.user.parallel.worker_timeout
         self._folder = tempfile.TemporaryDirectory(prefix="pellucid-")
         rendezvous = str(Path(self._folder.name) / "rendezvous")
-        for rank in range(resolved.num_workers):
-            self._workers.append(WorkerProcess(rank, resolved, rendezvous, resolved.num_workers))
-        self._wait_until(lambda: len(self._capacities) == len(self._workers), timeout=None)
+        try:
+            self._start_processes(resolved, rendezvous)
+            self._wait_until(lambda: len(self._capacities) == len(self._workers), timeout=None)
+        except BaseException:  # Ctrl-C, too: a loading worker holds memory that others may want
+            self._ended_because = self._ended_because or "the engine has not started"
+            self._end(seconds=0)
+            raise
         return self._capacities[0]
+
+    def _start_processes(self, resolved: Resolved, rendezvous: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ring = RingWriter(context, resolved.num_workers)
+        for end in self._ring.ends:
+            worker = WorkerProcess(context, resolved, end, worker=self._worker, rendezvous=rendezvous)
+            self._workers.append(worker)
+            self._ears.register(worker.connection, selectors.EVENT_READ, worker)
+            self._ears.register(worker.sentinel, selectors.EVENT_READ, worker)
 
     def submit(self, plan: StepPlan) -> MultiprocTicket:
         self._send(plan)
@@ -131,57 +151,77 @@ class MultiprocExecutor:
         """End all workers; those that can leave by themselves do."""
         if self._ended_because is None:
             self._ended_because = "the engine was shut down"
-            self._send(Stop())
+            if not self._ring.is_full:
+                self._send(Stop())
             self._end(seconds=FAREWELL)
 
     def _end(self, *, seconds: float) -> None:
         until = time.monotonic() + seconds
         for worker in self._workers:
             worker.end(seconds=max(0.0, until - time.monotonic()))
+        self._ears.close()
         self._folder.cleanup()
 
-    # What workers say
+    # What workers are told, and what they say
 
     def _send(self, message: StepPlan | Call | Stop) -> None:
-        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        for worker in self._workers:
-            worker.send(packed)
+        """Tell all workers.  Waits only if they have left a whole ring unread, which is how one hangs."""
+        until = time.monotonic() + self._timeout
+
+        def wait_for_room() -> None:
+            if time.monotonic() > until:
+                self._fail(self._describe_silence("no room for a plan"))
+            self._receive(timeout=POLL)
+            self._raise_failures()
+
+        self._ring.write(encode(message), wait_for_room)
 
     def _wait_until(self, is_done: Callable[[], bool], *, timeout: float | None) -> None:
         until = None if timeout is None else time.monotonic() + timeout
         while not is_done():
-            if self._ended_because is not None:
-                raise RuntimeError(self._ended_because)
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                self._fail(self._describe_silence())
+                self._fail(self._describe_silence("no result"))
             self._receive(timeout=left)
             self._raise_failures()
 
     def _receive(self, *, timeout: float | None) -> None:
         """Take in what workers say, waiting for the first word up to `timeout` seconds."""
-        speakers: dict[Connection | int, WorkerProcess] = {}
-        for worker in self._workers:
-            if worker.rank not in self._failures:
-                speakers |= {worker.connection: worker, worker.sentinel: worker}
-        for source in wait(list(speakers), timeout):
-            worker = speakers[source]  # type: ignore[index]
+        if self._ended_because is not None:
+            raise RuntimeError(self._ended_because)
+        for key, _ in self._ears.select(timeout):
+            worker: WorkerProcess = key.data
+            if worker.rank in self._failures:
+                continue
             try:
-                while worker.connection.poll():
-                    self._hear(worker.rank, worker.connection.recv())
+                if key.fileobj is worker.connection:
+                    self._hear(worker.rank, decode(worker.connection.recv_bytes()))
+                else:
+                    self._hear_last_words(worker)
             except (EOFError, OSError):
                 self._failures.setdefault(worker.rank, Failed(worker.describe_death()))
+            if worker.rank in self._failures:
+                self._ears.unregister(worker.connection)
+                self._ears.unregister(worker.sentinel)
 
-    def _hear(self, rank: int, message: Message) -> None:
+    def _hear_last_words(self, worker: WorkerProcess) -> None:
+        """The process has ended; what it said before is still to be read."""
+        while worker.connection.poll():
+            self._hear(worker.rank, decode(worker.connection.recv_bytes()))
+        raise EOFError
+
+    def _hear(self, rank: int, message: object) -> None:
         match message:
-            case Ready():
-                self._capacities[rank] = message.capacity
-            case Landed():
-                self._results[message.result.plan_id] = message.result
-            case Answer():
-                self._answers[rank] = message.value
+            case Ready(capacity):
+                self._capacities[rank] = capacity
+            case StepResult():
+                self._results[message.plan_id] = message
+            case Answer(value):
+                self._answers[rank] = value
             case Failed():
                 self._failures[rank] = message
+            case _:
+                raise AssertionError(f"{message} is not from workers")
 
     def _raise_failures(self) -> None:
         """Raise what went wrong.  Ranks that only miss another one wait a little for the cause."""
@@ -195,13 +235,15 @@ class MultiprocExecutor:
             causes = sorted(self._failures.values(), key=lambda failure: failure.is_echo)
             self._fail(causes[0].message, is_users=causes[0].is_users)
 
-    def _describe_silence(self) -> str:
-        """Who is furthest behind: the others wait for it."""
+    def _describe_silence(self, what: str) -> str:
+        """Who is stopped, or else furthest behind: the others wait for it."""
+        stopped = [worker for worker in self._workers if worker.is_stopped]
         least = min(worker.progress.value for worker in self._workers)
         late = [worker for worker in self._workers if worker.progress.value == least]
-        named = "; ".join(f"worker {worker.rank}, {worker.progress}" for worker in late)
+        named = "; ".join(f"worker {worker.rank}, {worker.progress}" for worker in stopped or late)
+        state = " (stopped by a signal)" if stopped else ""
         return (
-            f"no result for {self._timeout:g} s, waiting for {named}; "
+            f"{what} for {self._timeout:g} s, waiting for {named}{state}; "
             "raise --worker-timeout if steps may take as long"
         )
 

@@ -1,24 +1,29 @@
-"""A worker's own process: reads plans from a pipe, runs them in order, sends results back.
+"""A worker's own process: reads plans from a ring, runs them in order, sends results back over a pipe.
 
-It names its worker by string.  What goes over the pipe is defined here, for both sides.
+It names its worker by string.  The messages beside plans and results are defined here, for both sides.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
+import multiprocessing
+import os
 import queue
+import shutil
 import signal
 import threading
 import traceback
-from ctypes import c_int64
+from ctypes import Array, c_char, c_int64
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
+from pathlib import Path
 from typing import Protocol
 
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity, Seat
+from pellucid.executor.ring import ReaderEnd, RingReader
+from pellucid.executor.wire import decode, encode
 from pellucid.registry import load_object
 from pellucid.schedule.plan import StepPlan, StepResult
 
@@ -47,13 +52,6 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """From the worker that samples."""
-
-    result: StepResult
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """To a call."""
 
@@ -69,33 +67,53 @@ class Failed:
     is_users: bool = False  # a ValueError: the user can mend it
 
 
-Message = Ready | Landed | Answer | Failed
+Message = Ready | StepResult | Answer | Failed  # from a worker; results from the one that reports
 
 
 class Progress:
     """How far a worker has come, in memory that its owner shares: still legible when the worker is stuck."""
 
-    def __init__(self, numbers: list[c_int64]) -> None:
-        self._plan, self._collectives = numbers
+    def __init__(self, numbers: Array[c_int64], name: Array[c_char]) -> None:
+        # Last plan finished, whether it waits for another stage, last plan begun, collectives entered since.
+        self._numbers, self._name = numbers, name
 
     @classmethod
     def shared(cls, context: SpawnContext) -> Progress:
-        return cls([context.RawValue(c_int64, -1), context.RawValue(c_int64, 0)])
+        numbers = context.RawArray(c_int64, [-1, 0, -1, 0])
+        return cls(numbers, context.RawArray(c_char, 32))
 
     @property
-    def value(self) -> tuple[int, int]:
-        """(last plan begun, collectives entered): they only grow."""
-        return self._plan.value, self._collectives.value
+    def value(self) -> tuple[int, ...]:
+        """Whoever is behind has less; with as many plans finished, one that waits is not behind."""
+        return tuple(self._numbers)
+
+    @property
+    def has_begun(self) -> bool:
+        """Has it begun a plan?"""
+        return self._numbers[2] >= 0
 
     def __str__(self) -> str:
-        plan = self._plan.value
-        return f"its last plan was {plan}" if plan >= 0 else "before its first plan"
+        _, _, plan, collectives = self._numbers
+        said = f"its last plan was {plan}" if plan >= 0 else "before its first plan"
+        if not collectives:
+            return said
+        return f"{said}, its last collective there number {collectives}, {self._name.value.decode()}"
 
     def begin(self, plan_id: int) -> None:
-        self._plan.value = plan_id
+        self._numbers[2:] = plan_id, 0
 
-    def enter(self) -> None:
-        self._collectives.value += 1
+    def end(self) -> None:
+        """The plan is finished, or on a GPU all of it launched."""
+        self._numbers[0] = self._numbers[2]
+
+    def wait(self, begins: bool) -> None:
+        """It begins, or ceases, to wait for another pipeline stage."""
+        self._numbers[1] = begins
+
+    def enter(self, collective: str) -> None:
+        """Note a collective by its name, before it begins.  (A CUDA graph's are not seen.)"""
+        self._name.value = collective.encode()[:31]
+        self._numbers[3] += 1
 
 
 class Pending(Protocol):
@@ -119,18 +137,32 @@ class Worker(Protocol):
     def shutdown(self) -> None: ...
 
 
-def run_worker(
-    connection: Connection, rank: int, resolved: Resolved, rendezvous: str, progress: Progress, log_level: int
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a process needs to know.  Pickled once, by spawn."""
+
+    worker: str  # "module:Class"
+    rank: int
+    resolved: Resolved
+    rendezvous: str  # a path of the ranks' own, in a folder of their own
+    inbox: ReaderEnd
+    outbox: Connection
+    progress: Progress
+    log_level: int
+
+
+def run_worker(start: Start) -> None:
     """The process's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its owner's to answer
-    logging.basicConfig(level=log_level, format=f"%(levelname)s worker {rank}: %(message)s")
-    seat = Seat(rank=rank, rendezvous=rendezvous, entered=progress.enter)
-    desk = Desk(connection, rank, progress)
+    threading.Thread(target=_leave_with_owner, args=(Path(start.rendezvous).parent,), daemon=True).start()
+    logging.basicConfig(level=start.log_level, format=f"%(levelname)s worker {start.rank}: %(message)s")
+    progress = start.progress
+    seat = Seat(rank=start.rank, rendezvous=start.rendezvous, entered=progress.enter, waiting=progress.wait)
+    desk = Desk(start.outbox, start.rank, progress)
     try:
-        worker: Worker = load_object(WORKER)(resolved, seat)
+        worker: Worker = load_object(start.worker)(start.resolved, seat)
         desk.send(Ready(worker.start()))
-        desk.serve(worker)
+        desk.serve(worker, RingReader(start.inbox))
         worker.shutdown()
     except (EOFError, BrokenPipeError):
         return  # the owner has gone
@@ -138,39 +170,51 @@ def run_worker(
         desk.fail(error)
 
 
-class Desk:
-    """One end of the pipe; the main thread launches plans, another one waits for their results."""
+def _leave_with_owner(folder: Path) -> None:
+    """End this process when its owner's has ended, in whatever way, and whatever this one waits for."""
+    owner = multiprocessing.parent_process()
+    assert owner is not None
+    owner.join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
-    def __init__(self, connection: Connection, rank: int, progress: Progress) -> None:
-        self._connection, self._rank, self._progress = connection, rank, progress
+
+class Desk:
+    """Plans in, results out; the main thread launches plans, another one waits for their results."""
+
+    def __init__(self, outbox: Connection, rank: int, progress: Progress) -> None:
+        self._outbox, self._rank, self._progress = outbox, rank, progress
         self._lock = threading.Lock()
         self._landing: queue.SimpleQueue[Pending] = queue.SimpleQueue()
 
-    def serve(self, worker: Worker) -> None:
+    def serve(self, worker: Worker, inbox: RingReader) -> None:
         """Run plans in the order in which they come, until told to stop."""
         threading.Thread(target=self._report, daemon=True).start()
         while True:
-            message: StepPlan | Call | Stop = pickle.loads(self._connection.recv_bytes())
-            match message:
-                case StepPlan():
-                    self._progress.begin(message.id)
-                    pending = worker.execute(message)
+            match decode(inbox.read()):
+                case StepPlan() as plan:
+                    self._progress.begin(plan.id)
+                    pending = worker.execute(plan)
+                    self._progress.end()
                     if worker.reports:
                         self._landing.put(pending)
-                case Call():
-                    self.send(Answer(getattr(worker, message.name)(*message.args)))
+                case Call(name, args):
+                    self.send(Answer(getattr(worker, name)(*args)))
                 case Stop():
                     return
+                case message:
+                    raise AssertionError(f"{message} is not for workers")
 
     def send(self, message: Message) -> None:
+        packed = encode(message)
         with self._lock:
-            self._connection.send(message)
+            self._outbox.send_bytes(packed)
 
     def fail(self, error: Exception) -> None:
         """Say what went wrong; the process ends with it."""
         name = type(error).__name__
         said = f"worker {self._rank} has failed, {self._progress}: {name}: {error}"
-        is_users = isinstance(error, ValueError) and self._progress.value[0] < 0
+        is_users = isinstance(error, ValueError) and not self._progress.has_begun
         message = str(error) if is_users else f"{said}\n{traceback.format_exc()}"
         try:
             self.send(Failed(message, is_echo=name == ECHO, is_users=is_users))
@@ -181,6 +225,6 @@ class Desk:
         while True:
             pending = self._landing.get()
             try:
-                self.send(Landed(pending.result()))
+                self.send(pending.result())
             except Exception as error:
                 return self.fail(error)

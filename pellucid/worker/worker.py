@@ -62,7 +62,10 @@ class Worker:
             torch.set_num_threads(self.resolved.num_threads)
         else:
             torch.cuda.set_device(self.device)
-        self.links = connect(self.mesh, self.seat.rendezvous, self.device, self.seat.entered)
+        seat = self.seat
+        self.links = connect(
+            self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
+        )
         began = time.perf_counter()
         built = build_model(self.resolved, self.device, self.links)
         loaded = time.perf_counter()
