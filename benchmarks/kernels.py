@@ -1,8 +1,9 @@
-"""How close the attention kernels come to the machine: `python benchmarks/kernels.py`, on a GPU.
+"""How close the kernels come to the machine: `python benchmarks/kernels.py`, on a GPU.
 
 Each figure is the median over replays of a CUDA graph that holds several launches, each on blocks of its own,
 so that nothing is found in the L2 cache.  Decode is measured in GB/s of keys and values, prefill in TFLOP/s
-below the causal diagonal; a plain copy and a plain matrix product say what the machine gives.
+below the causal diagonal, products of few rows in GB/s of weights, draws in GB/s of logits; a plain copy and
+a plain matrix product say what the machine gives.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.kv_write import kv_write
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.sample import draw
+from pellucid.kernels.small_products import SmallProducts, choices_for
+from pellucid.sample.noise import token_codes
 
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
@@ -35,6 +40,10 @@ DECODES = {
     "16 x 1,024": [1024] * 16,
     "64 x 1,024": [1024] * 64,
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+}
+PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
+    "0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
+    "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
 PREFILLS = {
     "16 x 512": [(512, 512)] * 16,
@@ -175,6 +184,43 @@ def write_figure(num_tokens: int, block_size: int) -> Figure:
     )
 
 
+def product_figure(shape: tuple[int, int], num_rows: int) -> Figure:
+    """A projection [outputs, inputs] of few rows, as a layer multiplies it."""
+    num_out, num_in = shape
+    copies = max(2, CACHE_BYTES // (2 * num_out * num_in))
+    weights = [torch.randn(shape, dtype=DTYPE, device="cuda") for _ in range(copies)]
+    x = torch.randn(num_rows, num_in, dtype=DTYPE, device="cuda")
+    products = SmallProducts(weights[0], choices_for(weights[0]))
+
+    def launch(weight: Tensor) -> Callable[[], object]:
+        def run() -> Tensor:
+            y = products(x, weight)
+            return F.linear(x, weight) if y is None else y
+
+        return run
+
+    seconds = median_seconds([launch(weight) for weight in weights])
+    case = f"{num_out:,} x {num_in:,}, {num_rows} rows"
+    return Figure("product", "-", case, seconds * 1e6, weights[0].nbytes / seconds / 1e9, "GB/s")
+
+
+def draw_figure(num_rows: int, temperature: float) -> Figure:
+    """Drawing tokens from logits of Qwen3's vocabulary."""
+    vocab_size = 151_936
+    copies = max(1, CACHE_BYTES // (2 * num_rows * vocab_size))
+    logits = [torch.randn(num_rows, vocab_size, dtype=DTYPE, device="cuda") for _ in range(copies)]
+    slots = torch.arange(num_rows, device="cuda")
+    heat = torch.full((num_rows,), temperature, dtype=torch.float64, device="cuda")
+    codes = token_codes(vocab_size, "cuda")
+
+    def launch(logits: Tensor) -> Callable[[], object]:
+        return lambda: draw(logits, codes, slots, heat, slots, slots)
+
+    seconds = median_seconds([launch(part) for part in logits])
+    case = f"{num_rows} rows at temperature {temperature}"
+    return Figure("draw", "-", case, seconds * 1e6, logits[0].nbytes / seconds / 1e9, "GB/s")
+
+
 def machine_figures() -> list[Figure]:
     """What the machine gives a plain copy and a plain matrix product."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -197,7 +243,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     figures = machine_figures() + [write_figure(tokens, options.block_size) for tokens in (256, 8192)]
+    figures += [draw_figure(rows, temperature) for rows in (1, 32, 256) for temperature in (0.0, 0.6)]
     for model in options.models:
+        shapes = PROJECTIONS.get(model, ())
+        figures += [product_figure(shape, rows) for shape in shapes for rows in (1, 4, 16, 64)]
         figures += [decode_figure(model, name, options.block_size, 1) for name in DECODES]
         figures += [decode_figure(model, name, options.block_size, 4) for name in ("1 x 1,024", "64 x 1,024")]
         figures += [prefill_figure(model, name, options.block_size) for name in PREFILLS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -79,3 +80,8 @@ def detect(device: str = "auto") -> Platform:
         )
     total, available = cpu_memory()
     return Platform(device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=NUM_CORES)
+
+
+def has_triton() -> bool:
+    """Whether Triton's kernels can be imported; asked without importing it."""
+    return importlib.util.find_spec("triton") is not None

@@ -1,12 +1,13 @@
 """Weights as they are: float32, float16 or bfloat16 matrices.
 
 On a CPU, bfloat16 matrices are packed once into the layout that oneDNN multiplies with, which is up to twice
-as fast as packing at every call; the plain copy is let go.  Everything else is `F.linear`.
+as fast as packing at every call; the plain copy is let go.  On a GPU, products of few rows, which last as
+long as it takes to read the matrix, have kernels of their own.  Everything else is `F.linear`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Self
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
+from pellucid.platform import has_triton
 from pellucid.quant.base import Kind, LinearLayer, LinearShape, ParamSpec, matrix, stored_as
 
 
@@ -37,7 +39,7 @@ class Unquantized:
     """One matrix [out, in], multiplied in the activations' dtype."""
 
     def __init__(self) -> None:
-        self._packed: Tensor | None = None  # oneDNN's layout; opaque
+        self._product: Product = plain_product
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         size = (shape.out_features, shape.in_features)
@@ -46,13 +48,44 @@ class Unquantized:
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
         if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._product = PackedProduct(weight)
             layer.replace("weight", None)
+        elif weight.device.type == "cuda" and weight.itemsize == 2 and has_triton():
+            self._product = TunedProduct(weight)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        if self._packed is None:
-            return F.linear(x, layer.param("weight"), layer.bias)
+        return self._product(layer, x)
+
+
+Product = Callable[[LinearLayer, Tensor], Tensor]
+
+
+def plain_product(layer: LinearLayer, x: Tensor) -> Tensor:
+    """The library's."""
+    return F.linear(x, layer.param("weight"), layer.bias)
+
+
+class PackedProduct:
+    """oneDNN's, with weights in its own opaque layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, layer.bias, "none", [], "")
+
+
+class TunedProduct:
+    """Few rows by the kernels that are fastest for this shape, many by the library."""
+
+    def __init__(self, weight: Tensor) -> None:
+        from pellucid.kernels.small_products import SmallProducts, choices_for  # where Triton is installed
+
+        self._small = SmallProducts(weight, choices_for(weight))
+
+    def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        y = self._small(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias)
+        return plain_product(layer, x) if y is None else y.view(*x.shape[:-1], y.shape[-1])
 
 
 @cache

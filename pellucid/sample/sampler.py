@@ -1,8 +1,7 @@
 """The sampler: one token for every logit row, of the row's own parameters, tokens, seed and position alone.
 
-argmax(logits + T * gumbel) is a draw from softmax(logits / T), and at T = 0 it is argmax: greedy and random
-rows take the same path.  What no row asks for is not computed.  Knows nothing of drafts: see spec/verify.py.
-Legend: S logits, R rows of a part, V vocab.
+Greedy and random rows take the same path, whose end is draw.py.  What no row asks for is not computed.  Knows
+nothing of drafts: see spec/verify.py.  Legend: S logits, R rows of a part, V vocab.
 """
 
 from __future__ import annotations
@@ -11,18 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from pellucid.sample.draw import choose_draw
 from pellucid.sample.edits import Rows, add_bias, mask_bad_words, mask_stop_tokens, penalize
 from pellucid.sample.filters import filter_logits
 from pellucid.sample.logprobs import LogprobTensors, raw_logprobs, top_logprobs
-from pellucid.sample.noise import gumbel
-from pellucid.sample.state import FILTER_WIDTHS, Column, Feature, LogitsBatch, SamplingState, SlotParams
+from pellucid.sample.state import FILTER_WIDTHS, Feature, LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
-
-# Elements of one [rows, V] noise tensor: 256 MiB while it is int64.
-_SLICE_ELEMENTS = 1 << 25
 
 Edit = Callable[[Tensor, Rows], None]
 
@@ -57,6 +52,7 @@ class Sampler:
 
     def __init__(self, state: SamplingState, vocabulary: Vocabulary = WHOLE_VOCABULARY) -> None:
         self.state, self.vocabulary = state, vocabulary
+        self.draw = choose_draw(state)
 
     def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Sampled:
         """Draw one token from each row of `logits` [S, V], this rank's share of V, any float type.
@@ -64,7 +60,8 @@ class Sampler:
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
         if not batch.features & ~Feature.RANDOM:
-            return self._draw_plainly(self.vocabulary.trim(logits), batch)
+            # Ranks that share the vocabulary exchange no more than their best.
+            return Sampled(self.draw(self.vocabulary.trim(logits), batch, self.vocabulary))
         logits = self.vocabulary.whole(logits)
         assert logits.shape[1] == self.state.vocab_size, (logits.shape, self.state.vocab_size)
         raw = _raw_logprobs_of_askers(logits, batch)
@@ -73,29 +70,8 @@ class Sampler:
         for feature, edit in EDITS.items():
             if feature in batch.rows:
                 _edit_part(logits, rows, batch.rows[feature], edit)
-        if Feature.RANDOM in batch.features:
-            tokens = self._draw(logits, rows.params, rows.positions, WHOLE_VOCABULARY)
-        else:
-            tokens = logits.argmax(-1).int()
+        tokens = self.draw(logits, batch, WHOLE_VOCABULARY)
         return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
-
-    def _draw_plainly(self, logits: Tensor, batch: LogitsBatch) -> Sampled:
-        """Nobody asks for more than a temperature: ranks that share the vocabulary exchange their best."""
-        if batch.features == Feature.NONE:
-            return Sampled(self.vocabulary.argmax(logits).int())
-        params = self.state.params(batch.slots)
-        return Sampled(self._draw(logits.float(), params, batch.positions, self.vocabulary))
-
-    def _draw(self, logits: Tensor, params: SlotParams, positions: Tensor, vocabulary: Vocabulary) -> Tensor:
-        """[S] int32: argmax(logits + T * gumbel), a bounded number of rows at a time."""
-        size = max(1, _SLICE_ELEMENTS // self.state.vocab_size)
-        codes = vocabulary.own(self.state.codes)
-        columns = (params.ints(Column.SEED), positions, params.floats(Column.TEMPERATURE), logits)
-        drawn = []
-        for seeds, places, temperature, part in zip(*(column.split(size) for column in columns), strict=True):
-            noise = gumbel(seeds, places, codes)
-            drawn.append(vocabulary.argmax(noise.mul_(temperature[:, None]).add_(part)))
-        return torch.cat(drawn).int()
 
 
 def _edit_part(logits: Tensor, rows: Rows, index: Tensor, edit: Edit) -> None:

@@ -25,6 +25,10 @@ class Vocabulary(Protocol):
         """[S] int64, ids of the highest of all ranks' scores [S, L], the lower id in a tie."""
         ...
 
+    def agree(self, values: Tensor, index: Tensor) -> Tensor:
+        """[S] ids of the highest of all ranks' values, given each one's best [S] and its place [S] in L."""
+        ...
+
     def whole(self, logits: Tensor) -> Tensor:
         """[S, L] -> [S, V], the same on every rank."""
         ...
@@ -42,6 +46,9 @@ class WholeVocabulary:
 
     def argmax(self, scores: Tensor) -> Tensor:
         return scores.argmax(-1)
+
+    def agree(self, values: Tensor, index: Tensor) -> Tensor:
+        return index
 
     def whole(self, logits: Tensor) -> Tensor:
         return logits
@@ -63,12 +70,14 @@ class SplitVocabulary:
         return table[self._first : self._first + self._num]
 
     def argmax(self, scores: Tensor) -> Tensor:
-        best = scores.new_full((len(scores), 2), -float("inf"), dtype=torch.float64)
-        best[:, 1] = self._vocab_size
         if self._num:
-            values, index = scores.max(-1)
-            # A float64 holds a float32 and a token id exactly, so one message carries both.
-            best[:, 0], best[:, 1] = values, index + self._first
+            return self.agree(*scores.max(-1))
+        nothing = scores.new_full((len(scores),), -float("inf"))
+        return self.agree(nothing, torch.zeros_like(nothing))
+
+    def agree(self, values: Tensor, index: Tensor) -> Tensor:
+        # A float64 holds a float32 and a token id exactly, so one message carries both.
+        best = torch.stack((values.double(), index.double() + self._first), dim=-1)
         values, ids = self._group.gather(best).unbind(-1)  # [size, S] each
         return ids.where(values == values.amax(0), self._vocab_size - 1).amin(0).long()
 

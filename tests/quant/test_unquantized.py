@@ -44,6 +44,19 @@ def test_packing_lets_the_plain_copy_go() -> None:
     assert [name for name, _ in layer.named_parameters()] == ["bias"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 9, 16, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_and_many_rows_are_multiplied_on_a_gpu(dtype: torch.dtype, num_tokens: int) -> None:
+    layer = make_linear(dtype, bias=True).cuda()
+    x = torch.randn(num_tokens, 96, device="cuda").to(dtype)
+    expected = F.linear(x, layer.param("weight"), layer.bias)
+    layer.finish()
+    torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=2e-3)
+    torch.testing.assert_close(layer(x[:, None])[:, 0], expected, rtol=1e-2, atol=2e-3)
+
+
 def test_float32_stays_as_it_is() -> None:
     layer = make_linear(torch.float32, bias=False)
     layer.finish()

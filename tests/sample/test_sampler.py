@@ -72,7 +72,7 @@ def test_a_request_draws_the_same_token_in_any_company(stage, threads):
 def test_a_part_of_the_noise_is_drawn_at_a_time_without_a_trace(stage, monkeypatch):
     world, logits, positions = crowd(stage, 40)
     whole = world.draw(logits, range(40), positions).tokens
-    monkeypatch.setattr("pellucid.sample.sampler._SLICE_ELEMENTS", 7 * V)
+    monkeypatch.setattr("pellucid.sample.draw._SLICE_ELEMENTS", 7 * V)
     assert torch.equal(world.draw(logits, range(40), positions).tokens, whole)
 
 

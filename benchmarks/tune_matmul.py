@@ -1,0 +1,183 @@
+"""Find the fastest product of few rows for each projection of a model: `python benchmarks/tune_matmul.py`.
+
+Measures every kernel that could be the fastest, and the library's product, for each shape and number of rows,
+and writes the choices to the table of this GPU, in the user's cache folder unless told otherwise; an engine
+started afterwards finds them.  Weights rotate through more memory than any L2 holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from kernels import median_seconds
+from rich.console import Console
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.small_matmul import Scales, small_matmul
+from pellucid.kernels.tiles import (
+    MAX_GEMV_ROWS,
+    PACKAGED,
+    Choices,
+    Gemv,
+    SplitK,
+    Tile,
+    to_words,
+    user_folder,
+    write_table,
+)
+from pellucid.models.checkpoint import ASSETS
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOUCHED = 128 << 20  # bytes of weights that the launches of one graph read at least
+TOLERANCE = 1.02  # a kernel that also serves others, or the library, may be so much slower
+GEMVS = [
+    Gemv(2, 1024, 4),
+    Gemv(4, 512, 4),
+    Gemv(4, 1024, 4),
+    Gemv(8, 512, 4),
+    Gemv(4, 1024, 8),
+    Gemv(8, 1024, 8),
+    Gemv(4, 2048, 8),
+]
+SPLIT_KS = [
+    SplitK(16, 256, 1, 4, 3),
+    SplitK(32, 128, 1, 4, 4),
+    SplitK(32, 256, 1, 4, 3),
+    SplitK(64, 128, 1, 4, 3),
+    SplitK(64, 64, 1, 4, 4),
+    SplitK(128, 64, 1, 4, 4),
+]
+WIDE = [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)]  # from 65 rows on
+SPLITS = (1, 2, 4, 8)
+MAX_PROGRAMS = 2048
+
+Shape = tuple[int, int]  # outputs, inputs
+
+
+def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
+    """The projections of a decoder with this config.json, as one of `ranks` holds them; the head if alone."""
+    dim, heads, hidden = config["hidden_size"], config["num_attention_heads"], config["intermediate_size"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    head_dim = config.get("head_dim") or dim // heads
+    q, kv = heads * head_dim // ranks, max(1, kv_heads // ranks) * head_dim
+    projections = [(q + 2 * kv, dim), (dim, q), (2 * hidden // ranks, dim), (dim, hidden // ranks)]
+    return projections + [(config["vocab_size"], dim)] * (ranks == 1)
+
+
+def candidates(shape: Shape, num_rows: int) -> Iterator[Tile | None]:
+    """What could be the fastest, the library's product (None) first."""
+    num_out, num_in = shape
+    yield None
+    if num_rows <= MAX_GEMV_ROWS:
+        yield from (tile for tile in GEMVS if tile.block_k < 2 * num_in)
+    for tile in SPLIT_KS if num_rows <= 64 else WIDE:
+        for splits in SPLITS:
+            too_short = splits > 1 and splits * tile.block_k > num_in
+            if not too_short and splits * num_out <= MAX_PROGRAMS * tile.block_n:
+                yield replace(tile, splits=splits)
+
+
+class Case:
+    """Copies of one weight, and rows to multiply them with."""
+
+    def __init__(self, shape: Shape, bits: int) -> None:
+        num_out, num_in = shape
+        copies = max(2, TOUCHED // (num_out * num_in * bits // 8))
+        self.weights = [self._weight(shape, bits) for _ in range(copies)]
+        self.x = torch.randn(max(ROWS), num_in, dtype=torch.bfloat16, device="cuda")
+        self.scales = None
+        if bits == 8:
+            self.x = self.x.to(torch.float8_e4m3fn)
+            ones = torch.ones(num_out + len(self.x), device="cuda")
+            self.scales = Scales(ones[:num_out], ones[num_out:])
+        self.arrivals = torch.zeros(num_out, dtype=torch.int32, device="cuda")
+
+    @staticmethod
+    def _weight(shape: Shape, bits: int) -> Tensor:
+        weight = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
+        return weight if bits == 16 else (50 * weight).to(torch.float8_e4m3fn)
+
+    def seconds(self, num_rows: int, tile: Tile | None) -> float:
+        """Of one product."""
+        return median_seconds([self._launch(num_rows, tile, weight) for weight in self.weights], replays=7)
+
+    def _launch(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
+        x, scales = self.x[:num_rows], self.scales
+        if tile is not None:
+            out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
+            scales = scales and Scales(scales.weight, scales.x[:num_rows])
+            return lambda: small_matmul(x, weight, out, tile, scales=scales, arrivals=self.arrivals)
+        if scales is None:
+            return lambda: F.linear(x, weight)
+        by_row, by_column = scales.x[:num_rows, None], scales.weight[None]
+        return lambda: torch._scaled_mm(
+            x, weight.t(), scale_a=by_row, scale_b=by_column, out_dtype=torch.bfloat16
+        )
+
+
+def choose_all(
+    times: Mapping[tuple[Shape, int], Mapping[Tile | None, float]],
+) -> dict[Shape, Choices]:
+    """Of what is nearly the fastest, the library if it is among them, else what serves most other cases."""
+    good = {
+        case: [tile for tile, seconds in measured.items() if seconds <= TOLERANCE * min(measured.values())]
+        for case, measured in times.items()
+    }
+    # Splits are no matter of compilation: kernels that differ in them alone are one.
+    uses = Counter(kernel_of(tile) for tiles in good.values() for tile in tiles)
+    chosen: dict[Shape, Choices] = {}
+    for (shape, num_rows), tiles in good.items():
+        best = None if None in tiles else max(tiles, key=lambda tile: uses[kernel_of(tile)])
+        chosen.setdefault(shape, {})[num_rows] = best
+    return chosen
+
+
+def kernel_of(tile: Tile | None) -> Tile | None:
+    return replace(tile, splits=1) if isinstance(tile, SplitK) else tile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = sorted(path.stem for path in (ASSETS / "shapes").glob("*.json"))
+    parser.add_argument("models", nargs="*", default=["qwen3-0.6b"], help=f"config.json files, or of {known}")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="tensor-parallel sizes")
+    parser.add_argument("--bits", type=int, choices=(8, 16), default=16, help="of a weight")
+    parser.add_argument("--package", action="store_true", help=f"write to {PACKAGED}, not {user_folder()}")
+    parser.add_argument("--json", type=Path, help="also write every time to this file")
+    options = parser.parse_args()
+    console, times = Console(), {}
+    configs = [ASSETS / "shapes" / f"{name}.json" if name in known else Path(name) for name in options.models]
+    shapes = [
+        shape
+        for path in configs
+        for ranks in options.ranks
+        for shape in shapes_of(json.loads(path.read_text()), ranks)
+    ]
+    for shape in dict.fromkeys(shapes):
+        case = Case(shape, options.bits)
+        for num_rows in ROWS:
+            measured = {tile: case.seconds(num_rows, tile) for tile in candidates(shape, num_rows)}
+            times[shape, num_rows] = measured
+            best = min(measured, key=measured.__getitem__)
+            figures = f"{1e6 * measured[best]:6.1f} us, library {1e6 * measured[None]:6.1f} us"
+            console.print(f"{shape[0]}x{shape[1]} {num_rows:4} rows: {figures}  {to_words(best)}")
+    chosen = {(options.bits, *shape): choices for shape, choices in choose_all(times).items()}
+    folder = PACKAGED if options.package else user_folder()
+    console.print(f"wrote {write_table(folder, torch.cuda.get_device_name(), chosen)}")
+    if options.json:
+        report = [
+            {"shape": shape, "rows": rows, "us": [[to_words(tile), 1e6 * s] for tile, s in measured.items()]}
+            for (shape, rows), measured in times.items()
+        ]
+        options.json.write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Products with one matrix for few rows, each by the kernel that its table or rule names.
+
+A layer's object: it owns the counters of its split-K kernels, so layers of different engines never share any.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pellucid.kernels.small_matmul import Scales, small_matmul
+from pellucid.kernels.tiles import Choices, SplitK, by_rows, choose
+
+
+class SmallProducts:
+    """y = x W^T for a few rows of x.  Knows the shape of the weight [N, K], holds no copy of it."""
+
+    def __init__(self, weight: Tensor, choices: Choices) -> None:
+        self.tiles = by_rows(choices)
+        blocks = [-(-len(weight) // tile.block_n) for tile in self.tiles if isinstance(tile, SplitK)]
+        self.arrivals = torch.zeros(max(blocks, default=0), dtype=torch.int32, device=weight.device)
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        scales: Scales | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor | None:
+        """x [M, K] -> [M, N], or None where the library's product is no slower.  dtype: of y; None is x's."""
+        tile = self.tiles[len(x)] if len(x) < len(self.tiles) else None
+        if tile is None:
+            return None
+        out = torch.empty((len(x), len(weight)), dtype=dtype or x.dtype, device=x.device)
+        return small_matmul(x, weight, out, tile, bias=bias, scales=scales, arrivals=self.arrivals)
+
+
+def choices_for(weight: Tensor) -> Choices:
+    """What is known to be fast for this weight [N, K] on its GPU."""
+    num_out, num_in = weight.shape
+    name = torch.cuda.get_device_name(weight.device)
+    return choose(num_out, num_in, bits=8 * weight.itemsize, device_name=name)

@@ -1,0 +1,141 @@
+"""Which kernel multiplies a matrix with few rows, and how it is cut up: measured tables, and a rule without.
+
+A table is a JSON file: `devices`, the names (or their beginnings) of the GPUs it is for, and `choices`, for
+weights of 16 or 8 bits and a shape "NxK", what is best up to so many rows.  A file in the user's cache
+folder, written by benchmarks/tune_matmul.py, comes before the package's.  Needs neither torch nor Triton.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+
+MAX_GEMV_ROWS = 4
+MAX_ROWS = 256
+PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """Each program multiplies block_n outputs, block_k inputs at a time, without tensor cores."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """Each program multiplies block_n outputs with its range of inputs, one of `splits`, on tensor cores."""
+
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+Tile = Gemv | SplitK
+Choices = dict[int, Tile | None]  # up to so many rows: the tile, or None for the library's product
+KINDS: dict[str, type[Gemv] | type[SplitK]] = {"gemv": Gemv, "split_k": SplitK}
+
+
+def to_words(tile: Tile | None) -> list[str | int]:
+    """As tables have it: ["gemv", 4, 1024, 4], or ["library"]."""
+    if tile is None:
+        return ["library"]
+    name = next(name for name, kind in KINDS.items() if isinstance(tile, kind))
+    return [name, *astuple(tile)]
+
+
+def from_words(words: Iterable[str | int]) -> Tile | None:
+    """The opposite of `to_words`.  Raises ValueError for a word that no kernel goes by."""
+    name, *sizes = words
+    if name == "library":
+        return None
+    if name not in KINDS:
+        raise ValueError(f"a kernel is called {name!r}, must be library, {' or '.join(KINDS)}")
+    return KINDS[str(name)](*map(int, sizes))
+
+
+def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices:
+    """The measured choices for such weights on such a device, or else those of a rule of thumb.
+
+    bits: of a weight, 16 or 8.  More rows than any choice has are the library's.
+    """
+    for folder in (user_folder(), PACKAGED):
+        for devices, table in tables(folder):
+            if device_name.startswith(devices) and (measured := table.get((bits, num_out, num_in))):
+                return measured
+    return rule_of_thumb(num_out, num_in)
+
+
+def by_rows(choices: Choices) -> list[Tile | None]:
+    """What serves 0, 1, 2, .. rows."""
+    tiles: list[Tile | None] = [None]
+    for most in sorted(choices):
+        tiles += [choices[most]] * (most + 1 - len(tiles))
+    return tiles
+
+
+def rule_of_thumb(num_out: int, num_in: int) -> Choices:
+    """What is seldom slower than the library: GEMV, and split-K where outputs are too few to fill a GPU."""
+    gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
+    choices: Choices = {MAX_GEMV_ROWS: gemv}
+    if num_out <= 2048:
+        choices[16] = SplitK(32, 128, 8 if num_in >= 2048 else 4, 4, 4)
+    return choices
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def user_folder() -> Path:
+    """Where tables of this machine's own are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid" / "matmul"
+
+
+@cache
+def tables(folder: Path) -> list[tuple[tuple[str, ...], dict[tuple[int, int, int], Choices]]]:
+    """Each table of a folder: beginnings of device names, and choices by (bits, N, K)."""
+    return [read_table(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+
+
+def read_table(table: Mapping) -> tuple[tuple[str, ...], dict[tuple[int, int, int], Choices]]:
+    """A file's contents as `tables` has them."""
+    choices: dict[tuple[int, int, int], Choices] = {}
+    for bits, shapes in table["choices"].items():
+        for shape, measured in shapes.items():
+            num_out, num_in = map(int, shape.split("x"))
+            choices[int(bits), num_out, num_in] = {
+                int(rows): from_words(words) for rows, words in measured.items()
+            }
+    return tuple(table["devices"]), choices
+
+
+def write_table(folder: Path, device_name: str, choices: Mapping[tuple[int, int, int], Choices]) -> Path:
+    """Add choices to the folder's table for a device, and return its path."""
+    path = folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', device_name).lower()}.json"
+    table = json.loads(path.read_text()) if path.exists() else {"devices": [device_name], "choices": {}}
+    for (bits, num_out, num_in), measured in choices.items():
+        shapes = table["choices"].setdefault(str(bits), {})
+        shapes[f"{num_out}x{num_in}"] = {str(rows): to_words(tile) for rows, tile in sorted(measured.items())}
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(dumps(table) + "\n")
+    return path
+
+
+def dumps(table: Mapping) -> str:
+    """JSON with a line for each shape."""
+    text = json.dumps(table, indent=1)
+    flat = re.sub(r"\[[^][]*\]", lambda m: re.sub(r"\s+", " ", m.group()), text)
+    return re.sub(r'(?<=": )\{[^{}]*\}', lambda m: re.sub(r"\s+", " ", m.group()), flat)

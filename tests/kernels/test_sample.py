@@ -1,0 +1,181 @@
+"""The fused draw: the reference's and the torch path's tokens, however rows and vocabulary are cut up."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.sample import draw, draw_ref
+from pellucid.sample.draw import FusedDraw, TorchDraw
+from pellucid.sample.noise import gumbel, token_codes
+from pellucid.sample.state import LogitsBatch, SamplingState
+from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
+from pellucid.types import SamplingParams
+from tests.sample.conftest import make
+from tests.sample.test_vocabulary import on_every_rank
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM_SLOTS = 12
+
+
+def requests(vocab_size: int) -> SamplingState:
+    """A slot each of several temperatures, the first two greedy."""
+    state = SamplingState(NUM_SLOTS, vocab_size, DEVICE)
+    heat = [0.0, 0.0, 1.0, 0.3, 2.0, 0.6, 1.0, 1e30, 0.9, 1.0, 0.7, 1.0]
+    state.admit(
+        [
+            make(slot, SamplingParams(temperature=t), seed=-(7**slot) * (slot % 2 or -1))
+            for slot, t in enumerate(heat)
+        ]
+    )
+    return state
+
+
+def batch_of(state: SamplingState, slots: list[int]) -> LogitsBatch:
+    on_device = torch.tensor(slots, dtype=torch.int64, device=DEVICE)
+    return state.batch(np.array(slots, np.int64), on_device, torch.arange(len(slots), device=DEVICE) * 5 + 1)
+
+
+def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(num_rows)
+    return (2 * torch.randn(num_rows, vocab_size, generator=generator)).to(DEVICE, dtype)
+
+
+def columns(state: SamplingState) -> tuple[Tensor, Tensor]:
+    return state.table[:, 0], state.table.view(torch.float64)[:, 5]
+
+
+@pytest.mark.parametrize("num_rows,vocab_size", [(1, 1), (1, 5003), (2, 700), (3, 5000), (12, 1501)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernel_draws_what_its_reference_draws(
+    num_rows: int, vocab_size: int, dtype: torch.dtype
+) -> None:
+    state = requests(vocab_size)
+    batch = batch_of(state, list(range(NUM_SLOTS))[-num_rows:])
+    arguments = (state.codes, *columns(state), batch.slots, batch.positions)
+    logits = logits_of(num_rows, vocab_size, dtype)
+    values, tokens = draw(logits, *arguments)
+    expected_values, expected = draw_ref(logits, *arguments)
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=3e-5)
+
+
+def test_the_reference_makes_the_noise_of_the_sampler() -> None:
+    seeds, positions = torch.tensor([3, -8, 2**62]), torch.tensor([0, 7, 10**6])
+    codes, slots = token_codes(3000), torch.arange(3)
+    logits = torch.zeros(3, 3000)
+    values, tokens = draw_ref(logits, codes, seeds, torch.ones(3, dtype=torch.float64), slots, positions)
+    expected = gumbel(seeds, positions, codes).max(-1)
+    assert torch.equal(tokens.long(), expected.indices)
+    torch.testing.assert_close(values, expected.values, rtol=2e-6, atol=2e-6)
+
+
+def test_every_number_of_the_noise_is_the_samplers() -> None:
+    """One token at a time, so that each score is seen, not only the winners'."""
+    seeds, positions = torch.tensor([5, -3], device=DEVICE), torch.tensor([9, 1000], device=DEVICE)
+    codes = token_codes(90, DEVICE)
+    noise = gumbel(seeds, positions, codes)
+    # In a row of its own, each token is alone at 0 and the others are out of the question.
+    logits = torch.full((90, 90), -float("inf"), device=DEVICE).fill_diagonal_(0.0)
+    for row in (0, 1):
+        values, tokens = draw(
+            logits,
+            codes,
+            seeds,
+            torch.ones(2, dtype=torch.float64, device=DEVICE),
+            torch.full((90,), row, device=DEVICE),
+            positions[row].expand(90).contiguous(),
+        )
+        assert torch.equal(tokens, torch.arange(90, dtype=torch.int32, device=DEVICE))
+        torch.testing.assert_close(values, noise[row], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("slots", [[0], [1, 0], [0, 1, 4, 6, 8, 2, 5, 3, 9]])
+def test_the_fused_draw_gives_the_tokens_of_torchs(slots: list[int]) -> None:
+    state = requests(3001)
+    batch, logits = batch_of(state, slots), logits_of(len(slots), 3001)
+    fused = FusedDraw(state)(logits, batch, WHOLE_VOCABULARY)
+    assert fused.dtype == torch.int32
+    assert torch.equal(fused, TorchDraw(state)(logits, batch, WHOLE_VOCABULARY))
+
+
+def test_a_row_draws_the_same_in_any_company() -> None:
+    state, slots = requests(3001), [3, 0, 7, 4, 10, 2, 5, 8, 9]
+    batch, logits = batch_of(state, slots), logits_of(9, 3001, torch.bfloat16)
+    draw_all = FusedDraw(state)
+    together = draw_all(logits, batch, WHOLE_VOCABULARY)
+    for row in range(9):
+        alone = LogitsBatch(
+            slots=batch.slots[row : row + 1],
+            positions=batch.positions[row : row + 1],
+            features=batch.features,
+        )
+        assert draw_all(logits[row : row + 1], alone, WHOLE_VOCABULARY) == together[row]
+        assert draw_all(logits[row : row + 1].float(), alone, WHOLE_VOCABULARY) == together[row]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ties_go_to_the_lowest_token_and_impossible_ones_are_never_drawn(temperature: float) -> None:
+    state = SamplingState(1, 3000, DEVICE)
+    state.admit([make(0, SamplingParams(temperature=temperature))])
+    logits = torch.full((3, 3000), -float("inf"), device=DEVICE)
+    logits[0, [2900, 1700, 1711]] = 1e4
+    logits[1, 2999] = -1e4
+    first, second, third = FusedDraw(state)(logits, batch_of(state, [0, 0, 0]), WHOLE_VOCABULARY).tolist()
+    assert first == 1700 if temperature == 0 else first in (1700, 1711, 2900)
+    assert second == 2999
+    assert third == 0  # nothing is possible: an id, all the same
+
+
+def test_no_rows_draw_nothing() -> None:
+    state = requests(50)
+    assert FusedDraw(state)(logits_of(0, 50), batch_of(state, []), WHOLE_VOCABULARY).shape == (0,)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the stage of threads is on the CPU")
+@pytest.mark.parametrize("vocab_size,size", [(331, 4), (5, 4)])
+def test_ranks_that_share_the_vocabulary_draw_the_token_of_one(
+    vocab_size: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, slots = requests(vocab_size), [0, 3, 2, 6]
+    batch, logits = batch_of(state, slots), logits_of(4, vocab_size)
+    fused = FusedDraw(state)
+    expected = fused(logits, batch, WHOLE_VOCABULARY)
+    turn = Lock()
+
+    def draw_in_turn(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        with turn:  # Triton's interpreter runs in one thread at a time
+            return draw(*arguments)
+
+    monkeypatch.setattr(fused, "_draw", draw_in_turn)
+
+    def ask(vocabulary: Vocabulary, part: Tensor) -> Tensor:
+        return fused(vocabulary.trim(part), batch, vocabulary)
+
+    for tokens in on_every_rank(logits, size, ask):
+        assert torch.equal(tokens, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("num_rows", [1, 7, 256])
+def test_a_large_vocabulary_is_drawn_in_a_graph(num_rows: int) -> None:
+    state = requests(151_936)
+    batch = batch_of(state, [(3 * i) % NUM_SLOTS for i in range(num_rows)])
+    logits, fused, plain = logits_of(num_rows, 151_936, torch.bfloat16), FusedDraw(state), TorchDraw(state)
+    fused(logits, batch, WHOLE_VOCABULARY)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = fused(logits, batch, WHOLE_VOCABULARY)
+    for _ in range(2):
+        graph.replay()
+        same = tokens == plain(logits, batch, WHOLE_VOCABULARY)
+        assert same.float().mean() > 0.99  # but for scores within 1e-5 of each other
+        batch.positions.add_(1)
+        logits.copy_(logits.roll(1, 1))

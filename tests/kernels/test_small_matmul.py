@@ -1,0 +1,140 @@
+"""Products of few rows: every kernel against float64, and bits that know nothing of their company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
+from pellucid.kernels.small_products import SmallProducts
+from pellucid.kernels.tiles import Gemv, SplitK, Tile
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPU = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+FEW = [Gemv(4, 128, 4), Gemv(2, 256, 4)]
+MANY = [SplitK(32, 64, 1, 4, 3), SplitK(16, 64, 3, 4, 3), SplitK(32, 64, 8, 4, 3)]
+
+
+def operands(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight and bias, such that results are about 1."""
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, num_in, generator=generator)
+    weight = torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+    bias = torch.randn(num_out, generator=generator)
+    return x.to(DEVICE, dtype), weight.to(DEVICE, dtype), bias.to(DEVICE, dtype)
+
+
+def multiply(x: Tensor, weight: Tensor, tile: Tile, **more: Tensor | Scales) -> Tensor:
+    """One product into garbage, whose counters must come back as zeros."""
+    dtype = torch.float32 if x.itemsize == 1 else x.dtype
+    out = torch.full((len(x), len(weight)), torch.nan, dtype=dtype, device=DEVICE)
+    arrivals = torch.zeros(-(-len(weight) // tile.block_n), dtype=torch.int32, device=DEVICE)
+    small_matmul(x, weight, out, tile, arrivals=arrivals, **more)
+    assert not arrivals.any()
+    return out
+
+
+@pytest.mark.parametrize("tile", FEW + MANY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=GPU)])
+@pytest.mark.parametrize("shape", [(1, 70, 300), (3, 33, 520), (4, 64, 256)])
+def test_few_rows_match(tile: Tile, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    x, weight, bias = operands(*shape, dtype)
+    how = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(multiply(x, weight, tile).float(), small_matmul_ref(x, weight), **how)
+    biased = multiply(x, weight, tile, bias=bias).float()
+    torch.testing.assert_close(biased, small_matmul_ref(x, weight, bias=bias), **how)
+
+
+@pytest.mark.parametrize("tile", MANY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=GPU)])
+@pytest.mark.parametrize("num_rows", [5, 16, 17, 64])
+def test_more_rows_match(tile: Tile, dtype: torch.dtype, num_rows: int) -> None:
+    x, weight, bias = operands(num_rows, 70, 520, dtype)
+    y = multiply(x, weight, tile, bias=bias).float()
+    expected = small_matmul_ref(x, weight, bias=bias)
+    torch.testing.assert_close(y, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tile", [FEW[0], MANY[1]], ids=str)
+def test_a_row_has_the_same_bits_in_any_company(tile: Tile) -> None:
+    num_rows = 4 if isinstance(tile, Gemv) else 15
+    x, weight, _ = operands(num_rows, 70, 520, torch.float16)
+    together = multiply(x, weight, tile)
+    x[1] = 6e4  # whatever a neighbour holds
+    beside = multiply(x, weight, tile)
+    assert torch.equal(beside[[0, 2, 3]], together[[0, 2, 3]]) and not torch.equal(beside[1], together[1])
+    assert torch.equal(multiply(x[2:3], weight, tile), together[2:3])
+
+
+def test_rows_may_be_a_slice_of_wider_ones() -> None:
+    x, weight, _ = operands(3, 70, 512, torch.float32)
+    for tile in (FEW[0], MANY[1]):
+        narrow = weight[:, :256].contiguous()
+        assert torch.equal(
+            multiply(x[:, :256], narrow, tile), multiply(x[:, :256].contiguous(), narrow, tile)
+        )
+
+
+@pytest.mark.parametrize("tile", [Gemv(4, 128, 4), SplitK(32, 64, 4, 4, 3)], ids=str)
+@pytest.mark.parametrize("is_weight_only", [True, False])
+def test_fp8_weights_are_multiplied_with_their_scales(tile: Tile, is_weight_only: bool) -> None:
+    x, weight, bias = operands(3, 70, 520, torch.float16)
+    weight_scale = weight.abs().amax(1).float() / 448
+    weight = (weight / weight_scale[:, None]).to(torch.float8_e4m3fn)
+    x_scale = None
+    if not is_weight_only:
+        x_scale = x.abs().amax(1).float() / 448
+        x = (x / x_scale[:, None]).to(torch.float8_e4m3fn)
+    scales = Scales(weight_scale, x_scale)
+    expected = small_matmul_ref(x, weight, bias=bias, scales=scales)
+    y = multiply(x, weight, tile, bias=bias, scales=scales).float()
+    tolerance = 1e-3 if is_weight_only else 1e-5  # products of FP8 numbers are exact
+    torch.testing.assert_close(y, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_layers_products_take_the_kernel_of_their_rows_or_none() -> None:
+    x, weight, bias = operands(16, 70, 520, torch.float32)
+    products = SmallProducts(weight, {1: FEW[0], 4: MANY[1], 8: None, 12: MANY[2]})
+    for num_rows in (0, 5, 8, 13, 16):
+        assert products(x[:num_rows], weight, bias=bias) is None
+    for num_rows, tile in ((1, FEW[0]), (2, MANY[1]), (4, MANY[1]), (9, MANY[2])):
+        expected = multiply(x[:num_rows], weight, tile, bias=bias)
+        assert torch.equal(products(x[:num_rows], weight, bias=bias), expected)
+
+
+def test_too_many_rows_for_a_kernel_are_refused() -> None:
+    x, weight, _ = operands(5, 8, 64, torch.float32)
+    with pytest.raises(AssertionError, match="5 rows"):
+        multiply(x, weight, FEW[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (6144, 4096)])
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 64, 256])
+def test_large_shapes_match_and_replay_in_a_graph(shape: tuple[int, int], num_rows: int) -> None:
+    x, weight, _ = operands(num_rows, *shape, torch.bfloat16)
+    tiles: list[Tile] = [SplitK(64, 64, 2, 4, 3)]
+    if num_rows <= 64:
+        tiles += [SplitK(32, 256, 4, 4, 3), SplitK(64, 64, 8, 4, 4)]
+    if num_rows <= 4:
+        tiles += [Gemv(4, 1024, 4), Gemv(4, 2048, 8)]
+    for tile in tiles:
+        out = torch.empty(num_rows, shape[0], dtype=torch.bfloat16, device="cuda")
+        arrivals = torch.zeros(shape[0], dtype=torch.int32, device="cuda")
+        small_matmul(x, weight, out, tile, arrivals=arrivals)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                small_matmul(x, weight, out, tile, arrivals=arrivals)
+        for scale in (1, 2):
+            x.mul_(scale)
+            out.fill_(torch.nan)
+            graph.replay()
+            torch.testing.assert_close(out.float(), small_matmul_ref(x, weight), atol=2e-2, rtol=1e-2)
+        x.mul_(0.5)
+        assert not arrivals.any()

@@ -1,0 +1,90 @@
+"""Tables of measured tiles: read back as written, the user's first, and never without an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pellucid.kernels import tiles
+from pellucid.kernels.tiles import (
+    MAX_GEMV_ROWS,
+    MAX_ROWS,
+    PACKAGED,
+    Gemv,
+    SplitK,
+    by_rows,
+    choose,
+    from_words,
+    read_table,
+    to_words,
+    write_table,
+)
+
+CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None}
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's user keeps tables; nobody has read any."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tiles.tables.cache_clear()
+    return tiles.user_folder()
+
+
+def test_what_is_written_is_chosen_on_that_device_for_that_shape_alone(cache_folder: Path) -> None:
+    write_table(cache_folder, "Some GPU 3000", {(16, 640, 320): CHOICES})
+    write_table(cache_folder, "Some GPU 3000", {(8, 640, 320): {1: None}, (16, 64, 32): {2: None}})
+    where = {"bits": 16, "device_name": "Some GPU 3000"}
+    assert choose(640, 320, **where) == CHOICES
+    assert choose(64, 32, **where) == {2: None}
+    assert choose(640, 320, bits=8, device_name="Some GPU 3000 Ti") == {1: None}
+    ruled = choose(640, 320, bits=16, device_name="Another GPU")
+    assert ruled == choose(640, 320, bits=8, device_name="Another GPU") != CHOICES
+
+
+def test_the_users_table_comes_before_the_packages(
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "PACKAGED", tmp_path / "package")
+    where = {"bits": 16, "device_name": "Some GPU 3000"}
+    write_table(tiles.PACKAGED, "Some GPU", {(16, 640, 320): CHOICES, (16, 64, 32): CHOICES})
+    write_table(cache_folder, "Some GPU 3000", {(16, 640, 320): {7: None}})
+    assert choose(640, 320, **where) == {7: None}
+    assert choose(64, 32, **where) == CHOICES
+
+
+def test_a_choice_serves_up_to_its_rows() -> None:
+    served = by_rows(CHOICES)
+    assert served[1] == CHOICES[1] and served[2] == served[16] == CHOICES[16]
+    assert served[0] is served[17] is served[64] is None and len(served) == 65
+
+
+@pytest.mark.parametrize("tile", CHOICES.values(), ids=str)
+def test_words_come_back_as_the_tile(tile: Gemv | SplitK | None) -> None:
+    assert from_words(json.loads(json.dumps(to_words(tile)))) == tile
+
+
+def test_an_unknown_kernel_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match="'gemw'"):
+        from_words(["gemw", 4, 1024, 4])
+
+
+def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
+    for path in PACKAGED.glob("*.json"):
+        _, table = read_table(json.loads(path.read_text()))
+        assert table, path
+        for choices in table.values():
+            for num_rows, tile in choices.items():
+                most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS
+                assert 1 <= num_rows <= most
+                sizes = (tile.block_n, tile.block_k, tile.num_warps) if tile else ()
+                assert all(size & (size - 1) == 0 for size in sizes), (path, tile)
+
+
+@pytest.mark.parametrize("num_out,num_in", [(1024, 3072), (6144, 1024), (151_936, 1024), (80, 96)])
+def test_the_rule_of_thumb_stays_within_the_kernels_limits(num_out: int, num_in: int) -> None:
+    for num_rows, tile in tiles.rule_of_thumb(num_out, num_in).items():
+        assert num_rows <= (MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS)
+        assert tile and tile.block_k < 2 * num_in
