@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.worker import pipeline  # noqa: F401 (registers the executor "lazy")
 
 QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 TWO = {"tensor_parallel_size": 2}
+STAGES = {"executor": "lazy", "pipeline_parallel_size": 3, "num_gpu_blocks_override": 40}
 
 
 def answers(**options: object) -> list[list[int]]:
@@ -22,3 +24,4 @@ def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict)
     expected = answers(**storage)
     assert answers(**storage, **NGRAM) == expected
     assert answers(**storage, **NGRAM, **TWO) == expected
+    assert answers(**storage, **NGRAM, **STAGES) == expected

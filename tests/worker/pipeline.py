@@ -70,7 +70,7 @@ class LazyPipeline:
         for rank, worker in enumerate(self.workers):
             channels = Channels(MailChannel(streams, rank), MailChannel(feedback, rank))
             links = Links(mesh=Mesh(pp=self.pp, rank=rank), world=ALONE, tp=ALONE, channels=channels)
-            with patch("pellucid.worker.worker.connect", lambda *_, links=links: links):
+            with patch("pellucid.worker.worker.connect", lambda *_, links=links, **__: links):
                 capacities.append(worker.start())
         assert len({capacity.num_blocks for capacity in capacities}) == 1, "give num_gpu_blocks_override"
         return capacities[0]

@@ -64,6 +64,19 @@ def test_stages_give_the_tokens_of_the_whole(deep: Path, whole: Requests, option
     assert run(deep, prompts, params, executor="lazy", **options) == expected
 
 
+def test_stages_give_the_logprobs_of_the_whole(deep: Path) -> None:
+    """To the bit, as long as the steps are of the same rows."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8, logprobs=3, prompt_logprobs=2)
+    prompt = list(range(5, 60))
+
+    def logprobs(**options: object) -> tuple[object, object]:
+        with LLM(str(deep), **(BASE | {"num_gpu_blocks_override": 20} | options)) as llm:
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+        return output.prompt_logprobs, output.outputs[0].logprobs
+
+    assert logprobs(executor="lazy", pipeline_parallel_size=3) == logprobs()
+
+
 def replay_in_place(run: Callable[[], Tensor | Packed]) -> Callable[[], Tensor | Packed]:
     """As a CUDA graph does: what other stages are sent is overwritten by the next replay."""
     buffer = for_others(run())
