@@ -127,10 +127,16 @@ class ParallelConfig:
     pipeline_split: str | Sequence[int] | None = option(
         None, "layers of each pipeline stage, as 10,18; default as equal as can be"
     )
-    data_parallel_size: int = option(1, "whole copies of the model")
+    data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
     worker_timeout: float = option(
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
     )
+
+    def first_gpu(self, replica: int) -> int | None:
+        """Index of the first GPU of an engine, from 0 on; None for the only one, which may be anywhere."""
+        if self.data_parallel_size == 1:
+            return None
+        return replica * self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +146,19 @@ class SpeculativeOptions:
     speculative_config: Mapping[str, object] | str | None = option(
         None, 'JSON, such as {"method": "ngram", "num_speculative_tokens": 4}; see docs/speculation.md'
     )
-    speculative_method: str | None = option(None, "the method, instead of speculative_config: ngram")
-    num_speculative_tokens: int | None = option(None, "drafts a step, with speculative_method")
+    speculative_model: str | None = option(
+        None,
+        "a smaller model that drafts, instead of speculative_config: a folder, hub id, or sprout-draft",
+        alias=("spec_model",),
+    )
+    speculative_method: str | None = option(
+        None,
+        "the method, instead of speculative_config: draft_model or ngram; with a model draft_model",
+        alias=("spec_method",),
+    )
+    num_speculative_tokens: int | None = option(
+        None, "drafts a step, with speculative_model or speculative_method", alias=("spec_tokens",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +170,17 @@ class SpeculativeConfig:
 
     method: str = "none"
     num_speculative_tokens: int = 0  # drafts a row
+    model: str | None = None  # of a proposer with weights: a folder, hub id or bundled model
+    revision: str | None = None  # of that model, on the hub
+    quantization: str | None = None  # of that model: a scheme for plain weights
+    draft_tensor_parallel_size: int | None = None  # as the model's, if said
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
     prompt_lookup_max: int = 5  # ngram: most tokens that are looked for
+    rejection_sample_method: str = "strict"
 
     def __post_init__(self) -> None:
-        for f in fields(self)[1:]:
-            value = getattr(self, f.name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{f.name} in speculative_config is {value!r}, must be a whole number")
+        for f in fields(self):
+            _check_type(f.name, getattr(self, f.name), str(f.type))
         if self.method == "none":
             return
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
@@ -172,12 +192,17 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min}, must be in [1, prompt_lookup_max], "
                 f"and prompt_lookup_max is {self.prompt_lookup_max}"
             )
+        if self.method == "ngram" and self.model is not None:
+            raise ValueError(f"method ngram reads no model, but model is {self.model!r}; leave one out")
+        if self.method == "draft_model" and self.model is None:
+            raise ValueError("method draft_model needs a model, such as sprout-draft; give model=...")
 
     @classmethod
     def of(cls, options: SpeculativeOptions) -> SpeculativeConfig:
         """Read what the user asked for, in either way.  Raises ValueError, naming what is wrong."""
         said = {
             "method": options.speculative_method,
+            "model": options.speculative_model,
             "num_speculative_tokens": options.num_speculative_tokens,
         }
         short = {name: value for name, value in said.items() if value is not None}
@@ -195,13 +220,32 @@ class SpeculativeConfig:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
                 raise ValueError(f"unknown key {name!r} in speculative_config{hint}")
+        given = _with_method(given)
         if given and not isinstance(given.get("method"), str):
-            raise ValueError("speculation needs a method, such as ngram; give speculative_method=...")
+            raise ValueError("speculation needs a method, such as ngram, or a model that drafts")
         return cls(**given)  # type: ignore[arg-type]
 
 
+def _with_method(given: Mapping[str, object]) -> Mapping[str, object]:
+    """vLLM's ways to leave the method out: a model drafts, unless it is called ngram."""
+    if given.get("model") in NGRAM_MODELS:
+        return {"method": "ngram"} | {name: value for name, value in given.items() if name != "model"}
+    return {"method": "draft_model"} | dict(given) if given.get("model") is not None else given
+
+
+def _check_type(name: str, value: object, kind: str) -> None:
+    """Raise ValueError if a key's value is not of its field's type, as written there."""
+    if value is None and kind.endswith("| None"):
+        return
+    if kind.startswith("int") and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ValueError(f"{name} in speculative_config is {value!r}, must be a whole number")
+    if kind.startswith("str") and not isinstance(value, str):
+        raise ValueError(f"{name} in speculative_config is {value!r}, must be a text")
+
+
 MAX_DRAFTS = 64
-SHORT_OPTIONS = ("speculative_method", "num_speculative_tokens")
+SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
+NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place
 
 
 def _json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, object]:
@@ -288,7 +332,9 @@ class Resolved:
     num_threads: int  # of each worker, on a CPU
     executor: str
     stage_layers: tuple[int, ...]  # of each pipeline stage
+    replica: int = 0  # which of the data-parallel engines this is
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    draft: Checkpoint | None = None  # the proposer's own, if it has one
 
     @property
     def num_spec(self) -> int:
@@ -309,6 +355,11 @@ class Resolved:
         """Processes of one engine."""
         return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages
 
+    @property
+    def num_workers_of_all(self) -> int:
+        """Processes of all data-parallel engines: on a CPU, they share its cores and its memory."""
+        return self.num_workers * self.user.parallel.data_parallel_size
+
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
         names = (
@@ -324,10 +375,18 @@ class Resolved:
         return f"{self.checkpoint.architecture} on {self.platform.name}: {choices}"
 
 
-def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> Resolved:
+def resolve(
+    user: EngineConfig,
+    platform: Platform,
+    checkpoint: Checkpoint,
+    draft: Checkpoint | None = None,
+    *,
+    replica: int = 0,
+) -> Resolved:
     """Fill in every default that depends on hardware or model.  Pure.
 
-    Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
+    draft: the checkpoint that `model` in speculative_config names.  replica: which of the data-parallel
+    engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
     """
     on_gpu = platform.device == "cuda"
     _check_supported(user)
@@ -338,7 +397,7 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
     )
     stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
     num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
-    num_threads = max(1, platform.num_cores // num_workers)
+    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
     depth = len(stage_layers) + (1 if on_gpu else 0)
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
@@ -358,8 +417,10 @@ def resolve(user: EngineConfig, platform: Platform, checkpoint: Checkpoint) -> R
         depth=_positive("depth", user.scheduler.depth, depth),
         num_threads=_positive("num_threads", user.device.num_threads, num_threads),
         executor=_resolve_executor(user.device.executor, num_workers),
+        replica=replica,
         stage_layers=stage_layers,
-        speculative=SpeculativeConfig.of(user.speculative),
+        speculative=_resolve_speculation(user, draft, max_model_len),
+        draft=draft,
     )
 
 
@@ -372,12 +433,8 @@ def _positive(name: str, value: int | None, default: int) -> int:
 def _check_supported(user: EngineConfig) -> None:
     parallel = user.parallel
     _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
-    _positive("pipeline_parallel_size", parallel.pipeline_parallel_size, 1)
-    if parallel.data_parallel_size != 1:
-        raise ValueError(
-            f"data_parallel_size is {parallel.data_parallel_size}, must be 1: this version spreads a model "
-            "with tensor_parallel_size and pipeline_parallel_size"
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        _positive(name, getattr(parallel, name), 1)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     if not user.scheduler.enable_chunked_prefill:
@@ -435,6 +492,23 @@ def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str
         return {"half": "float16", "float": "float32"}.get(wish, wish)
     old_gpu = platform.capability is not None and platform.capability < (8, 0)
     return "float16" if old_gpu and checkpoint.dtype == "bfloat16" else checkpoint.dtype
+
+
+def _resolve_speculation(
+    user: EngineConfig, draft: Checkpoint | None, max_model_len: int
+) -> SpeculativeConfig:
+    config, size = SpeculativeConfig.of(user.speculative), user.parallel.tensor_parallel_size
+    if config.draft_tensor_parallel_size not in (None, size):
+        raise ValueError(
+            f"draft_tensor_parallel_size is {config.draft_tensor_parallel_size}, must be {size}, as "
+            "tensor_parallel_size: the draft model is split over the same ranks"
+        )
+    if draft is not None and max_model_len > draft.max_stretched_len:
+        raise ValueError(
+            f"max_model_len is {max_model_len:,}, but the draft model {draft.name} knows "
+            f"{draft.max_stretched_len:,} positions; lower max_model_len to that"
+        )
+    return config
 
 
 def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:

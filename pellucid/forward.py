@@ -6,8 +6,9 @@ captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 
@@ -29,6 +30,7 @@ class ForwardInput:
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row
     max_query: int = 1
+    block_sizes: tuple[int, ...] = ()  # per KV group, tokens; what `restart` and `next` ask for
 
     # Set by the attention backend's plan(), per KV group:
     attn: tuple[object, ...] = ()
@@ -43,3 +45,38 @@ class ForwardInput:
     @property
     def num_rows(self) -> int:
         return self.slots.shape[0]
+
+    def restart(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
+        """The same rows with one query each: `tokens` [B] int32 at `positions` [B] int64.
+
+        With `next` this is how a proposer goes from a step's input to those of its own steps.
+        """
+        num_rows = self.num_rows
+        rows = replace(
+            self,
+            cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=tokens.device),
+            logits_index=torch.arange(num_rows, device=tokens.device),
+            tree=None,
+            query_lens=[1] * num_rows,
+            max_query=1,
+        )
+        return rows._moved(tokens, positions)
+
+    def next(self, tokens: Tensor) -> ForwardInput:
+        """One position further, of rows with one query each: `tokens` [B] int32 behind what they fed."""
+        return self._moved(tokens, self.positions + 1)
+
+    def _moved(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
+        places = zip(self.block_tables, self.block_sizes, strict=True)
+        return replace(
+            self,
+            input_ids=tokens,
+            positions=positions,
+            seq_lens=(positions + 1).to(torch.int32),
+            slot_mappings=tuple(
+                table.gather(1, positions[:, None] // size)[:, 0].long() * size + positions % size
+                for table, size in places
+            ),
+            attn=(),
+            taps={},
+        )

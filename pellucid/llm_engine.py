@@ -1,6 +1,6 @@
 """From prompts to outputs, step by step: text on the outside, the engine's loop within.
 
-`LLM` is built on this; a server's front end does the same with an engine in another process.
+`LLM` is built on this.  The engine may be in this process or be several in others; only `start_client` knows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pellucid.config import EngineConfig
-from pellucid.engine.build import start_engine
+from pellucid.engine.client import EngineClient, start_client
 from pellucid.engine.statistics import EngineStats
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
@@ -24,8 +24,9 @@ class LLMEngine:
     """Add requests, call `step` until `is_finished`; each step returns the outputs that changed."""
 
     def __init__(self, config: EngineConfig) -> None:
-        started = start_engine(config)
-        self.engine, self.resolved, self.capacity = started.engine, started.resolved, started.capacity
+        started = start_client(config)
+        self.engine: EngineClient = started.engine
+        self.resolved, self.capacity = started.resolved, started.capacity
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
         self.outputs = OutputProcessor(self.tokenizer)
@@ -171,9 +172,14 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
+    @property
+    def stats_per_engine(self) -> list[EngineStats]:
+        """What `stats` sums up, for each data-parallel engine."""
+        return self.engine.stats_per_engine()
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
-        self.engine.call(self.engine.scheduler.clear_prefix_cache)
+        self.engine.clear_prefix_cache()
 
     def shutdown(self) -> None:
         """Stop the workers and give their memory back."""

@@ -22,25 +22,38 @@ class Platform:
     num_sms: int = 0
 
 
-def _physical_cores() -> int:
-    """Physical cores this process may run on (hyperthreads share one), or what OpenMP was told."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
+def _physical_cores() -> list[set[int]]:
+    """The CPUs of every physical core this process may run on: hyperthreads share one."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores: set[tuple[str, str]] = set()
-    for cpu in allowed:
+    cores: dict[tuple[int, int], set[int]] = {}
+    for cpu in sorted(allowed):
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
         try:
             with open(f"{base}/physical_package_id") as package, open(f"{base}/core_id") as core:
-                cores.add((package.read().strip(), core.read().strip()))
+                cores.setdefault((int(package.read()), int(core.read())), set()).add(cpu)
         except OSError:
-            return len(allowed)
-    return len(cores)
+            return [{cpu} for cpu in sorted(allowed)]
+    return [cores[place] for place in sorted(cores)]
+
+
+def _num_cores() -> int:
+    """How many physical cores there are for us, or what OpenMP was told."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) > 0 else len(CORES)
 
 
 # Read at import: OpenMP later pins the main thread to one core, and its affinity then says 1.
-NUM_CORES = _physical_cores()
+CORES = _physical_cores()
+NUM_CORES = _num_cores()
+
+
+def share_of_cpus(index: int, num_shares: int) -> set[int]:
+    """The CPUs of one of several equal shares of the physical cores, neighbours together.
+
+    With fewer cores than shares, several shares are the same core.
+    """
+    first, end = index * len(CORES) // num_shares, (index + 1) * len(CORES) // num_shares
+    return set[int]().union(*CORES[first : max(end, first + 1)])
 
 
 def cpu_memory() -> tuple[int, int]:
@@ -58,8 +71,12 @@ def cpu_memory() -> tuple[int, int]:
     return total, available
 
 
-def detect(device: str = "auto") -> Platform:
-    """Look at the machine.  device: auto, cuda or cpu.  Raises ValueError if CUDA is wanted and absent."""
+def detect(device: str = "auto", gpu: int | None = None) -> Platform:
+    """Look at the machine.
+
+    device: auto, cuda or cpu.  gpu: which one to look at; None is torch's current one.  Raises ValueError if
+    CUDA is wanted and absent, or has no such GPU.
+    """
     import torch
 
     if device not in ("auto", "cuda", "cpu"):
@@ -67,8 +84,14 @@ def detect(device: str = "auto") -> Platform:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
     if device != "cpu" and torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        if gpu is not None and gpu >= torch.cuda.device_count():
+            raise ValueError(
+                f"{gpu + 1} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
+                "lower tensor_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
+            )
+        index = torch.cuda.current_device() if gpu is None else gpu
+        free, total = torch.cuda.mem_get_info(index)
+        properties = torch.cuda.get_device_properties(index)
         return Platform(
             device="cuda",
             name=properties.name,

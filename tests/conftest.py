@@ -1,4 +1,4 @@
-"""What every test may ask for: a tiny checkpoint."""
+"""What every test may ask for: a tiny checkpoint, and a smaller one that drafts for it."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import write_checkpoint  # imports torch, which ring 0 does without
 
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without its last layer: it often agrees, and often does not."""
+    from tests.tiny import write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("tiny_draft"), num_hidden_layers=1)

@@ -33,13 +33,14 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "models.builder": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
     "models.build": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "kv.specs", *PLAIN},
-    "spec": {"models.builder", "layers", "sample", "kernels", "kv.specs", *PLAIN},
+    "spec": {"models.build", "layers", "sample", "kernels", "kv.specs", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.specs", "executor.base", *PLAIN),
     },
     "executor": {"schedule.plan", "kv.specs", "config", "registry"},  # its worker by name only
     "engine": {"schedule", "kv", "executor", "sample.grammar", "types", "config"},
+    "engine.replicas": {"engine", "executor.base", "types", "config", "platform"},
     "engine.build": {"engine", "schedule", "kv", "executor", "models.checkpoint", "config", "platform"},
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config"},
@@ -54,6 +55,7 @@ NO_TORCH = [
     "pellucid.kv.manager",
     "pellucid.engine.core",
     "pellucid.executor.multiproc",
+    "pellucid.engine.replicas",
 ]
 
 

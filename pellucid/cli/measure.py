@@ -14,7 +14,7 @@ from pellucid.cli.workloads import Workload
 from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.statistics import EngineStats
 from pellucid.llm import LLM
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.types import RequestOutput, SamplingParams
 
@@ -25,7 +25,8 @@ WATCH_SECONDS = 0.05
 def plan_run(options: dict[str, object]) -> Resolved:
     """What the engine will decide, before it takes its memory."""
     config = EngineConfig.from_options(options)
-    return resolve(config, detect(config.device.device), Checkpoint.open(config.model))
+    checkpoint = Checkpoint.open(config.model)
+    return resolve(config, detect(config.device.device), checkpoint, open_draft(config, checkpoint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Run:
     """One run of a workload, all of its requests at once.  Times in seconds."""
 
     seconds: float
-    num_steps: int
+    num_steps: int  # of each data-parallel engine, on average; so are the host's seconds
     host_seconds: float
     first_token: float  # median over the requests
     peak_kv_usage: float  # share of the blocks
@@ -85,7 +86,8 @@ def measure(
 ) -> dict[str, object]:
     """Warm up, run `repeat` times with an empty prefix cache, and return the figures of the median run."""
     resolved = llm.llm_engine.resolved
-    run_once(llm, workload.warm_up(resolved.max_num_batched_tokens), temperature)
+    num_engines = resolved.user.parallel.data_parallel_size
+    run_once(llm, workload.warm_up(num_engines * resolved.max_num_batched_tokens), temperature)
     runs = [run_once(llm, workload, temperature) for _ in range(repeat)]
     median = sorted(runs, key=lambda run: run.seconds)[(repeat - 1) // 2]
     return {
@@ -111,10 +113,11 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
         outputs = llm.generate(workload.prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
     after = llm.llm_engine.stats
+    num_engines = len(llm.llm_engine.stats_per_engine)
     return Run(
         seconds=seconds,
-        num_steps=after.num_steps - before.num_steps,
-        host_seconds=after.host_seconds - before.host_seconds,
+        num_steps=round((after.num_steps - before.num_steps) / num_engines),
+        host_seconds=(after.host_seconds - before.host_seconds) / num_engines,
         first_token=statistics.median(map(_checked_first_token, outputs, workload.output_lens)),
         peak_kv_usage=watch.peak,
         num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
@@ -183,12 +186,17 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
 
 def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) -> dict[str, object]:
     cost = ModelCost.from_config(resolved.checkpoint.config, bytes_per_weight=DTYPE_BYTES[resolved.dtype])
-    limit = run_limit(cost, workload.requests, resolved.max_num_seqs, machine)
+    num_engines = resolved.user.parallel.data_parallel_size  # each on a machine of its own, with its share
+    limits = [
+        run_limit(cost, workload.requests[i::num_engines], resolved.max_num_seqs, machine)
+        for i in range(num_engines)
+    ]
+    limit_seconds = max(limit.seconds for limit in limits)
     return {
-        "limit_gigabytes": limit.num_bytes / 1e9,
-        "limit_teraflops": limit.flops / 1e12,
+        "limit_gigabytes": sum(limit.num_bytes for limit in limits) / 1e9,
+        "limit_teraflops": sum(limit.flops for limit in limits) / 1e12,
         "machine_gigabytes_per_second": machine.bandwidth / 1e9,
         "machine_teraflops_per_second": machine.flops / 1e12,
-        "limit_seconds": limit.seconds,
-        "share_of_limit": limit.seconds / run.seconds,
+        "limit_seconds": limit_seconds,
+        "share_of_limit": limit_seconds / run.seconds,
     }

@@ -76,3 +76,4 @@ class Stage:
 
 
 WHOLE_MODEL = Stage()
+NOWHERE = Stage(1, (0, 0))  # holds nothing, and is neither the first nor the last

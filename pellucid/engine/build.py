@@ -5,32 +5,40 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.kv.manager import KVManager
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
+E_co = TypeVar("E_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEngine:
-    """An engine that is ready, with what was decided on the way."""
+class RunningEngine(Generic[E_co]):
+    """An engine that is ready, or what stands for several, with what was decided on the way."""
 
-    engine: Engine
+    engine: E_co
     resolved: Resolved
     capacity: Capacity
 
 
-def start_engine(config: EngineConfig) -> RunningEngine:
-    """Start everything below text.  Raises ValueError for what the user can mend: model, options, memory."""
+def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Engine]:
+    """Start everything below text.
+
+    replica: which of the data-parallel engines this is.  Raises ValueError for what the user can mend: model,
+    options, memory.
+    """
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
-    resolved = resolve(config, detect(config.device.device), checkpoint)
+    draft = open_draft(config, checkpoint)
+    platform = detect(config.device.device, config.parallel.first_gpu(replica))
+    resolved = resolve(config, platform, checkpoint, draft, replica=replica)
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)

@@ -92,6 +92,10 @@ class Engine:
         """Run something between two steps, in the engine's thread."""
         self._post(action)
 
+    def clear_prefix_cache(self) -> None:
+        """Forget all cached prefixes that no running request uses."""
+        self.call(self.scheduler.clear_prefix_cache)
+
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
         self._arrived.set()
@@ -226,6 +230,9 @@ class Engine:
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv.usage,
         )
+
+    def stats_per_engine(self) -> list[EngineStats]:
+        return [self.stats()]
 
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""

@@ -6,7 +6,9 @@ Knows nothing of where they are shown.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,27 @@ class EngineStats:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
+
+    @classmethod
+    def total(cls, parts: Sequence[Self]) -> Self:
+        """Several engines as one: everything is summed, but of `kv_usage` it is the mean."""
+        accepted = zip(*(part.num_accepted_per_position for part in parts), strict=True)
+        return cls(
+            num_steps=sum(part.num_steps for part in parts),
+            num_prompt_tokens=sum(part.num_prompt_tokens for part in parts),
+            num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+            num_sampled_tokens=sum(part.num_sampled_tokens for part in parts),
+            num_preemptions=sum(part.num_preemptions for part in parts),
+            num_drafts=sum(part.num_drafts for part in parts),
+            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+            num_accepted_per_position=tuple(map(sum, accepted)),
+            host_seconds=sum(part.host_seconds for part in parts),
+            wait_seconds=sum(part.wait_seconds for part in parts),
+            num_running=sum(part.num_running for part in parts),
+            num_waiting=sum(part.num_waiting for part in parts),
+            kv_usage=sum(part.kv_usage for part in parts) / len(parts),
+        )
 
 
 class StepClock:

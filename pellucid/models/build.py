@@ -1,15 +1,17 @@
-"""From a checkpoint to a model that runs: the one call that workers make."""
+"""From checkpoints to models that run, as workers want them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.config import Resolved
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
-from pellucid.dist.mesh import WHOLE_MODEL, Stage
+from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
+from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.stage import Inlet
@@ -28,11 +30,16 @@ class BuiltModel:
 
     model: Model
     kv_groups: tuple[KVGroupSpec, ...]  # the same on every rank, but for the number of layers
-    attention_layers: tuple[Attention, ...]  # each needs its `kv_cache`, of kv_groups[layer.group]
+    attention_layers: tuple[Attention, ...]  # each needs its `kv_cache`, of group number `layer.group`
     backend: AttentionBackend  # of every attention layer
     inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
+
+    def run(self, fwd: ForwardInput) -> Tensor:
+        """Hidden states [T, D].  `fwd` stays as it is: another model may have planned its attention there."""
+        attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
+        return self.model(replace(fwd, attn=attn))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +59,46 @@ class BuildOptions:
     show_progress: bool = True
 
 
-def build_model(resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> BuiltModel:
-    """Build and load this rank's part of the model that `resolved` chose, as `build` does."""
-    user = resolved.user
-    options = BuildOptions(
-        dtype=getattr(torch, resolved.dtype),
-        kv_dtype=getattr(torch, resolved.kv_dtype),
-        device=device,
-        block_size=resolved.block_size,
-        max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
-        quantization=user.device.quantization,
-        group=links.tp,
-        stage=Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts),
-        seed=user.model.seed,
-        show_progress=links.mesh.rank == 0,
-    )
-    return build(resolved.checkpoint, resolved.platform, options, user.device.attention_backend)
+class Workshop:
+    """Builds the models of one worker, each with KV groups of its own, numbered on from those before it."""
+
+    def __init__(self, resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> None:
+        self.resolved, self.device, self.links = resolved, device, links
+        self.stage = Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts)
+        self._num_groups = 0
+
+    def build_target(self) -> BuiltModel:
+        """Build and load this rank's part of the model that is served, as `build` does."""
+        return self._build(self.resolved.checkpoint, self.resolved.user.device.quantization, self.stage)
+
+    def build_draft(self) -> BuiltModel:
+        """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
+
+        The last pipeline stage has all of it; the others have none of it, and know its KV groups.
+        """
+        draft = self.resolved.draft
+        assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
+        stage = WHOLE_MODEL if self.stage.is_last else NOWHERE
+        return self._build(draft, self.resolved.speculative.quantization, stage)
+
+    def _build(self, checkpoint: Checkpoint, quantization: str | None, stage: Stage) -> BuiltModel:
+        resolved = self.resolved
+        options = BuildOptions(
+            dtype=getattr(torch, resolved.dtype),
+            kv_dtype=getattr(torch, resolved.kv_dtype),
+            device=self.device,
+            block_size=resolved.block_size,
+            max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
+            quantization=quantization,
+            group=self.links.tp,
+            stage=stage,
+            first_group=self._num_groups,
+            seed=resolved.user.model.seed,
+            show_progress=self.links.mesh.rank == 0,
+        )
+        built = build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
+        self._num_groups += len(built.kv_groups)
+        return built
 
 
 def build(

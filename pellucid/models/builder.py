@@ -77,7 +77,7 @@ class Site:
     attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Rotary] = field(default_factory=dict)
     # Of all stages, so that every rank numbers the groups alike:
-    groups: dict[tuple[int, int], list[int | None]] = field(default_factory=dict)  # (KV heads, dim): windows
+    groups: dict[tuple[int, int], list[AttentionSpec]] = field(default_factory=dict)  # by (KV heads, dim)
     elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
     inlet: Inlet | None = None  # on a stage behind the first
 
@@ -202,7 +202,7 @@ class Builder:
             spec,
             name=self._path(name),
             kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
-            group=self._group(local.num_kv, local.dim, window),
+            group=self._group(spec),
             scale=heads.dim**-0.5 if scale is None else scale,
             rope=rope,
             qk_norm=qk_norm,
@@ -234,7 +234,7 @@ class Builder:
 
     def attention_needs(self) -> AttentionSpec:
         """What one backend must support to serve every layer."""
-        specs = [layer.spec for layer in self.attention_layers]
+        specs = [spec for group in self.site.groups.values() for spec in group]
         windows = [spec.window for spec in specs if spec.window is not None]
         return replace(specs[0], window=min(windows, default=None))
 
@@ -340,14 +340,15 @@ class Builder:
         spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
         return Linear(shape, method, weights, weight("bias", spec))
 
-    def _group(self, num_kv_heads: int, head_dim: int, window: int | None) -> int:
+    def _group(self, spec: AttentionSpec) -> int:
         """Layers whose caches have the same shape share a group."""
-        key = (num_kv_heads, head_dim)
-        self.site.groups.setdefault(key, []).append(window)
+        key = (spec.num_kv_heads, spec.head_dim)
+        self.site.groups.setdefault(key, []).append(spec)
         return self.site.first_group + list(self.site.groups).index(key)
 
     def _group_spec(self, index: int) -> KVGroupSpec:
-        (num_kv_heads, head_dim), windows = list(self.site.groups.items())[index]
+        (num_kv_heads, head_dim), specs = list(self.site.groups.items())[index]
+        windows = [spec.window for spec in specs]
         group = self.site.first_group + index
         return KVGroupSpec(
             block_size=self.site.block_size,

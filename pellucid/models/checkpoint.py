@@ -6,11 +6,11 @@ Names: a folder, an id on a hub, `shape:NAME` (a public config without weights),
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from pellucid.config import ModelConfig
+from pellucid.config import EngineConfig, ModelConfig, SpeculativeConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
@@ -91,6 +91,30 @@ class Checkpoint:
         """Whether this is a bare config without weights or tokenizer."""
         return self.name.startswith(SHAPE)
 
+    def check_vocabulary(self, draft: Checkpoint) -> None:
+        """Raise ValueError, naming both models, if `draft` means other tokens by its ids."""
+        if draft.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"{draft.name} cannot draft for {self.name}: its vocabulary has {draft.vocab_size:,} tokens, "
+                f"the model's {self.vocab_size:,}; take a draft model of the same vocabulary"
+            )
+        theirs, ours = draft.token_ids(), self.token_ids()
+        if theirs is None or ours is None or theirs == ours:
+            return
+        text, token = min(theirs.items() ^ ours.items(), key=lambda item: item[1])
+        raise ValueError(
+            f"{draft.name} cannot draft for {self.name}: their tokenizers differ, first in token {token} "
+            f"({text!r}); take a draft model of the same tokenizer"
+        )
+
+    def token_ids(self) -> dict[str, int] | None:
+        """Each token's id by tokenizer.json; None if there is no such file, or it numbers none."""
+        file = self.tokenizer_path and self.tokenizer_path / "tokenizer.json"
+        if file is None or not file.is_file():
+            return None
+        vocabulary = Fields(read_json(file)).part("model").config.get("vocab")
+        return vocabulary if isinstance(vocabulary, dict) else None
+
     @property
     def max_position_embeddings(self) -> int:
         """Tokens that the model was made for: config.json's number, or what yarn stretches it to."""
@@ -100,6 +124,20 @@ class Checkpoint:
     def max_stretched_len(self) -> int:
         """Most tokens that the model's rotary embedding can be stretched to."""
         return rope_config(Fields(self.config), head_dim=2).stretched
+
+
+def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint | None:
+    """The checkpoint of a proposer with weights of its own; None if it has none, or nothing is proposed.
+
+    Raises ValueError, as `Checkpoint.open` does, and if it does not share the target's vocabulary.
+    """
+    speculative = SpeculativeConfig.of(config.speculative)
+    if speculative.model is None:
+        return None
+    model = replace(config.model, model=speculative.model, revision=speculative.revision, tokenizer=None)
+    draft = Checkpoint.open(model)
+    target.check_vocabulary(draft)
+    return draft
 
 
 def architecture_of(config: dict[str, object]) -> str:

@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
     DRAW = 0  # a token of the target (and of a drafter that wants to agree with it)
     ACCEPT = 1  # whether a draft is accepted, under the standard rejection test
     RESIDUAL = 2  # the token drawn instead of a rejected draft, under the same test
+    DRAFT = 3  # a draft that is put to the same test
 
 
 def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:

@@ -190,7 +190,8 @@ class Scheduler:
             if num_draft:
                 num_draft = min(num_draft, step.budget - kept - 1)
             num_planned = seq.num_planned + 1 + num_draft
-            if num_planned > seq.table.capacity and not self._reserve(step, seq, num_planned):
+            num_written = num_planned + num_propose
+            if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
                 continue
             row = seq.decode_row
             if row is None or row.num_draft != num_draft:
@@ -231,7 +232,7 @@ class Scheduler:
     def _plan_chunk(self, step: Step, seq: Sequence) -> None:
         row = seq.next_chunk(step.budget)
         end = seq.num_planned + row.num_query
-        if not self._reserve(step, seq, end):
+        if not self._reserve(step, seq, end + step.num_propose):
             return
         step.add_chunk(row)
         seq.num_planned = end
@@ -267,11 +268,12 @@ class Scheduler:
                 break
 
     def _has_room(self, step: Step, seq: Sequence, hit: PrefixHit) -> bool:
-        """Blocks for all its known tokens, and some to spare for those that run.
+        """Blocks for all its known tokens and the first drafts, and some to spare for those that run.
 
         Sequences of lower priority make room; equals do not.
         """
-        while not self.kv.can_adopt(hit, len(seq.tokens), self._spare):
+        num_tokens = self._most(seq, len(seq.tokens) + step.num_propose)
+        while not self.kv.can_adopt(hit, num_tokens, self._spare):
             victims = [v for v in self._running() if v.key[0] > seq.key[0] and not step.has_chunk(v.id)]
             if not victims:
                 return False
@@ -315,8 +317,11 @@ class Scheduler:
     # Blocks and slots
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
-        """Law 3: blocks for the most tokens that may be there.  Law 7: only a younger sequence makes room."""
-        num_tokens = min(num_tokens, seq.limit + self.options.num_spec)
+        """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.
+
+        Law 7: only a younger sequence makes room.
+        """
+        num_tokens = self._most(seq, num_tokens)
         while not self.kv.can_grow(seq.table, num_tokens):
             victim = max(self._running(), key=lambda v: v.key)
             if victim.key <= seq.key:
@@ -325,6 +330,10 @@ class Scheduler:
         for group, blocks in self.kv.grow(seq.table, num_tokens):
             step.grown.append(Growth(seq.slot, group, blocks))
         return True
+
+    def _most(self, seq: Sequence, num_tokens: int) -> int:
+        """No drafts are written further behind the limit than a row at it carries."""
+        return min(num_tokens, seq.limit + self.options.num_spec)
 
     def _preempt(self, step: Step, victim: Sequence) -> None:
         """Send a sequence back to the queue; it will be computed again."""

@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from torch import Tensor, nn
+import numpy as np
+from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.verify import depth_of
 
 if TYPE_CHECKING:
-    from pellucid.models.builder import Builder
+    from pellucid.models.build import BuiltModel, Workshop
+    from pellucid.sample.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,27 @@ class Needs:
 class Drafts:
     """Proposed tokens, valid ids all: where there is nothing to propose, any id will do."""
 
-    tokens: Tensor  # [B, num_drafts] int32, device
+    tokens: Tensor  # [B, num_drafts] int32, device; a chain may be as short as what is wanted
     parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None  # [B, num_drafts, V] float32: what each was drawn from; None: it was certain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The text of every row, once the step's new tokens are in it."""
+    """The text of every row, once the step's new tokens are in it, and what is wanted behind it."""
 
-    token_ids: Tensor  # [slots, L] int32, device; `fwd.slots` names the rows'; not to be changed
+    # [slots + 1, L] int32, device; `fwd.slots` names the rows'.  Behind the known tokens of rows that sample
+    # a proposer may write its drafts; nothing else is to be changed.
+    token_ids: Tensor
     lengths: Tensor  # [B] int64, device: tokens that are known; of a prompt, up to the next one to compute
+    samples: Tensor  # [B] bool, device: the row reaches its last known token; drafts of others are dropped
+    host_slots: np.ndarray  # [B], fwd.slots on the host
+    num_wanted: int  # drafts that the next step may verify, at most shape.num_drafts
+
+    @property
+    def spare(self) -> int:
+        """The slot that takes what belongs to nobody."""
+        return len(self.token_ids) - 1
 
 
 class Proposer(Protocol):
@@ -78,19 +90,24 @@ class Proposer(Protocol):
         """Tokens before the end of a prefix-cache hit that must be seen again."""
         ...
 
-    def kv_specs(self) -> list[KVGroupSpec]:
-        """KV groups of its own, after the target's."""
-        ...
+    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
+        """Build and load weights; may share the target's embedding and head.
 
-    def load(self, target: nn.Module, b: Builder) -> None:
-        """Build and load weights; may share the target's embedding and head."""
+        sampler: draws the target's tokens, for a proposer that wants to draw alike.
+        Returns models of its own; the worker gives them KV caches, block tables, and a share of the memory.
+        """
         ...
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
         taps: Mapping[str, Tensor],
     ) -> Drafts:  # fmt: skip
-        """Propose what follows each row's new tokens.  hidden: [T, D], if it is needed."""
+        """Propose what follows each row's new tokens.  hidden: [T, D], if it is needed.
+
+        Part of what is recorded as a CUDA graph: reads nothing back and waits for nothing.  KV of its own may
+        be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on: there
+        are blocks for so many.
+        """
         ...
 
 
@@ -105,11 +122,9 @@ class NullProposer:
     def of(cls, config: SpeculativeConfig) -> Self:
         return cls()
 
-    def kv_specs(self) -> list[KVGroupSpec]:
-        return []
-
-    def load(self, target: nn.Module, b: Builder) -> None:
+    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """There is nothing to load."""
+        return ()
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.kv.specs import KVGroupSpec
-from pellucid.models.builder import Builder
+from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.output import SampleOutput
+from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 
 
@@ -37,11 +37,9 @@ class NgramProposer:
             config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
         )
 
-    def kv_specs(self) -> list[KVGroupSpec]:
-        return []
-
-    def load(self, target: nn.Module, b: Builder) -> None:
+    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """There is nothing to load."""
+        return ()
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,

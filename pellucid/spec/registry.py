@@ -9,6 +9,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",
     {
         "none": "pellucid.spec.base:NullProposer",
+        "draft_model": "pellucid.spec.draft_model:DraftModelProposer",
         "ngram": "pellucid.spec.ngram:NgramProposer",
     },
 )

@@ -85,8 +85,7 @@ class DeviceStep:
         fwd = step.fwd
         output = self._sample(rows, step, hidden)
         self.slots.advance(step.rows, output)
-        known = Known(self.slots.token_ids, self.slots.num_computed[rows.slots] + 1)
-        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         feedback = self.tell(step.rows, output, drafts.tokens)
         return pack(output, self._score(rows, fwd, hidden), feedback)
@@ -107,6 +106,16 @@ class DeviceStep:
                 max_drafts=counts.max_drafts,
                 parents=self.proposer.shape.parents,
             ),
+        )
+
+    def _known(self, rows: StepRows, step: StepInput) -> Known:
+        """What the slots now hold of the rows' texts, for the proposer."""
+        return Known(
+            token_ids=self.slots.token_ids,
+            lengths=self.slots.num_computed[rows.slots] + 1,
+            samples=step.rows.samples,
+            host_slots=rows.counts.slots,
+            num_wanted=rows.counts.num_propose,
         )
 
     def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:

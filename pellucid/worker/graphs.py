@@ -115,7 +115,7 @@ class GraphLauncher(Generic[Y]):
 
     def num_rows_for(self, counts: StepCounts) -> int | None:
         """The rows of the recording that serves this step."""
-        if counts.uniform_query != self.static.num_query:
+        if counts.uniform_query != self.static.num_query or counts.num_propose != self.static.num_query - 1:
             return None
         if self.state.features_of(counts.slots) & ~Feature.RANDOM:
             return None

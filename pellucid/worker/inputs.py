@@ -33,6 +33,7 @@ class StepCounts:
     num_drafts: np.ndarray  # of these, drafts at the end
     num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
     num_scores: np.ndarray  # prompt positions to score, before the sampled ones
+    num_propose: int = 0  # drafts wanted of each row that samples
 
     @property
     def num_rows(self) -> int:
@@ -60,7 +61,7 @@ class StepCounts:
 
     @classmethod
     def uniform(cls, slots: np.ndarray, num_query: int) -> StepCounts:
-        """Rows of one committed token and num_query - 1 drafts."""
+        """Rows of one committed token and num_query - 1 drafts, which want as many again."""
         queries = np.full(len(slots), num_query)
         return cls(
             slots=slots,
@@ -68,6 +69,7 @@ class StepCounts:
             num_drafts=queries - 1,
             num_sampled=queries,
             num_scores=np.zeros_like(queries),
+            num_propose=num_query - 1,
         )
 
 
@@ -109,15 +111,15 @@ class InputBuilder:
         self._gather_blocks = gather_blocks if on_gpu else gather_blocks_ref
         self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
 
-    def count(self, plan_rows: list[Row]) -> StepCounts:
+    def count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
         """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
-        if self._last is not None and self._last[0] == plan_rows:
+        if self._last is not None and self._last[0] == plan_rows and self._last[1].num_propose == num_propose:
             return self._last[1]  # decodes all, the same as before: the slots have nothing to be told
-        counts = self._count(plan_rows)
+        counts = self._count(plan_rows, num_propose)
         self._last = (plan_rows, counts) if (counts.num_sampled > 0).all() else None
         return counts
 
-    def _count(self, plan_rows: list[Row]) -> StepCounts:
+    def _count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
         table = np.array(plan_rows, dtype=np.int64).reshape(-1, len(Row._fields))
         host_slots, num_query, num_draft, num_logits = table[:, 2], table[:, 3], table[:, 4], table[:, 5]
         samples = self.slots.samples(host_slots, num_query) & (num_logits > 0)
@@ -128,6 +130,7 @@ class InputBuilder:
             num_drafts=num_draft,
             num_sampled=num_sampled,
             num_scores=num_logits - num_sampled,
+            num_propose=num_propose,
         )
 
     def ship(self, counts: StepCounts) -> StepRows:
@@ -178,6 +181,7 @@ class InputBuilder:
             logits_index=rows.logits_index,
             query_lens=counts.num_query.tolist(),
             max_query=max_query,
+            block_sizes=self.block_sizes,
         )
         num_logits = len(rows.logits_index)
         row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)

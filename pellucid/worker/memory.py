@@ -20,7 +20,7 @@ GPU_RESERVE = 256 << 20  # bytes for fragmentation and what libraries allocate l
 
 
 def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
-    """The step that needs the most memory: every slot samples, with every option, and the budget is full.
+    """The step that needs the most memory: all slots sample and draft, with every option; the budget is full.
 
     Its blocks are all block 0, so that it can run before there is a cache.
     """
@@ -46,7 +46,7 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
     ]
     num_draft = min(resolved.num_spec, length - 1)
     rows = [Row(slot, 0, slot, length, num_draft, 1 + num_draft) for slot in range(num_rows)]
-    return StepPlan(id=-1, committed=-1, rows=rows, admitted=admitted)
+    return StepPlan(id=-1, committed=-1, num_propose=resolved.num_spec, rows=rows, admitted=admitted)
 
 
 def gpu_budget(utilization: float) -> int:
@@ -64,7 +64,7 @@ def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
 
     It is at most what all slots can use.
     """
-    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers
+    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers_of_all
     if said is not None:
         return int(said * GIB) // num_workers
     block_size = resolved.block_size

@@ -37,7 +37,7 @@ class ModelRunner(Generic[Y]):
         self.slots.grow(plan.grown)
         if not plan.rows:
             return EmptyResult(plan.id)
-        counts = self.inputs.count(plan.rows)
+        counts = self.inputs.count(plan.rows, plan.num_propose)
         self.handover.receive(counts)
         yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
         return self.handover.deliver(plan.id, counts, yielded)

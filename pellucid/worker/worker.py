@@ -20,7 +20,7 @@ from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.stage import Inlet
-from pellucid.models.build import BuiltModel, build_model
+from pellucid.models.build import Workshop
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
@@ -43,13 +43,13 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
+        parallel = resolved.user.parallel
         self.mesh = Mesh(
-            pp=resolved.num_pipeline_stages,
-            tp=resolved.user.parallel.tensor_parallel_size,
-            rank=self.seat.rank,
+            pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
         )
         self.stage = Stage(self.mesh.rank_of("pp"), resolved.pipeline_cuts)
-        self.device = choose_device(resolved.platform.device, self.mesh)
+        first_gpu = parallel.first_gpu(resolved.replica)
+        self.device = choose_device(resolved.platform.device, self.mesh, first_gpu)
 
     @property
     def reports(self) -> bool:
@@ -67,13 +67,12 @@ class Worker:
             self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
         )
         began = time.perf_counter()
-        built = build_model(self.resolved, self.device, self.links)
+        self._build()
         loaded = time.perf_counter()
-        self.runner = self._make_runner(built)
-        num_blocks = memory.count_blocks(self.resolved, built.kv_groups, self._kv_budget(built))
+        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
-        capacity = memory.fit_capacity(self.resolved, built.kv_groups, num_blocks)
-        self._bind_kv(built, capacity.num_blocks)
+        capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
+        self._bind_kv(capacity.num_blocks)
         sized = time.perf_counter()
         self.runner.launcher.capture()
         logger.info(
@@ -93,30 +92,35 @@ class Worker:
         """Give the memory back; a second time there is nothing to give."""
         if "runner" in self.__dict__:
             self.runner.handover.close()
-            del self.runner
+        for name in ("runner", "models"):
+            self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         disconnect()
 
-    def _make_runner(self, built: BuiltModel) -> ModelRunner[Any]:
-        resolved, groups = self.resolved, built.kv_groups
+    def _build(self) -> None:
+        """Make the model, the proposer with what it has of models, and the runner for both."""
+        resolved, shop = self.resolved, Workshop(self.resolved, self.device, self.links)
+        target = shop.build_target()
+        state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
+        sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
+        self.models = (target, *proposer.load(target, shop, sampler))
+        self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
-        slots = Slots(resolved.max_num_seqs, max_len, groups, self.device)
-        state = SamplingState(resolved.max_num_seqs + 1, built.vocab_size, self.device)
-        inputs = InputBuilder(slots, tuple(group.block_size for group in groups))
-        forward = Forward(built.model, built.backend, inputs)
+        slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
+        inputs = InputBuilder(slots, tuple(group.block_size for group in self.groups))
+        forward = Forward(target.model, target.backend, inputs)
         if self.stage.is_last:
-            sampler = Sampler(state, vocabulary(self.links.tp, built.vocab_size))
             tell = tell_nobody if self.stage.is_first else partial(slots.tell, num_spec=resolved.num_spec)
             step = DeviceStep(forward, sampler, proposer, tell)
         else:
             step = StageStep(forward)
         launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
-        handover = self._make_handover(built.inlet, slots)
-        return ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
+        handover = self._make_handover(target.inlet, slots)
+        self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
     def _make_handover(self, inlet: Inlet | None, slots: Slots) -> Handover[Any]:
         reader, resolved = ResultReader() if self.reports else NoReader(), self.resolved
@@ -135,24 +139,24 @@ class Worker:
     def _make_launcher(
         self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int
     ) -> Launcher[Any]:
-        """Graphs on a GPU, unless the user or the attention backend will have none."""
+        """Graphs on a GPU, unless the user or an attention backend will have none."""
         eager = EagerLauncher(step, forward.inputs)
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
-        if not wanted or num_query > forward.backend.max_graph_query:
+        if not wanted or num_query > min(model.backend.max_graph_query for model in self.models):
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
         static = StaticRows(max_rows, num_query, forward.slots.spare, self.device)
         return GraphLauncher(eager, static, state, CudaRecorder)
 
-    def _kv_budget(self, built: BuiltModel) -> int:
+    def _kv_budget(self) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
         if self.device.type == "cpu":
-            per_token = sum(group.block_bytes for group in built.kv_groups) / self.resolved.block_size
+            per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
             return memory.cpu_budget(self.resolved, per_token)
-        self._bind_kv(built, tuple(0 for _ in built.kv_groups))
+        self._bind_kv(tuple(0 for _ in self.groups))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        plan = memory.largest_step(self.resolved, len(built.kv_groups))
+        plan = memory.largest_step(self.resolved, len(self.groups))
         self.runner.execute(plan).result()
         self.runner.handover.learn(plan.id)  # nothing is under way any more
         self.runner.slots.retire([row.slot for row in plan.rows])
@@ -161,11 +165,12 @@ class Worker:
         torch.cuda.empty_cache()
         return budget
 
-    def _bind_kv(self, built: BuiltModel, num_blocks: tuple[int, ...]) -> None:
+    def _bind_kv(self, num_blocks: tuple[int, ...]) -> None:
         """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
-        for layer in built.attention_layers:
-            spec = built.kv_groups[layer.group]
-            layer.kv_cache = self._kv_cache(built.backend, spec, num_blocks[layer.group], layer)
+        for model in self.models:
+            for layer in model.attention_layers:
+                spec = self.groups[layer.group]
+                layer.kv_cache = self._kv_cache(model.backend, spec, num_blocks[layer.group], layer)
 
     def _kv_cache(
         self, backend: AttentionBackend, spec: KVGroupSpec, num_blocks: int, layer: AttentionLayer
@@ -174,18 +179,22 @@ class Worker:
         return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
 
 
-def choose_device(kind: str, mesh: Mesh) -> torch.device:
-    """This rank's own.  Raises ValueError if the machine has fewer than ranks."""
+def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.device:
+    """This rank's own: ranks take the GPUs from `first_gpu` on; a rank alone may stay where torch is.
+
+    Raises ValueError if the machine has too few.
+    """
     if kind == "cpu":
         return torch.device(kind)
-    if mesh.world == 1:
+    if mesh.world == 1 and first_gpu is None:
         return torch.device(kind, torch.cuda.current_device())  # set_device wants an index
-    if mesh.world > torch.cuda.device_count():
+    first = first_gpu or 0
+    if first + mesh.world > torch.cuda.device_count():
         raise ValueError(
-            f"{mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
-            "lower tensor_parallel_size or pipeline_parallel_size, or see CUDA_VISIBLE_DEVICES"
+            f"{first + mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; lower "
+            "tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
         )
-    return torch.device(kind, mesh.rank)
+    return torch.device(kind, first + mesh.rank)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

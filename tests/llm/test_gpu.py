@@ -47,6 +47,16 @@ def test_tokens_are_those_of_the_cpu(tiny: Path, on_cpu, options: dict) -> None:
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
 
+@pytest.mark.parametrize("options", [{"depth": 2}, {"enforce_eager": True}, {"max_num_batched_tokens": 24}])
+def test_drafts_of_a_smaller_model_change_nothing(
+    tiny: Path, tiny_draft: Path, on_cpu, options: dict
+) -> None:
+    prompts, params, expected = on_cpu
+    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    tokens = run(tiny, prompts, params, device="cuda", **drafts, **options)
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
 def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None:
     options = {
         "device": "cuda",
@@ -107,3 +117,22 @@ def test_two_stages_measure_their_memory_and_give_the_logprobs_of_one() -> None:
     expected = prompt_logprobs("shape:qwen3-0.6b", **options)
     got = prompt_logprobs("shape:qwen3-0.6b", pipeline_parallel_size=2, **options)
     assert got == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_engines_have_a_gpu_each(tiny: Path, on_cpu) -> None:
+    prompts, params, expected = on_cpu
+    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(2)]
+    with LLM(str(tiny), device="cuda", data_parallel_size=2, **SMALL) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        used = [before - torch.cuda.mem_get_info(gpu)[0] for gpu, before in enumerate(free)]
+    assert sum(o.outputs[0].token_ids != e for o, e in zip(outputs, expected, strict=True)) <= 1
+    assert min(used) > 100 << 20, "a GPU is not in use"
+    assert abs(used[0] - used[1]) < 200 << 20, "an engine is on the other one's GPU, too"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 31, reason="needs less than 32 GPUs")
+def test_more_engines_than_gpus_are_refused(tiny: Path) -> None:
+    num = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=f"{num + 1} GPUs are asked for, but torch sees {num}"):
+        LLM(str(tiny), device="cuda", data_parallel_size=num + 1, **SMALL)

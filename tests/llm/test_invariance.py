@@ -43,8 +43,7 @@ def run(
 ) -> list[list[int]]:
     with LLM(str(folder), **(BASE | options)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        pools = llm.llm_engine.engine.scheduler.kv.pools
-        assert all(pool.num_free == pool.num_blocks for pool in pools), "blocks were lost"
+        assert llm.llm_engine.stats.kv_usage == 0, "blocks were lost"
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -86,6 +85,26 @@ COMPANIES = {
 def test_tokens_do_not_depend_on_company(tiny: Path, alone, options: dict) -> None:
     prompts, params, expected = alone
     assert run(tiny, prompts, params, **options) == expected
+
+
+DRAFTER_COMPANIES = {
+    "two plans in flight": {"depth": 2},
+    "three plans in flight, small chunks": {"depth": 3, "max_num_batched_tokens": 24},
+    "no prefix cache": {"enable_prefix_caching": False, "depth": 2},
+    "a pool that runs dry": {"num_gpu_blocks_override": 17, "depth": 2},
+    "few slots, large blocks, priorities": {
+        "max_num_seqs": 3,
+        "block_size": 64,
+        "scheduling_policy": "priority",
+    },
+}
+
+
+@pytest.mark.parametrize("options", DRAFTER_COMPANIES.values(), ids=DRAFTER_COMPANIES.keys())
+def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone, options: dict) -> None:
+    prompts, params, expected = alone
+    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    assert run(tiny, prompts, params, **drafts, **options) == expected
 
 
 def test_greedy_tokens_are_those_of_transformers(tiny: Path) -> None:

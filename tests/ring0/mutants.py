@@ -68,17 +68,19 @@ FAULTS: dict[str, list[Edit]] = {
     "3 blocks for one token, not for 1+k": [
         (
             "scheduler",
-            "if num_planned > seq.table.capacity",
-            "if num_planned - num_draft > seq.table.capacity",
-        ),
-        (
-            "scheduler",
-            "self._reserve(step, seq, num_planned)",
-            "self._reserve(step, seq, num_planned - num_draft)",
-        ),
+            "num_written = num_planned + num_propose",
+            "num_written = num_planned - num_draft + num_propose",
+        )
+    ],
+    "3 no blocks for what a decode drafts": [
+        ("scheduler", "num_written = num_planned + num_propose", "num_written = num_planned")
+    ],
+    "3 no blocks for what a prompt drafts": [("scheduler", "end + step.num_propose):", "end):")],
+    "3 no room for what an admission drafts": [
+        ("scheduler", "len(seq.tokens) + step.num_propose)", "len(seq.tokens))")
     ],
     "3 blocks without end": [
-        ("scheduler", "min(num_tokens, seq.limit + self.options.num_spec)", "num_tokens")
+        ("scheduler", "return min(num_tokens, seq.limit + self.options.num_spec)", "return num_tokens")
     ],
     "3 blocks to the limit only": [("scheduler", "seq.limit + self.options.num_spec)", "seq.limit)")],
     "3 only the host stops at the limit": [

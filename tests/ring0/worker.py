@@ -340,7 +340,12 @@ class ToyExecutor:
         return Feedback(row.slot, root, path[: len(tokens)], tokens, drafts, logprobs[: len(tokens)])
 
     def propose(self, slot: Slot, last: int, num_propose: int) -> list[int]:
-        """A good but unreliable drafter: right with probability 0.7 below a right parent."""
+        """A good but unreliable drafter: right with probability 0.7 below a right parent.
+
+        It has KV of its own, of the tokens from `last` on but for the last draft's.
+        """
+        for size, table in zip(self.config.block_sizes, slot.tables, strict=True):
+            assert last + num_propose <= size * len(table), "no block for a draft's KV"
         truth = self.oracle[(slot.seed, *slot.token_ids[: slot.prompt_len])]
         right, drafts = {0}, []
         for node in range(1, num_propose + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -69,18 +70,27 @@ def random_prompts(num: int, longest: int) -> list[list[int]]:
     ]
 
 
-def digest(outputs: list[RequestOutput]) -> list[object]:
-    """Everything of an output that speculation could spoil; log-probabilities rounded."""
+class Near(float):
+    """A log-probability; the same as another but for rounding."""
 
-    def rounded(logprobs) -> object:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and math.isclose(self, other, abs_tol=1e-4)
+
+    __hash__ = float.__hash__
+
+
+def digest(outputs: list[RequestOutput]) -> list[object]:
+    """Everything of an output that speculation could spoil."""
+
+    def near(logprobs) -> object:
         return logprobs and [
-            None if entry is None else {k: (round(v.logprob, 3), v.rank) for k, v in entry.items()}
+            None if entry is None else {k: (Near(v.logprob), v.rank) for k, v in entry.items()}
             for entry in logprobs
         ]
 
     return [
         (o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason, o.outputs[0].stop_reason,
-         rounded(o.outputs[0].logprobs), rounded(o.prompt_logprobs))
+         near(o.outputs[0].logprobs), near(o.prompt_logprobs))
         for o in outputs
     ]  # fmt: skip
 
@@ -154,12 +164,28 @@ def test_every_way_to_ask_for_it_means_the_same() -> None:
     assert config_of(speculative_config={"method": "ngram", "num_speculative_tokens": 4}) == expected
     assert config_of(speculative_config='{"method": "ngram", "num_speculative_tokens": 4}') == expected
     assert config_of(speculative_method="ngram", num_speculative_tokens=4) == expected
+    assert config_of(speculative_model="[ngram]", num_speculative_tokens=4) == expected
+    assert config_of(speculative_config={"model": "ngram", "num_speculative_tokens": 4}) == expected
     assert config_of() == SpeculativeConfig()
+
+
+def test_a_model_alone_drafts() -> None:
+    spec = {"model": "sprout-draft", "num_speculative_tokens": 4}
+    expected = SpeculativeConfig(method="draft_model", model="sprout-draft", num_speculative_tokens=4)
+    assert config_of(speculative_config=spec) == expected
+    assert config_of(speculative_config=spec | {"method": "draft_model"}) == expected
+    assert config_of(speculative_model="sprout-draft", num_speculative_tokens=4) == expected
+    assert config_of(spec_model="sprout-draft", spec_method="draft_model", spec_tokens=4) == expected
 
 
 @pytest.mark.parametrize(
     "options,message",
     [
+        ({"speculative_config": {"num_speculative_tokens": 4, "modle": "sprout-draft"}}, "'model'"),
+        ({"speculative_config": {"model": 5, "num_speculative_tokens": 4}}, "model .* must be a text"),
+        ({"speculative_config": NGRAM | {"model": "sprout-draft"}}, "ngram reads no model"),
+        ({"speculative_method": "draft_model", "num_speculative_tokens": 4}, "needs a model"),
+        ({"speculative_model": "sprout-draft"}, r"must be in \[1, 64\]"),
         ({"speculative_config": {"method": "ngram", "num_speculative_token": 4}}, "'num_speculative_tokens'"),
         ({"speculative_config": {"num_speculative_tokens": 4}}, "needs a method"),
         ({"speculative_config": '{"method"'}, "is no JSON"),

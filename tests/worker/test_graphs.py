@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,10 @@ def graphed(worker: Worker) -> GraphLauncher:
     return launcher
 
 
-@pytest.mark.parametrize("drafts", [{}, {"speculative_method": "ngram", "num_speculative_tokens": 3}])
-def test_padded_steps_give_the_same_tokens(tiny: Path, drafts: dict[str, object]) -> None:
+@pytest.mark.parametrize("drafter", [None, "ngram", "tiny_draft"])
+def test_padded_steps_give_the_same_tokens(tiny: Path, tiny_draft: Path, drafter: str | None) -> None:
+    model = str(tiny_draft) if drafter == "tiny_draft" else drafter
+    drafts = {"speculative_model": model, "num_speculative_tokens": 3} if model else {}
     prompts, params = random_requests(40, seed=4)
     plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
 
@@ -78,6 +81,7 @@ def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
         assert rows_for(3) == 4
         assert rows_for(20) == 20
         assert rows_for(2, num_query=5) is None
+        assert launcher.num_rows_for(replace(StepCounts.uniform(np.arange(3), 1), num_propose=2)) is None
         state.features[1] = Feature.TOP_ANY
         assert rows_for(1) == 1 and rows_for(2) is None
 

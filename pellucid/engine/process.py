@@ -1,0 +1,215 @@
+"""An engine in a process of its own: orders come in, the one loop runs, updates go out.
+
+What goes over the socket is defined here, for both sides: msgpack, one message a turn of the loop each way.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Iterable
+from multiprocessing.connection import wait
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import zmq
+
+from pellucid.config import EngineConfig
+from pellucid.engine.build import start_engine
+from pellucid.engine.core import POLL_SECONDS, Engine
+from pellucid.engine.statistics import EngineStats
+from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
+
+if TYPE_CHECKING:
+    Socket = zmq.Socket[bytes]
+
+LINGER = 5.0  # seconds for last words
+
+# A SeqUpdate without the names of its fields: updates are most of the traffic.
+Packed = tuple[
+    str,
+    list[int],
+    list[TokenLogprobs] | None,
+    list[TokenLogprobs] | None,
+    FinishReason | None,
+    int | str | None,
+    int,
+    float,
+    str | None,
+]
+
+
+class Add(msgspec.Struct, tag=True):
+    """To an engine: a request, encoded by itself, so that one which cannot be read harms no other."""
+
+    request_id: str
+    request: msgspec.Raw
+
+
+class Abort(msgspec.Struct, tag=True):
+    """To an engine: end this request early."""
+
+    request_id: str
+
+
+class ClearPrefixCache(msgspec.Struct, tag=True):
+    """To an engine: forget all cached prefixes."""
+
+
+class Stop(msgspec.Struct, tag=True):
+    """To an engine: leave."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """From an engine that has started: (Resolved, Capacity, EngineStats), pickled, for it is sent once."""
+
+    pickled: bytes
+
+
+class Turn(msgspec.Struct, tag=True):
+    """From an engine: where it stands after a turn of its loop."""
+
+    updates: list[Packed]
+    stats: EngineStats
+    num_heard: int  # messages that it has read
+    has_work: bool
+    error: str | None  # why it answers every request with an error
+
+
+class Failed(msgspec.Struct, tag=True):
+    """From an engine's last breath."""
+
+    message: str
+    is_users: bool = False  # a ValueError: the user can mend it
+
+
+Order = Add | Abort | ClearPrefixCache | Stop
+Message = Ready | Turn | Failed
+
+
+def _plain(value: object) -> object:
+    """Other libraries' numbers (numpy's) as Python's, and what can be iterated as a list."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Iterable):
+        return list(cast(Iterable[object], value))
+    raise TypeError(f"{value!r} cannot be sent to another process")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
+decode_request = msgspec.msgpack.Decoder(Request, strict=False).decode  # 1 may stand for True
+decode_message = msgspec.msgpack.Decoder(Message).decode
+
+
+def pack(update: SeqUpdate) -> Packed:
+    """What `SeqUpdate(*packed)` undoes."""
+    return (
+        update.request_id,
+        update.new_token_ids,
+        update.logprobs,
+        update.prompt_logprobs,
+        update.finish_reason,
+        update.stop_reason,
+        update.num_cached_tokens,
+        update.first_scheduled,
+        update.error,
+    )
+
+
+def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) -> None:
+    """The process's life.  folder: where `address` is, the owner's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its owner's to answer
+    logging.basicConfig(level=log_level, format=f"%(levelname)s engine {replica}: %(message)s")
+    threading.Thread(target=_leave_with_owner, args=(folder,), daemon=True).start()
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        set_up(socket, linger=LINGER)
+        socket.connect(address(folder, replica))
+        started = None
+        try:
+            started = start_engine(config, replica=replica)
+            facts = started.resolved, started.capacity, started.engine.stats()
+            socket.send(encode(Ready(pickle.dumps(facts))))
+            serve(started.engine, socket)
+            started.engine.shutdown()
+        except Exception as error:
+            if started is None and isinstance(error, ValueError):
+                socket.send(encode(Failed(str(error), is_users=True)))
+                return
+            said = f"engine {replica} has failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            socket.send(encode(Failed(said)))
+
+
+def address(folder: str, replica: int) -> str:
+    """Where an engine and its owner meet."""
+    return f"ipc://{folder}/engine-{replica}"
+
+
+def set_up(socket: Socket, *, linger: float) -> None:
+    """No bound on what waits to be read: neither side ever stands still because the other one does.
+
+    linger: seconds in which a closed socket still sends.
+    """
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, int(1000 * linger))
+
+
+def serve(engine: Engine, socket: Socket) -> None:
+    """Turn the loop until told to stop.  After each turn that changed anything, say so."""
+    num_heard, said = 0, None
+    while True:
+        updates: list[SeqUpdate] = []
+        while socket.poll(0 if updates else _patience(engine)):
+            num_heard += 1
+            for order in decode_orders(socket.recv()):
+                match order:
+                    case Add():
+                        updates += _add(engine, order)
+                    case Abort():
+                        engine.abort(order.request_id)
+                    case ClearPrefixCache():
+                        engine.clear_prefix_cache()
+                    case Stop():
+                        return
+        updates += engine.step()
+        turn = Turn([pack(u) for u in updates], engine.stats(), num_heard, engine.has_work, engine.error)
+        if turn != said:
+            socket.send(encode(turn))
+            said = turn
+
+
+def _patience(engine: Engine) -> int | None:
+    """Milliseconds that there is nothing to do but to wait for orders; None is without end."""
+    if not engine.has_work:
+        return None
+    return int(1000 * POLL_SECONDS) if engine.idle else 0
+
+
+def _add(engine: Engine, order: Add) -> list[SeqUpdate]:
+    """Hand a request in, or answer it at once if it cannot be read."""
+    try:
+        engine.add(decode_request(order.request))
+    except msgspec.ValidationError as error:
+        message = f"the request cannot be read: {error}"
+        return [SeqUpdate(order.request_id, finish_reason=FinishReason.ERROR, error=message)]
+    return []
+
+
+def _leave_with_owner(folder: str) -> None:
+    """End this process, whatever it is doing, when its owner has died; workers notice that by their pipes."""
+    owner = multiprocessing.parent_process()
+    assert owner is not None, "an engine's process has an owner"
+    wait([owner.sentinel])
+    shutil.rmtree(Path(folder), ignore_errors=True)
+    os._exit(1)

@@ -1,0 +1,77 @@
+"""How a drafter with logits chooses its tokens: as the target would, or on its own.
+
+Knows neither what made the logits nor what will verify the drafts.  Legend: B rows, V vocab.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pellucid.sample.noise import Purpose, gumbel
+from pellucid.sample.sampler import Sampler
+from pellucid.sample.state import Column, Feature, LogitsBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token for every row."""
+
+    tokens: Tensor  # [B] int32
+    probs: Tensor | None = None  # [B, V] float32: what each was drawn from; None: it was certain
+
+
+class Draw(Protocol):
+    """A way to choose."""
+
+    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Drawn:
+        """Choose from `logits` [B, V], this rank's share of V.
+
+        batch: whose logits they are, and the positions to be drawn.  token_ids: [slots + 1, L] int32, with
+        the drafts before these positions.
+        """
+        ...
+
+
+class AlikeDraw:
+    """By the request's own parameters with the target's noise, so that alike logits give the same token."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Drawn:
+        silent = replace(
+            batch,
+            features=batch.features & ~Feature.LOGPROBS,
+            rows={feature: rows for feature, rows in batch.rows.items() if feature is not Feature.LOGPROBS},
+        )
+        return Drawn(self.sampler(logits, silent, token_ids).tokens)
+
+
+class OwnDraw:
+    """From softmax(logits / T) with noise of its own: what the textbook's rejection test wants to see.
+
+    Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Drawn:
+        state = self.sampler.state
+        params = state.params(batch.slots)
+        temperature = params.floats(Column.TEMPERATURE)[:, None]
+        is_greedy = temperature == 0
+        scaled = self.sampler.vocabulary.whole(logits).float() / torch.where(is_greedy, 1.0, temperature)
+        noise = gumbel(params.ints(Column.SEED), batch.positions, state.codes, Purpose.DRAFT)
+        tokens = torch.where(is_greedy, scaled, scaled + noise).argmax(-1)
+        certain = torch.zeros_like(scaled).scatter_(1, tokens[:, None], 1.0)
+        return Drawn(tokens.int(), torch.where(is_greedy, certain, scaled.softmax(-1)))
+
+
+def draw_for(rejection_sample_method: str, sampler: Sampler) -> Draw:
+    """What suits the way in which drafts are accepted."""
+    return OwnDraw(sampler) if rejection_sample_method == "standard" else AlikeDraw(sampler)

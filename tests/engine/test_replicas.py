@@ -1,0 +1,66 @@
+"""The owner of several engines, without any: sums, sockets' folder, CPUs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pellucid import platform
+from pellucid.engine.replicas import least, own_cpus, short_folder
+from pellucid.engine.statistics import EngineStats
+from pellucid.executor.base import Capacity
+from pellucid.platform import share_of_cpus
+
+
+def test_the_statistics_of_several_engines_are_summed() -> None:
+    numbers = {f.name: 2 for f in fields(EngineStats)} | {"num_accepted_per_position": (3, 1)}
+    part = EngineStats(**numbers)  # type: ignore[arg-type]
+    total = EngineStats.total([part, part, part])
+    assert total.num_accepted_per_position == (9, 3)
+    assert total.kv_usage == 2, "a share has a mean"
+    sums = {getattr(total, name) for name in numbers if name not in ("kv_usage", "num_accepted_per_position")}
+    assert sums == {6}
+
+
+def test_what_all_can_hold_is_what_the_least_can() -> None:
+    a = Capacity(groups=(), num_blocks=(9, 5), max_model_len=64)
+    b = Capacity(groups=(), num_blocks=(7, 6), max_model_len=256)
+    assert least([a, b]) == Capacity(groups=(), num_blocks=(7, 5), max_model_len=64)
+
+
+def test_a_long_temporary_folder_does_not_make_sockets_impossible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    folder = short_folder()
+    assert len(folder.name) < 60 and Path(folder.name).is_dir() and not list(deep.iterdir())
+    folder.cleanup()
+
+
+@pytest.mark.parametrize("num_cores,num_shares", [(8, 2), (7, 3), (2, 2), (1, 3), (2, 5)])
+def test_engines_divide_the_cores(num_cores: int, num_shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = [{core, core + 100} for core in range(num_cores)]  # with their hyperthreads
+    monkeypatch.setattr(platform, "CORES", cores)
+    shares = [share_of_cpus(i, num_shares) for i in range(num_shares)]
+    assert set().union(*shares) == set().union(*cores)
+    assert all(share >= {core, core + 100} for share in shares for core in share if core < 100)
+    if num_shares <= num_cores:
+        assert sum(map(len, shares)) == 2 * num_cores, "some core is in two shares"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
+def test_a_process_inherits_cpus_of_its_own_only_where_openmp_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = os.sched_getaffinity(0)
+    monkeypatch.setattr(platform, "CORES", [{cpu} for cpu in sorted(allowed)])
+    for pinned in (False, True):
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("OMP_PROC_BIND", "close") if pinned else monkeypatch.delenv("OMP_PROC_BIND", False)
+        with own_cpus(0, len(allowed)):
+            assert os.sched_getaffinity(0) == ({min(allowed)} if pinned else allowed)
+        assert os.sched_getaffinity(0) == allowed

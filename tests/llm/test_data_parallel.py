@@ -1,0 +1,179 @@
+"""Several engines behind one router: the tokens of one, and an end that takes nobody else along."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pellucid import LLM, RequestOutput, SamplingParams
+from pellucid.engine import replicas
+from pellucid.engine.replicas import Replicas
+from tests.llm.test_invariance import BASE, random_requests
+
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), data_parallel_size=2, **BASE) as llm:
+        yield llm
+
+
+def engine_pids() -> dict[int, str]:
+    """Processes of engines, with their names."""
+    return {p.pid or 0: p.name for p in multiprocessing.active_children()}
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+def test_two_engines_say_what_one_says_and_share_the_work(pair: LLM, tiny: Path) -> None:
+    prompts, params = random_requests(40, seed=5)
+    params[7] = SamplingParams(n=3, max_tokens=9)  # seeds that the front end draws
+    params[8] = SamplingParams(stop=[" "], max_tokens=60)
+    with LLM(str(tiny), **BASE) as one:  # beside the other two
+        expected = one.generate(prompts, params, use_tqdm=False)
+    outputs = pair.generate(prompts, params, use_tqdm=False)
+    assert tokens(outputs) == tokens(expected)
+    assert [output.outputs[0].text for output in outputs] == [output.outputs[0].text for output in expected]
+    assert [output.prompt_logprobs for output in outputs] == [e.prompt_logprobs for e in expected]
+    total, each = pair.llm_engine.stats, pair.llm_engine.stats_per_engine
+    work = [stats.num_sampled_tokens for stats in each]
+    assert max(work) < 1.3 * min(work)
+    assert total.num_sampled_tokens == sum(work) and total.num_steps == sum(s.num_steps for s in each)
+    assert total.kv_usage == 0 and pair.llm_engine.is_finished()
+
+
+def test_requests_go_where_their_prefix_is_until_it_is_forgotten(pair: LLM) -> None:
+    prompt = list(range(100))
+    first, second = (pair.generate([prompt], SHORT, use_tqdm=False)[0] for _ in range(2))
+    pair.reset_prefix_cache()
+    third = pair.generate([prompt], SHORT, use_tqdm=False)[0]
+    assert [output.num_cached_tokens for output in (first, second, third)] == [0, 96, 0]
+    assert tokens([first]) == tokens([second]) == tokens([third])
+
+
+def test_leaving_a_stream_aborts_its_request(pair: LLM) -> None:
+    stream = pair.stream("the", LONG)
+    next(stream)
+    stream.close()
+    assert pair.llm_engine.is_finished() and pair.llm_engine.stats.num_running == 0
+
+
+def test_an_event_loop_can_wait_for_the_engines(pair: LLM) -> None:
+    engine = pair.llm_engine.engine
+    assert isinstance(engine, Replicas)
+    (expected,) = pair.generate(["fox"], SHORT, use_tqdm=False)
+    pair.llm_engine.add_request("fox", SHORT)
+
+    async def follow() -> list[int]:
+        loop, spoken, received = asyncio.get_running_loop(), asyncio.Event(), list[int]()
+        for file in engine.files:
+            loop.add_reader(file, spoken.set)
+        while True:
+            updates = engine.poll()
+            received += [token for update in updates for token in update.new_token_ids]
+            if any(update.finish_reason for update in updates):
+                break
+            spoken.clear()
+            await asyncio.wait_for(spoken.wait(), 10)
+        for file in engine.files:
+            loop.remove_reader(file)
+        return received
+
+    assert asyncio.run(follow()) == expected.outputs[0].token_ids
+    pair.llm_engine.outputs.fail_all("its updates were read above")
+
+
+def test_an_engine_that_dies_takes_its_requests_and_no_others(
+    tiny: Path, pair: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas, "GRACE", 0.0)
+    others = engine_pids()
+    with LLM(str(tiny), data_parallel_size=2, worker_timeout=3.0, **BASE) as llm:  # beside the pair
+        pids = {name: pid for pid, name in engine_pids().items() if pid not in others}
+        streams = [llm.stream([1, 2, i], LONG) for i in range(4)]
+        for stream in streams:
+            next(stream)
+        os.kill(pids["pellucid engine 0"], signal.SIGKILL)
+        ends = [list(stream)[-1] for stream in streams]
+        assert [end.outputs[0].finish_reason for end in ends] == ["error", "length"] * 2
+        assert ends[0].error == "engine 0 has died (exit code -9)"
+        # The other one goes on, and gets all that comes.
+        assert llm.llm_engine.engine.error is None
+        (expected,) = pair.generate([[1, 2, 3]], SHORT, use_tqdm=False)
+        outputs = llm.generate([[1, 2, 3]] * 3, SHORT, use_tqdm=False)
+        assert tokens(outputs) == tokens([expected]) * 3
+        # Then it hangs, and nobody is left.
+        os.kill(pids["pellucid engine 1"], signal.SIGSTOP)
+        with pytest.raises(RuntimeError, match="engine 1 has said nothing for 3 s; raise --worker-timeout"):
+            llm.generate([[1, 2, 3]] * 3, SHORT, use_tqdm=False)
+        with pytest.raises(RuntimeError, match="engine 1 has said nothing"):
+            llm.generate([[1, 2, 3]], SHORT, use_tqdm=False)
+        assert llm.llm_engine.is_finished()
+        assert engine_pids() == others, "a dead engine's process lives on"
+
+
+def test_what_the_user_can_mend_is_the_same_value_error(tiny: Path) -> None:
+    before = engine_pids()
+    wish = BASE | {"max_model_len": 256, "num_gpu_blocks_override": 3}
+    messages = []
+    for size in (1, 2):
+        with pytest.raises(ValueError, match="lower max_model_len to 48") as error:
+            LLM(str(tiny), data_parallel_size=size, **wish)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert engine_pids() == before
+    with pytest.raises(ValueError, match="data_parallel_size is 0, must be at least 1"):
+        LLM(str(tiny), data_parallel_size=0)
+
+
+SCRIPT = """
+    import multiprocessing, os, signal, sys, threading
+    from pellucid import LLM, SamplingParams
+
+    if __name__ == "__main__":
+        llm = LLM(sys.argv[1], device="cpu", data_parallel_size=2)
+        print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+        threading.Timer(1.0, os.kill, (os.getpid(), getattr(signal, sys.argv[2]))).start()
+        while True:
+            try:
+                llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=250, ignore_eos=True), use_tqdm=False)
+            except KeyboardInterrupt:
+                break
+        assert llm.llm_engine.is_finished()
+        print(len(llm.generate([[1, 2, 3]], use_tqdm=False)))
+"""
+
+
+@pytest.mark.parametrize("ends_by", ["SIGKILL", "SIGINT"])
+def test_engines_leave_with_their_owner_however_it_goes(tiny: Path, tmp_path: Path, ends_by: str) -> None:
+    """After Ctrl-C it goes on, and then ends without a shutdown."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script), str(tiny), ends_by]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[1:]) == ((-9, []) if ends_by == "SIGKILL" else (0, ["1"]))
+    pids = [int(pid) for pid in lines[0].split()]
+    until = time.monotonic() + 20
+    while time.monotonic() < until and any(map(psutil.pid_exists, pids)):
+        time.sleep(0.05)
+    assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
+    assert not list(tmp_path.glob("pellucid-*")), "a folder stays behind"

@@ -1,0 +1,272 @@
+"""A smaller model drafts: no output changes, its KV has no holes, and a model always agrees with itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pellucid import LLM, LLMEngine, SamplingParams
+from pellucid.config import EngineConfig
+from pellucid.engine.core import Engine
+from pellucid.executor.local import LocalExecutor
+from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.scheduler import Scheduler
+from pellucid.schedule.sequence import Sequence
+from pellucid.types import SeqUpdate
+from pellucid.worker.worker import Worker
+from tests.llm.test_invariance import BASE, random_requests
+from tests.models.harness import Harness, load
+from tests.spec.test_ngram import digest, random_prompts, random_wishes
+from tests.tiny import write_checkpoint
+
+NUM_DRAFTS = 4
+
+
+def drafting(model: Path, num_drafts: int = NUM_DRAFTS) -> dict[str, object]:
+    return {"speculative_model": str(model), "num_speculative_tokens": num_drafts}
+
+
+def worker_of(engine: Engine) -> Worker:
+    executor = engine.executor
+    assert isinstance(executor, LocalExecutor)
+    return executor.worker
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 2, "max_num_batched_tokens": 40}], ids=str)
+def test_nothing_of_an_output_changes(tiny: Path, tiny_draft: Path, options: dict) -> None:
+    prompts, params = random_prompts(60, 50), random_wishes(60)
+    with LLM(str(tiny), **BASE) as llm:
+        expected = digest(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(tiny), **BASE, **options, **drafting(tiny_draft)) as llm:
+        assert digest(llm.generate(prompts, params, use_tqdm=False)) == expected
+        stats = llm.llm_engine.stats
+    assert 100 < stats.num_accepted_tokens < stats.num_draft_tokens - 100, "one case is hardly tested"
+
+
+# A model agrees with itself
+
+
+def rejections(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[int]]:
+    """Drafts that did not stand though their sequence went on, in words, and those that stood, in numbers."""
+    rejected, accepted, commit = list[str](), list[int](), scheduler.commit
+
+    def watch(plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
+        updates = commit(plan, result)
+        running = {(seq.id, seq.epoch) for seq in scheduler.running()}
+        for row, tokens in zip(plan.rows, result.tokens, strict=True):
+            if (row.seq_id, row.epoch) in running and row.num_draft:
+                accepted.append(len(tokens) - 1)
+                if accepted[-1] < row.num_draft:
+                    rejected.append(f"plan {plan.id}, {row}: {tokens}")
+        return updates
+
+    monkeypatch.setattr(scheduler, "commit", watch)
+    return rejected, accepted
+
+
+SELF_COMPANIES = {
+    "all at once": {},
+    "two plans in flight, small chunks": {"depth": 2, "max_num_batched_tokens": 24},
+    "a pool that runs dry": {"num_gpu_blocks_override": 18, "depth": 2},
+    "no prefix cache, few slots": {"enable_prefix_caching": False, "max_num_seqs": 3, "depth": 3},
+}
+
+
+@pytest.mark.parametrize("vary", [False, True], ids=["always 4 drafts", "0 to 4 drafts"])
+@pytest.mark.parametrize("options", SELF_COMPANIES.values(), ids=SELF_COMPANIES.keys())
+def test_a_model_accepts_all_that_it_drafts_itself(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, options: dict, vary: bool
+) -> None:
+    """Greedy and sampled, with every filter, penalty and bias: any hole in its KV would show."""
+    prompts, params = random_requests(40, seed=6)
+    prompts, params = prompts + random_prompts(20, 50), params + random_wishes(20)
+    with LLM(str(tiny), **(BASE | options), **drafting(tiny)) as llm:
+        scheduler = llm.llm_engine.engine.scheduler
+        if vary:
+            choose_at_random(scheduler, seed=7)
+        rejected, accepted = rejections(scheduler, monkeypatch)
+        llm.generate(prompts, params, use_tqdm=False)
+    assert not rejected
+    assert len(accepted) > 100, "hardly anything was verified"
+
+
+def choose_at_random(scheduler: Scheduler, seed: int) -> None:
+    """Let every step want another number of drafts, 0 among them."""
+    rng = random.Random(seed)
+
+    def choose(num_running: int) -> int:
+        return rng.choice([0, rng.randint(1, NUM_DRAFTS), NUM_DRAFTS])
+
+    scheduler.options = replace(scheduler.options, choose_num_propose=choose)
+
+
+# The drafter's KV
+
+
+class FreshKV:
+    """What the drafter's cache should hold: computed at once, by the model alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.built = load(folder, max_model_len=256)
+
+    def of(self, tokens: list[int]) -> torch.Tensor:
+        """[2, K, len(tokens), H] of its only layer."""
+        harness = Harness(self.built, num_seqs=1, max_len=256)
+        harness.step({0: tokens})
+        return take(self.built.attention_layers[0].kv_cache, harness.block_table[0].tolist(), len(tokens))
+
+
+def take(kv_cache: torch.Tensor, blocks: list[int], num_tokens: int) -> torch.Tensor:
+    """[2, K, num_tokens, H]: the first tokens of a block table."""
+    return kv_cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens]
+
+
+def test_the_drafters_kv_has_no_holes(tiny: Path, tiny_draft: Path) -> None:
+    """After prompt chunks, prefix hits, 0 to 4 drafts of which some stand, preemptions and aborts."""
+    prompts, params = random_requests(40, seed=8)
+    config = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 40, "max_num_seqs": 12}
+    engine = LLMEngine(
+        EngineConfig.from_options({"model": str(tiny), **BASE, **config, **drafting(tiny_draft)})
+    )
+    scheduler, fresh = engine.engine.scheduler, FreshKV(tiny_draft)
+    choose_at_random(scheduler, seed=9)
+    ids = [engine.add_request(p, s) for p, s in zip(prompts, params, strict=True)]
+    (layer,) = worker_of(engine.engine).models[1].attention_layers
+    num_steps, seen = 0, list[int]()
+    while not engine.is_finished():
+        engine.step()
+        num_steps += 1
+        if num_steps % 10 == 0:
+            engine.abort(ids[num_steps // 10])
+        for seq in sampled(scheduler.running(), num_steps):
+            held = take(layer.kv_cache, seq.table.blocks[layer.group], seq.num_computed)
+            torch.testing.assert_close(held, fresh.of(seq.tokens[: seq.num_computed]), rtol=1e-4, atol=1e-4)
+            seen.append(seq.num_computed)
+    counters = scheduler.counters
+    assert counters.num_preemptions and counters.num_cached_tokens and counters.num_accepted_tokens
+    assert len(seen) > 40 and max(seen) > 60, "hardly anything was looked at"
+    engine.shutdown()
+
+
+def sampled(running: list[Sequence], num_steps: int) -> Iterator[Sequence]:
+    """One sequence of those that have begun, another in every step."""
+    begun = [seq for seq in running if seq.num_computed]
+    if begun:
+        yield begun[num_steps % len(begun)]
+
+
+def test_aborted_requests_leave_the_others_alone(tiny: Path, tiny_draft: Path) -> None:
+    prompts, params = random_requests(24, seed=10)
+    with LLM(str(tiny), **BASE) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    small = {"depth": 2, "num_gpu_blocks_override": 40}
+    config = EngineConfig.from_options({"model": str(tiny), **BASE, **small, **drafting(tiny_draft)})
+    engine = LLMEngine(config)
+    ids = [engine.add_request(p, s) for p, s in zip(prompts, params, strict=True)]
+    tokens: dict[str, list[int]] = {}
+    aborted = [3, 8, 15]
+    while not engine.is_finished():
+        for output in engine.step():
+            tokens[output.request_id] = output.outputs[0].token_ids
+        if engine.stats.num_steps in (2, 3, 4):
+            engine.abort(ids[aborted[engine.stats.num_steps - 2]])
+    kept = [i for i in range(24) if i not in aborted]
+    assert [tokens[ids[i]] for i in kept] == [expected[i] for i in kept]
+    assert all(pool.num_free == pool.num_blocks for pool in engine.engine.scheduler.kv.pools)
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, depth: int) -> None:
+    longest, prompt = 64, list(range(1, 65))
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    options = {**BASE, "max_model_len": longest, "depth": depth, "num_gpu_blocks_override": 5}
+    prompts = [prompt[: longest - room] for room in range(1, 2 * NUM_DRAFTS + 2)]
+    with LLM(str(tiny), **options) as llm:
+        expected = [llm.generate([p], params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
+    with LLM(str(tiny), **options, **drafting(tiny)) as llm:
+        outputs = [llm.generate([p], params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
+    assert outputs == expected
+    assert [len(tokens) for tokens in outputs] == list(range(1, 2 * NUM_DRAFTS + 2))
+
+
+def test_the_memory_is_shared_between_both_caches(tiny: Path, tiny_draft: Path) -> None:
+    with LLM(str(tiny), **BASE, cpu_kv_cache_gib=1 / 256, **drafting(tiny_draft)) as llm:
+        capacity = llm.llm_engine.capacity
+        layers = [layer for model in models_of(llm) for layer in model.attention_layers]
+    assert [group.num_layers for group in capacity.groups] == [2, 1]
+    assert [layer.group for layer in layers] == [0, 0, 1]
+    used = sum(layer.kv_cache.nbytes for layer in layers)
+    assert (1 << 22) - sum(group.block_bytes for group in capacity.groups) < used <= 1 << 22
+
+
+def test_for_the_textbooks_test_drafts_come_with_what_they_were_drawn_from(tiny: Path) -> None:
+    spec = {"model": str(tiny), "num_speculative_tokens": 3, "rejection_sample_method": "standard"}
+    with LLM(str(tiny), **BASE, speculative_config=spec) as llm:
+        worker = worker_of(llm.llm_engine.engine)
+        proposer = worker.runner.launcher.step.proposer  # type: ignore[attr-defined]
+        propose, drafted = proposer.propose, []
+        proposer.propose = lambda *args: drafted.append(propose(*args)) or drafted[-1]
+        params = [SamplingParams(temperature=t, max_tokens=2, seed=1) for t in (0.0, 0.9)]
+        llm.generate([[5, 6, 7], [5, 6, 7]], params, use_tqdm=False)
+    drafts = drafted[0]
+    assert drafts.probs.shape == (2, 3, 320) and drafts.probs.dtype == torch.float32
+    torch.testing.assert_close(drafts.probs.sum(-1), torch.ones(2, 3))
+    chosen = drafts.probs.gather(2, drafts.tokens[..., None].long())[..., 0]
+    assert (chosen[0] == 1).all() and (chosen[1] > 0).all() and (chosen[1] < 1).all()
+
+
+# What cannot draft
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"vocab_size": 331}, "cannot draft for .*: its vocabulary has 331 tokens, the model's 320"),
+        ({"max_position_embeddings": 128}, "max_model_len is 256, but .* draft model .* 128 positions"),
+    ],
+    ids=str,
+)
+def test_a_draft_model_that_does_not_fit_is_named(
+    tiny: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path / "draft", **changes)
+    with pytest.raises(ValueError, match=message):
+        LLM(str(tiny), **BASE, **drafting(folder))
+
+
+def test_another_tokenizer_is_named(tiny: Path, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "draft")
+    file = folder / "tokenizer.json"
+    assert '"q":' in file.read_text()
+    file.write_text(file.read_text().replace('"q":', '"Q":', 1))
+    with pytest.raises(ValueError, match="their tokenizers differ, first in token"):
+        LLM(str(tiny), **BASE, **drafting(folder))
+    with LLM(str(tiny), **BASE, **drafting(folder), skip_tokenizer_init=True) as llm:
+        assert llm.generate([[5, 6]], SamplingParams(max_tokens=2, detokenize=False), use_tqdm=False)
+
+
+def test_it_is_split_over_the_ranks_of_the_model(tiny: Path) -> None:
+    spec = {"model": str(tiny), "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}
+    with pytest.raises(ValueError, match="draft_tensor_parallel_size is 2, must be 1"):
+        LLM(str(tiny), **BASE, speculative_config=spec)
+
+
+def test_it_may_be_quantized_alone(tiny: Path, tiny_draft: Path) -> None:
+    prompts, params = random_requests(8, seed=11)
+    spec = {"model": str(tiny_draft), "num_speculative_tokens": 3, "quantization": "int8"}
+    with LLM(str(tiny), **BASE) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(str(tiny), **BASE, speculative_config=spec) as llm:
+        schemes = [type(model.model.layers[0].qkv.method).__name__ for model in models_of(llm)]
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)] == expected
+    assert schemes[0] != schemes[1]
+
+
+def models_of(llm: LLM) -> tuple:
+    return worker_of(llm.llm_engine.engine).models
