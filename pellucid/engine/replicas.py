@@ -172,7 +172,7 @@ class Replicas:
             self.shutdown()
             raise
         caches = self.resolved.user.cache.enable_prefix_caching
-        self._router = Router(
+        self.router = Router(
             len(self._replicas),
             block_size=self.resolved.block_size,
             num_blocks=min(self.capacity.num_blocks) if caches else 0,
@@ -238,11 +238,11 @@ class Replicas:
             case Request():
                 return self._hand_out_request(order)
             case Abort():
-                index = self._router.engine_of(order.request_id)
+                index = self.router.engine_of(order.request_id)
                 if index is not None:
                     self._replicas[index].post(order)
             case ClearPrefixCache():
-                self._router.forget_prefixes()
+                self.router.forget_prefixes()
                 for replica in self._replicas:
                     replica.post(order)
         return []
@@ -254,7 +254,7 @@ class Replicas:
             order = Add(request.id, msgspec.Raw(encode(request)))
         except (TypeError, ValueError, OverflowError) as error:
             return [failure(request.id, f"the request cannot be sent to an engine: {error}")]
-        index = self._router.choose(request)
+        index = self.router.choose(request)
         assert index is not None, "while there is no error, an engine is left"
         self._replicas[index].post(order)
         return []
@@ -264,16 +264,24 @@ class Replicas:
         updates: list[SeqUpdate] = []
         for message in replica.receive():
             if isinstance(message, Turn):
-                news = [SeqUpdate(*packed) for packed in message.updates]
-                if message.error is not None:  # it answers by itself
-                    self._close(replica, f"engine {replica.index}: {message.error}")
+                news = self._take_turn(replica, message)
             else:
                 assert isinstance(message, Failed), message
                 replica.end(seconds=0)
                 news = [failure(name, message.message) for name in self._close(replica, message.message)]
-            self._router.note(news)
+            self.router.note(news)
             updates += news
         return updates
+
+    def _take_turn(self, replica: Replica, turn: Turn) -> list[SeqUpdate]:
+        """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
+        news = [SeqUpdate(*packed) for packed in turn.updates]
+        if turn.error is not None:
+            error = f"engine {replica.index}: {turn.error}"
+            self._close(replica, error)
+            for update in news:
+                update.error = error if update.error == turn.error else update.error
+        return news
 
     def _close(self, replica: Replica, error: str) -> list[str]:
         """Hand nothing more to an engine; the ids of the requests that it has not answered."""
@@ -282,7 +290,7 @@ class Replicas:
             logger.error("%s", error)
             if all(other.error is not None for other in self._replicas):
                 self.error = error
-        return self._router.close(replica.index)
+        return self.router.close(replica.index)
 
     def _await_start(self) -> tuple[Resolved, Capacity]:
         """Wait until every engine is ready.  Raises what the first of those says that will never be."""
@@ -292,8 +300,9 @@ class Replicas:
             for replica in self._replicas:
                 for message in replica.receive():
                     if isinstance(message, Failed):
-                        kind = ValueError if message.is_users else RuntimeError
-                        raise kind(message.message)
+                        if message.is_users:
+                            raise ValueError(message.message)
+                        raise RuntimeError(f"an engine cannot start (see what it wrote): {message.message}")
                     assert isinstance(message, Ready), message
                     ready[replica.index] = pickle.loads(message.pickled)
                     replica.stats = ready[replica.index][2]

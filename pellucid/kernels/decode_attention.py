@@ -29,6 +29,7 @@ from pellucid.kernels.paged_attention import (
     keys_per_tile,
     paged_attention_ref,
     stages_for,
+    tree_arguments,
 )
 
 MAX_QUERY = 8  # queries a row
@@ -62,7 +63,8 @@ def decode_attention(
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
-    included.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on the host.
+    included.  rows.tree: drafts that are a tree, not causal among themselves.  The cache holds keys / k_scale
+    and values / v_scale.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_QUERY, f"{rows.max_query} queries a row, at most {MAX_QUERY}"
@@ -101,6 +103,7 @@ def decode_attention(
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
+        *tree_arguments(rows),
         scale * k_scale * LOG2_E,
         v_scale,
         min_chunk,
@@ -113,6 +116,7 @@ def decode_attention(
         **split,
         BLOCK_SIZE=block_size,
         M=padded,
+        TREE=rows.tree is not None,
         num_warps=4,
         num_stages=min(2, stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize)),
     )
@@ -158,6 +162,9 @@ def decode_kernel(
     block_table_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
+    positions_ptr,
+    ancestors_ptr,
+    first_drafts_ptr,
     scale,
     v_scale,
     min_chunk,  # fewest keys of a chunk
@@ -175,6 +182,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """One program a row, KV head and chunk.  A row with one chunk in sight is finished here."""
     row = tl.program_id(0).to(tl.int64)
@@ -196,6 +204,12 @@ def decode_kernel(
 
     half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
     begin = first_key + chunk * keys
+    position = seq_len - num_query + query
+    ancestors, first_draft = position, seq_len
+    if TREE:
+        first_draft = tl.load(first_drafts_ptr + row)
+        position = tl.load(positions_ptr + first_token + query, mask=query < num_query, other=0)
+        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < num_query, other=0)
     accumulator, maximum, total = attend_range(
         q,
         block_table_ptr + row * block_table_stride,
@@ -204,7 +218,9 @@ def decode_kernel(
         seq_len - 1,
         begin,
         begin + keys,
-        seq_len - num_query + query,
+        position,
+        ancestors,
+        first_draft,
         scale,
         half,
         2 * half,
@@ -214,6 +230,7 @@ def decode_kernel(
         DIM_PADDED,
         M,
         WINDOW,
+        TREE,
     )
     if chunks_in_sight == 1:
         result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]

@@ -27,6 +27,7 @@ from pellucid.kernels.paged_attention import (
     keys_per_tile,
     paged_attention_ref,
     stages_for,
+    tree_arguments,
 )
 
 PACKED_ROWS = 128  # of a tile: queries times heads
@@ -86,6 +87,7 @@ def prefill_attention(
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
+        *tree_arguments(rows),
         scale * k_scale * LOG2_E,
         v_scale,
         q.stride(0),
@@ -101,6 +103,7 @@ def prefill_attention(
         TILE=tile,
         TILE_QUERIES=queries_per_tile(group_size),
         M=padded,
+        TREE=rows.tree is not None,
         num_warps=8,
         num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
     )
@@ -116,6 +119,9 @@ def prefill_kernel(
     block_table_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
+    positions_ptr,
+    ancestors_ptr,
+    first_drafts_ptr,
     scale,
     v_scale,
     q_token_stride,
@@ -131,6 +137,7 @@ def prefill_kernel(
     TILE: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     M: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """One program a tile of queries and KV head."""
     row = tl.load(tiles_ptr + tl.program_id(0) * 2).to(tl.int64)
@@ -149,16 +156,25 @@ def prefill_kernel(
     q_at = (first_token + query) * q_token_stride + head * q_head_stride
     q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
+    position = prefix + query
+    ancestors, first_draft = position, seq_len
+    if TREE:
+        first_draft = tl.load(first_drafts_ptr + row)
+        position = tl.load(positions_ptr + first_token + query, mask=query < end_query, other=0)
+        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < end_query, other=0)
+
     half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
     accumulator, _, total = attend_range(
         q,
         block_table_ptr + row * block_table_stride,
         cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
-        prefix + first_query,
+        tl.minimum(prefix + first_query, first_draft - 1),
         prefix + end_query - 1,
         0,
         seq_len,
-        prefix + query,
+        position,
+        ancestors,
+        first_draft,
         scale,
         half,
         2 * half,
@@ -168,6 +184,7 @@ def prefill_kernel(
         DIM_PADDED,
         M,
         WINDOW,
+        TREE,
     )
     result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
     out_at = (first_token + query) * out_token_stride + head * HEAD_DIM

@@ -21,7 +21,11 @@ class Inlet(nn.Module):
         super().__init__()
         self.dim, self.dtype = dim, dtype
         self.table = make_table  # for a tied head, which needs the embeddings here
-        self.stream = torch.empty(0)  # the worker's: [most tokens of a step, D], where messages arrive
+        self.stream = torch.empty(0)  # where messages arrive
+
+    def make_room(self, num_tokens: int, device: torch.device) -> None:
+        """For steps of up to `num_tokens`, graphs' padding included; it stays in its place."""
+        self.stream = torch.zeros(num_tokens, self.dim, dtype=self.dtype, device=device)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T], which say how much has arrived -> [T, D]."""

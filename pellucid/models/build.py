@@ -14,6 +14,7 @@ from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
+from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.stage import Inlet
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
@@ -55,6 +56,8 @@ class BuildOptions:
     group: Group = ALONE  # the ranks that share every layer, a slice each
     stage: Stage = WHOLE_MODEL  # which of the layers are built
     first_group: int = 0  # KV groups before this model's
+    leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
+    tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
@@ -67,9 +70,13 @@ class Workshop:
         self.stage = Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts)
         self._num_groups = 0
 
-    def build_target(self) -> BuiltModel:
-        """Build and load this rank's part of the model that is served, as `build` does."""
-        return self._build(self.resolved.checkpoint, self.resolved.user.device.quantization, self.stage)
+    def build_target(self, *, tree_depth: int = 0) -> BuiltModel:
+        """Build and load this rank's part of the model that is served, as `build` does.
+
+        tree_depth: of the drafts that it verifies, if they are trees.
+        """
+        checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
+        return self._build(checkpoint, quantization, self.stage, tree_depth=tree_depth)
 
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
@@ -81,7 +88,9 @@ class Workshop:
         stage = WHOLE_MODEL if self.stage.is_last else NOWHERE
         return self._build(draft, self.resolved.speculative.quantization, stage)
 
-    def _build(self, checkpoint: Checkpoint, quantization: str | None, stage: Stage) -> BuiltModel:
+    def _build(
+        self, checkpoint: Checkpoint, quantization: str | None, stage: Stage, *, tree_depth: int = 0
+    ) -> BuiltModel:
         resolved = self.resolved
         options = BuildOptions(
             dtype=getattr(torch, resolved.dtype),
@@ -93,6 +102,7 @@ class Workshop:
             group=self.links.tp,
             stage=stage,
             first_group=self._num_groups,
+            tree_depth=tree_depth,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
@@ -125,11 +135,13 @@ def build(
         group=options.group,
         stage=options.stage,
         first_group=options.first_group,
+        leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(site)
     model = family(Fields(checkpoint.config), builder)
     if backend is None or isinstance(backend, str):
-        backend = choose_backend(backend, builder.attention_needs(), platform)
+        needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
+        backend = choose_backend(backend, needs, platform)
     builder.bind(backend)
     weight_bytes = sum(weight.nbytes for weight in weights_of(model))
     if checkpoint.is_dummy:

@@ -12,35 +12,34 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pellucid.sample.output import SampleOutput
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
     """Integers, on the device."""
 
     slots: Tensor  # [B]; the spare slot for rows that do not sample
-    roots: Tensor  # [B] positions of the last tokens known before
-    num_new: Tensor  # [B] tokens that the rows yielded
-    tokens: Tensor  # [B, K], of which num_new count
+    roots: Tensor  # [B], places of the last tokens known before
+    output: SampleOutput  # without logprobs
     drafts: Tensor  # [B, k], to be verified next
 
     @staticmethod
     def width(max_new: int, num_drafts: int) -> int:
         """Columns of the message."""
-        return 3 + max_new + num_drafts
+        return 3 + 2 * max_new + num_drafts
 
     def pack(self) -> Tensor:
         """[B, width] int32."""
-        columns = torch.stack([self.slots, self.roots, self.num_new], dim=1)
-        return torch.cat([columns, self.tokens, self.drafts], dim=1).int()
+        output = self.output
+        path = torch.zeros_like(output.tokens) if output.path is None else output.path
+        columns = torch.stack([self.slots, self.roots, output.num_new], dim=1)
+        return torch.cat([columns, output.tokens, path, self.drafts], dim=1).int()
 
     @classmethod
     def unpack(cls, packed: Tensor, max_new: int) -> Self:
-        ints = packed.long()
-        slots, roots, num_new = ints[:, :3].unbind(1)
-        return cls(
-            slots=slots,
-            roots=roots,
-            num_new=num_new,
-            tokens=packed[:, 3 : 3 + max_new],
-            drafts=packed[:, 3 + max_new :],
-        )
+        """max_new: K, as it was packed."""
+        slots, roots, num_new = packed[:, :3].long().unbind(1)
+        tokens, path, drafts = packed[:, 3:].tensor_split([max_new, 2 * max_new], dim=1)
+        output = SampleOutput(tokens=tokens, num_new=num_new, path=path)
+        return cls(slots=slots, roots=roots, output=output, drafts=drafts)

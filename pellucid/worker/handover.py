@@ -9,19 +9,21 @@ CUDA graph.  A model in one piece has `NoHandover`, so no step asks whether ther
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Channel, Channels, Message
 from pellucid.dist.mesh import Stage
 from pellucid.layers.stage import Inlet
+from pellucid.spec.base import DraftShape
+from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
-from pellucid.worker.inputs import StepCounts
+from pellucid.worker.inputs import InputBuilder, StepCounts
 from pellucid.worker.results import EmptyResult, Packed, Pending, Reader
-from pellucid.worker.slots import Slots
 
 # What launching a step yields: where it samples Packed, before that a residual stream [T, D].
 Y_contra = TypeVar("Y_contra", contravariant=True)
@@ -132,18 +134,17 @@ class Outbox:
 class EarlyStage:
     """Any stage but the last: sends the stream on, and learns later what came of it.
 
-    num_spec: drafts of each row in a message of feedback.  depth: plans under way at once.
+    shape: of the drafts that feedback brings.  depth: plans under way at once.
     """
 
     def __init__(
-        self, channels: Channels, stage: Stage, source: Source, slots: Slots, *, num_spec: int, depth: int
-    ) -> None:
-        self.source, self.slots, self.num_spec = source, slots, num_spec
+        self, channels: Channels, stage: Stage, source: Source, inputs: InputBuilder, *,
+        shape: DraftShape, depth: int,
+    ) -> None:  # fmt: skip
+        self.source, self.slots, self.layout, self.shape = source, inputs.slots, inputs.layout, shape
         self._feedback, self._last = channels.feedback, len(stage.cuts)
-        self._outbox, self._next = (
-            Outbox(channels.streams, most=depth),
-            range(stage.index + 1, stage.index + 2),
-        )
+        self._next = range(stage.index + 1, stage.index + 2)
+        self._outbox = Outbox(channels.streams, most=depth)
         self._due: deque[Due] = deque()
 
     @property
@@ -154,7 +155,16 @@ class EarlyStage:
         while self._due and self._due[0].plan_id <= newest:
             due = self._due.popleft()
             due.message.wait()
-            self.slots.learn(Feedback.unpack(due.packed, due.max_new))
+            self._apply(Feedback.unpack(due.packed, due.max_new), due.slots)
+
+    def _apply(self, feedback: Feedback, host_slots: np.ndarray) -> None:
+        alive = self.slots.are_alive(host_slots)
+        if not alive.all():  # the blocks of a dead slot are another's by now
+            num_new = feedback.output.num_new * upload(alive, self.slots.device)
+            feedback = replace(feedback, output=replace(feedback.output, num_new=num_new))
+        tables = tuple(table[feedback.slots] for table in self.slots.block_tables)
+        self.layout.settle(tables, feedback.roots, feedback.output)
+        self.slots.learn(feedback)
 
     def receive(self, counts: StepCounts) -> None:
         self.source.receive(counts.num_tokens)
@@ -162,11 +172,16 @@ class EarlyStage:
     def deliver(self, plan_id: int, counts: StepCounts, yielded: Tensor) -> Pending:
         self._outbox.send(yielded[: counts.num_tokens], self._next)
         if counts.any_samples:
-            max_new = 1 + counts.max_drafts
-            width = Feedback.width(max_new, self.num_spec)
-            packed = torch.empty((counts.num_rows, width), dtype=torch.int32, device=self.slots.device)
-            self._due.append(Due(plan_id, packed, max_new, self._feedback.receive(packed, self._last)))
+            self._due.append(self._expect(plan_id, counts))
         return EmptyResult(plan_id)
+
+    def _expect(self, plan_id: int, counts: StepCounts) -> Due:
+        """Make room for the feedback on a step; its message may come from now on."""
+        max_new = self.shape.max_new_with(counts.max_drafts)
+        shape = (counts.num_rows, Feedback.width(max_new, self.shape.num_drafts))
+        packed = torch.empty(shape, dtype=torch.int32, device=self.slots.device)
+        message = self._feedback.receive(packed, self._last)
+        return Due(plan_id, counts.slots, packed, max_new, message)
 
     def close(self) -> None:
         self._outbox.drain()
@@ -177,6 +192,7 @@ class Due:
     """Feedback on its way here."""
 
     plan_id: int
+    slots: np.ndarray  # [B], of the plan's rows
     packed: Tensor
     max_new: int  # most tokens of a row
     message: Message
@@ -209,3 +225,16 @@ class LastStage:
 
     def close(self) -> None:
         self._outbox.drain()
+
+
+def make_handover(
+    channels: Channels | None, stage: Stage, inlet: Inlet | None, inputs: InputBuilder, reader: Reader, *,
+    shape: DraftShape, depth: int,
+) -> Handover[Any]:  # fmt: skip
+    """This stage's.  inlet: its `stream` is in place.  depth: plans under way at once."""
+    if channels is None:
+        return NoHandover(reader)
+    source = NoSource() if inlet is None else StageBefore(channels.streams, stage.index - 1, inlet)
+    if stage.is_last:
+        return LastStage(channels, stage, source, reader, depth=depth)
+    return EarlyStage(channels, stage, source, inputs, shape=shape, depth=depth)

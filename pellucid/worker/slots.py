@@ -31,6 +31,11 @@ class RowState:
     num_drafts: Tensor
     samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
 
+    @property
+    def roots(self) -> Tensor:
+        """The place of the last token before the drafts; [B] int64."""
+        return self.starts + self.query_lens - 1 - self.num_drafts
+
 
 class Slots:
     """Per-slot tensors, written at admission and advanced by what was sampled."""
@@ -58,6 +63,10 @@ class Slots:
     def retire(self, slots: list[int]) -> None:
         """Mark slots dead.  A plan never has a row on a dead slot."""
         self._alive[slots] = False
+
+    def are_alive(self, slots: np.ndarray) -> np.ndarray:
+        """Which of the slots are in use by the sequence that has last been admitted; [B] bool."""
+        return self._alive[slots]
 
     def admit(self, admissions: list[Admission]) -> None:
         """Fill slots: token ids, lengths and the blocks that a prefix hit brought."""
@@ -111,14 +120,12 @@ class Slots:
 
     def room(self, rows: RowState) -> Tensor:
         """Law 3: how many tokens each row may yield before its sequence's limit, [B]."""
-        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
-        return (self.limits[rows.slots] - root - 1).clamp_(min=0)
+        return (self.limits[rows.slots] - rows.roots - 1).clamp_(min=0)
 
     def advance(self, rows: RowState, output: SampleOutput) -> None:
         """Write what was sampled behind the last known token, and move on by what was accepted."""
-        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
-        self._append(rows.slots, root, output.tokens, output.num_new)
-        done = torch.where(rows.samples, root + output.num_new, rows.starts + rows.query_lens)
+        self._append(rows.slots, rows.roots, output.tokens, output.num_new)
+        done = torch.where(rows.samples, rows.roots + output.num_new, rows.starts + rows.query_lens)
         self.num_computed[rows.slots] = done
 
     def advance_chunks(self, rows: RowState) -> None:
@@ -138,15 +145,14 @@ class Slots:
         return Feedback(
             slots=torch.where(rows.samples, rows.slots, self.spare),
             roots=torch.where(rows.samples, known, 0),
-            num_new=output.num_new,
-            tokens=output.tokens,
+            output=output,
             drafts=F.pad(drafts, (0, num_spec - drafts.shape[1])),
         ).pack()
 
     def learn(self, feedback: Feedback) -> None:
         """Do as the stage did that sampled: `advance` and `write_drafts`."""
-        slots, roots, num_new = feedback.slots, feedback.roots, feedback.num_new
-        self._append(slots, roots, feedback.tokens, num_new)
+        slots, roots, num_new = feedback.slots, feedback.roots, feedback.output.num_new
+        self._append(slots, roots, feedback.output.tokens, num_new)
         self.num_computed[slots] = roots + num_new
         self._write_drafts(slots, roots + num_new + 1, feedback.drafts)
 

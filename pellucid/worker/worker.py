@@ -19,18 +19,19 @@ from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.layers.stage import Inlet
-from pellucid.models.build import Workshop
+from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.registry import PROPOSERS
+from pellucid.spec.base import DraftShape, Proposer
+from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
-from pellucid.worker.handover import EarlyStage, Handover, LastStage, NoHandover, NoSource, StageBefore
+from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.results import NoReader, Pending, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
@@ -103,38 +104,46 @@ class Worker:
     def _build(self) -> None:
         """Make the model, the proposer with what it has of models, and the runner for both."""
         resolved, shop = self.resolved, Workshop(self.resolved, self.device, self.links)
-        target = shop.build_target()
+        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
+        target = shop.build_target(tree_depth=proposer.shape.tree_depth)
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
-        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
         self.models = (target, *proposer.load(target, shop, sampler))
         self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
-        inputs = InputBuilder(slots, tuple(group.block_size for group in self.groups))
+        block_sizes = tuple(group.block_size for group in self.groups)
+        inputs = InputBuilder(slots, block_sizes, self._make_layout(target, proposer.shape, block_sizes))
         forward = Forward(target.model, target.backend, inputs)
-        if self.stage.is_last:
-            tell = tell_nobody if self.stage.is_first else partial(slots.tell, num_spec=resolved.num_spec)
-            step = DeviceStep(forward, sampler, proposer, tell)
-        else:
-            step = StageStep(forward)
+        if target.inlet is not None:
+            target.inlet.make_room(resolved.max_tokens_of_step, self.device)
+        handover = make_handover(
+            self.links.channels,
+            self.stage,
+            target.inlet,
+            inputs,
+            ResultReader() if self.reports else NoReader(),
+            shape=proposer.shape,
+            depth=resolved.depth,
+        )
+        step = self._make_step(forward, sampler, proposer)
         launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
-        handover = self._make_handover(target.inlet, slots)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
-    def _make_handover(self, inlet: Inlet | None, slots: Slots) -> Handover[Any]:
-        reader, resolved = ResultReader() if self.reports else NoReader(), self.resolved
-        channels, depth = self.links.channels, resolved.depth
-        if channels is None:
-            return NoHandover(reader)
-        source = NoSource()
-        if inlet is not None:
-            num_tokens = max(resolved.max_num_batched_tokens, resolved.max_num_seqs * (1 + resolved.num_spec))
-            inlet.stream = torch.zeros(num_tokens, inlet.dim, dtype=inlet.dtype, device=self.device)
-            source = StageBefore(channels.streams, self.stage.index - 1, inlet)
-        if self.stage.is_last:
-            return LastStage(channels, self.stage, source, reader, depth=depth)
-        return EarlyStage(channels, self.stage, source, slots, num_spec=resolved.num_spec, depth=depth)
+    def _make_layout(self, built: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]) -> DraftLayout:
+        if shape.parents is None:
+            return ChainLayout()
+        layers, backend = built.attention_layers, built.backend
+        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
+
+    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Callable[[StepRows], Any]:
+        """What this pipeline stage does of a step."""
+        if not self.stage.is_last:
+            return StageStep(forward)
+        speculative, shape = self.resolved.speculative, proposer.shape
+        verifier = VERIFIERS.load(speculative.rejection_sample_method).of(speculative, sampler, shape)
+        tell = partial(forward.slots.tell, num_spec=shape.num_drafts)
+        return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
 
     def _make_launcher(
         self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int

@@ -19,6 +19,7 @@ import pytest
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.engine import replicas
 from pellucid.engine.replicas import Replicas
+from pellucid.types import Request
 from tests.llm.test_invariance import BASE, random_requests
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -34,6 +35,11 @@ def pair(tiny: Path) -> Iterator[LLM]:
 def engine_pids() -> dict[int, str]:
     """Processes of engines, with their names."""
     return {p.pid or 0: p.name for p in multiprocessing.active_children()}
+
+
+def engines_of(llm: LLM) -> Replicas:
+    assert isinstance(llm.llm_engine.engine, Replicas)
+    return llm.llm_engine.engine
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
@@ -55,15 +61,25 @@ def test_two_engines_say_what_one_says_and_share_the_work(pair: LLM, tiny: Path)
     assert max(work) < 1.3 * min(work)
     assert total.num_sampled_tokens == sum(work) and total.num_steps == sum(s.num_steps for s in each)
     assert total.kv_usage == 0 and pair.llm_engine.is_finished()
+    assert engines_of(pair).router.loads == [0, 0]
 
 
 def test_requests_go_where_their_prefix_is_until_it_is_forgotten(pair: LLM) -> None:
     prompt = list(range(100))
-    first, second = (pair.generate([prompt], SHORT, use_tqdm=False)[0] for _ in range(2))
+
+    def ask() -> RequestOutput:
+        return pair.generate([prompt], SHORT, use_tqdm=False)[0]
+
+    def asked() -> list[int]:
+        return [stats.num_prompt_tokens for stats in pair.llm_engine.stats_per_engine]
+
+    before = asked()
+    outputs = [ask() for _ in range(5)]
     pair.reset_prefix_cache()
-    third = pair.generate([prompt], SHORT, use_tqdm=False)[0]
-    assert [output.num_cached_tokens for output in (first, second, third)] == [0, 96, 0]
-    assert tokens([first]) == tokens([second]) == tokens([third])
+    outputs.append(ask())  # it is the other one's turn
+    assert [output.num_cached_tokens for output in outputs] == [0, 96, 96, 96, 96, 0]
+    assert sorted(b - a for a, b in zip(before, asked(), strict=True)) == [100, 500]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
 
 
 def test_leaving_a_stream_aborts_its_request(pair: LLM) -> None:
@@ -74,8 +90,7 @@ def test_leaving_a_stream_aborts_its_request(pair: LLM) -> None:
 
 
 def test_an_event_loop_can_wait_for_the_engines(pair: LLM) -> None:
-    engine = pair.llm_engine.engine
-    assert isinstance(engine, Replicas)
+    engine = engines_of(pair)
     (expected,) = pair.generate(["fox"], SHORT, use_tqdm=False)
     pair.llm_engine.add_request("fox", SHORT)
 
@@ -96,6 +111,22 @@ def test_an_event_loop_can_wait_for_the_engines(pair: LLM) -> None:
 
     assert asyncio.run(follow()) == expected.outputs[0].token_ids
     pair.llm_engine.outputs.fail_all("its updates were read above")
+
+
+def test_engines_are_not_idle_before_they_have_read_everything(pair: LLM) -> None:
+    engine = engines_of(pair)
+    engine.clear_prefix_cache()
+    engine.poll()
+    time.sleep(0.5)  # they say that they have no work
+    for pid in engine_pids():
+        os.kill(pid, signal.SIGSTOP)
+    engine.clear_prefix_cache()
+    engine.poll()
+    assert engine.has_work, "what they have said is older than what they were sent"
+    for pid in engine_pids():
+        os.kill(pid, signal.SIGCONT)
+    while engine.has_work:
+        engine.step()
 
 
 def test_an_engine_that_dies_takes_its_requests_and_no_others(
@@ -148,7 +179,8 @@ SCRIPT = """
     if __name__ == "__main__":
         llm = LLM(sys.argv[1], device="cpu", data_parallel_size=2)
         print(*(process.pid for process in multiprocessing.active_children()), flush=True)
-        threading.Timer(1.0, os.kill, (os.getpid(), getattr(signal, sys.argv[2]))).start()
+        kill = os.kill if sys.argv[2] == "SIGKILL" else os.killpg  # a terminal's Ctrl-C goes to all
+        threading.Timer(1.0, kill, (os.getpid(), getattr(signal, sys.argv[2]))).start()
         while True:
             try:
                 llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=250, ignore_eos=True), use_tqdm=False)
@@ -167,7 +199,13 @@ def test_engines_leave_with_their_owner_however_it_goes(tiny: Path, tmp_path: Pa
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = [sys.executable, str(script), str(tiny), ends_by]
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=False
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,
     )
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[1:]) == ((-9, []) if ends_by == "SIGKILL" else (0, ["1"]))
@@ -177,3 +215,20 @@ def test_engines_leave_with_their_owner_however_it_goes(tiny: Path, tmp_path: Pa
         time.sleep(0.05)
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
     assert not list(tmp_path.glob("pellucid-*")), "a folder stays behind"
+
+
+def test_an_engine_that_fails_names_itself_and_gets_nothing_more(
+    pair: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last test: the pair is one afterwards."""
+    engine = engines_of(pair)
+    engine.add(Request(id="odd", prompt_token_ids=[10**6], sampling=SHORT))  # past the front end's checks
+    updates = engine.step()
+    while not updates:
+        updates = engine.step()
+    (update,) = updates
+    assert update.error is not None and "the engine has failed: IndexError" in update.error
+    (name,) = [name for name in ("engine 0", "engine 1") if update.error.startswith(f"{name}: ")]
+    assert engine.error is None and name in caplog.text
+    outputs = pair.generate([[1, 2, 3]] * 4, SHORT, use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 4

@@ -15,6 +15,7 @@ from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.results import Packed
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import BASE, NGRAM, random_requests, run
+from tests.spec.toy import tree_config
 from tests.tiny import write_checkpoint
 from tests.worker.pipeline import LazyPipeline
 
@@ -62,6 +63,16 @@ def test_stages_give_the_tokens_of_the_whole(deep: Path, whole: Requests, option
     prompts, params, expected = whole
     options = {"num_gpu_blocks_override": 400} | options
     assert run(deep, prompts, params, executor="lazy", **options) == expected
+
+
+@pytest.mark.parametrize("num_blocks", [400, 20])
+def test_stages_move_the_kv_of_accepted_branches(deep: Path, whole: Requests, num_blocks: int) -> None:
+    """In a small pool a sequence may have to leave before it is known which branch was right."""
+    prompts, params, expected = whole
+    texts = [prompt + answer for prompt, answer in zip(prompts, expected, strict=True)]
+    options = {"pipeline_parallel_size": 3, "depth": 4, "num_gpu_blocks_override": num_blocks}
+    trees = tree_config((0, 0, 1, 1, 2, 3, 4), texts)
+    assert run(deep, prompts, params, executor="lazy", speculative_config=trees, **options) == expected
 
 
 def test_stages_give_the_logprobs_of_the_whole(deep: Path) -> None:
