@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
@@ -117,7 +118,8 @@ def test_engines_are_not_idle_before_they_have_read_everything(pair: LLM) -> Non
     engine = engines_of(pair)
     engine.clear_prefix_cache()
     engine.poll()
-    time.sleep(0.5)  # they say that they have no work
+    while len(wait(engine.files)) < 2:  # both say that they have no work
+        time.sleep(0.05)
     for pid in engine_pids():
         os.kill(pid, signal.SIGSTOP)
     engine.clear_prefix_cache()
