@@ -1,9 +1,10 @@
 """How close the kernels come to the machine: `python benchmarks/kernels.py`, on a GPU.
 
-Each figure is the median over replays of a CUDA graph that holds several launches, each on blocks of its own,
-so that nothing is found in the L2 cache.  Decode is measured in GB/s of keys and values, prefill in TFLOP/s
-below the causal diagonal, products of few rows in GB/s of weights, draws in GB/s of logits; a plain copy and
-a plain matrix product say what the machine gives.
+Each figure is the median over replays of a CUDA graph that holds several launches, each on operands of its
+own, so that nothing but small operands is found in the L2 cache.  Decode is measured in GB/s of keys and
+values, prefill in TFLOP/s below the causal diagonal, products of few rows in GB/s of weights, draws in GB/s
+of logits, passes between products in GB/s read and written; a plain copy and a plain matrix product say what
+the machine gives.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,10 +24,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
-from pellucid.kernels.kv_write import kv_write
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.qkv_rope import qkv_rope
+from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.sample import draw
+from pellucid.kernels.silu_mul import silu_mul
 from pellucid.kernels.small_products import SmallProducts, choices_for
 from pellucid.sample.noise import token_codes
 
@@ -34,6 +38,8 @@ DTYPE = torch.bfloat16
 CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
 MAX_MODEL_LEN = 8192
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
+WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
+PASSES = (1, 32, 256, 4096)  # tokens
 DECODES = {
     "1 x 1,024": [1024],
     "1 x 8,000": [8000],
@@ -162,26 +168,52 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     return Figure("prefill", model, name, seconds * 1e6, case.flops / seconds / 1e12, "TFLOP/s")
 
 
-def write_figure(num_tokens: int, block_size: int) -> Figure:
-    k, v = torch.randn(2, num_tokens, 8, HEAD_DIM, dtype=DTYPE, device="cuda")
-    cache = torch.zeros(
-        CACHE_BYTES // (32 * HEAD_DIM * block_size), 2, 8, block_size, HEAD_DIM, dtype=DTYPE
-    ).cuda()
-    slots = torch.randperm(cache.shape[0] * block_size, device="cuda")
-    places = slots[: len(slots) // num_tokens * num_tokens].split(num_tokens)[:50]
+def norm_figure(model: str, num_tokens: int) -> Figure:
+    dim = WIDTHS[model][0]
+    num_bytes = 4 * num_tokens * dim * DTYPE.itemsize
+    operands = torch.randn(copies_of(num_bytes), 2, num_tokens, dim, dtype=DTYPE, device="cuda")
+    weight = torch.ones(dim, dtype=DTYPE, device="cuda")
+    launches = [partial(add_rms_norm, x, residual, weight, 1e-6) for x, residual in operands]
+    return pass_figure("add, norm", model, num_tokens, num_bytes, launches)
 
-    def launch(slots: Tensor) -> Callable[[], object]:
-        return lambda: kv_write(k, v, cache, slots)
 
-    seconds = median_seconds([launch(slots) for slots in places])
-    return Figure(
-        "write",
-        "8 KV heads",
-        f"{num_tokens:,} tokens",
-        seconds * 1e6,
-        2 * 2 * k.nbytes / seconds / 1e9,
-        "GB/s",
-    )
+def gate_figure(model: str, num_tokens: int) -> Figure:
+    hidden = WIDTHS[model][1]
+    num_bytes = 3 * num_tokens * hidden * DTYPE.itemsize
+    operands = torch.randn(copies_of(num_bytes), num_tokens, 2 * hidden, dtype=DTYPE, device="cuda")
+    launches = [partial(silu_mul, gate_up) for gate_up in operands]
+    return pass_figure("silu, mul", model, num_tokens, num_bytes, launches)
+
+
+def qkv_figure(model: str, num_tokens: int, block_size: int) -> Figure:
+    num_heads, num_kv_heads = HEADS[model]
+    width = (num_heads + 2 * num_kv_heads) * HEAD_DIM
+    num_bytes = 2 * num_tokens * width * DTYPE.itemsize
+    operands = torch.randn(copies_of(num_bytes), num_tokens, width, dtype=DTYPE, device="cuda")
+    num_blocks = -(-len(operands) * num_tokens // block_size)
+    cache = torch.zeros(num_blocks, 2, num_kv_heads, block_size, HEAD_DIM, dtype=DTYPE, device="cuda")
+    places = torch.randperm(num_blocks * block_size, device="cuda").split(num_tokens)
+    positions = torch.randint(MAX_MODEL_LEN, (num_tokens,), device="cuda")
+    norm = torch.ones(num_heads + num_kv_heads, HEAD_DIM, dtype=DTYPE, device="cuda"), 1e-6
+    rope = torch.randn(MAX_MODEL_LEN, 2, 1, HEAD_DIM, device="cuda")
+    launches = [
+        partial(qkv_rope, qkv, cache, positions, slots, norm=norm, rope=rope)
+        for qkv, slots in zip(operands, places, strict=False)
+    ]
+    return pass_figure("norm, rope, write", model, num_tokens, num_bytes, launches)
+
+
+def copies_of(num_bytes: int) -> int:
+    """Operands to go around: past the L2 where that takes few; small ones stay in it, as in the engine."""
+    return min(100, max(3, -(-CACHE_BYTES // num_bytes)))
+
+
+def pass_figure(
+    kernel: str, model: str, num_tokens: int, num_bytes: int, launches: Sequence[Callable[[], object]]
+) -> Figure:
+    """A kernel that passes once over its operands; num_bytes: of one launch, read and written."""
+    seconds = median_seconds(launches)
+    return Figure(kernel, model, f"{num_tokens:,} tokens", seconds * 1e6, num_bytes / seconds / 1e9, "GB/s")
 
 
 def product_figure(shape: tuple[int, int], num_rows: int) -> Figure:
@@ -242,7 +274,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    figures = machine_figures() + [write_figure(tokens, options.block_size) for tokens in (256, 8192)]
+    figures = machine_figures()
     figures += [draw_figure(rows, temperature) for rows in (1, 32, 256) for temperature in (0.0, 0.6)]
     for model in options.models:
         shapes = PROJECTIONS.get(model, ())
@@ -250,6 +282,9 @@ def main() -> None:
         figures += [decode_figure(model, name, options.block_size, 1) for name in DECODES]
         figures += [decode_figure(model, name, options.block_size, 4) for name in ("1 x 1,024", "64 x 1,024")]
         figures += [prefill_figure(model, name, options.block_size) for name in PREFILLS]
+        for num_tokens in PASSES:
+            figures += [norm_figure(model, num_tokens), gate_figure(model, num_tokens)]
+            figures.append(qkv_figure(model, num_tokens, options.block_size))
     table = Table("kernel", "model", "case", "us", "rate", title=torch.cuda.get_device_name())
     for figure in figures:
         rate = f"{figure.rate:,.0f} {figure.unit}"

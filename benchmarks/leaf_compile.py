@@ -12,26 +12,25 @@ from collections.abc import Callable
 import pellucid  # noqa: F401  # isort: skip  (pins the threads before torch loads)
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from pellucid.layers.activation import gated
-from pellucid.layers.norm import rms_norm
-from pellucid.layers.rotary import rotate
+from pellucid.kernels.qkv_rope import rotate
+from pellucid.kernels.rms_norm import rms_norm_ref
+from pellucid.kernels.silu_mul import silu_mul_ref
 
 HIDDEN, HEADS, HEAD_DIM, INNER = 1024, 24, 128, 3072
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     residual = x + residual
-    return rms_norm(residual, weight, 1e-6), residual
+    return rms_norm_ref(residual, weight, 1e-6), residual
 
 
 def norm_rope(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return rotate(rms_norm(heads, weight, 1e-6), cos, sin)
+    return rotate(rms_norm_ref(heads, weight, 1e-6), cos, sin)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return gated(gate_up, F.silu)
+    return silu_mul_ref(gate_up)
 
 
 def microseconds(call: Callable[..., object], arguments: tuple[Tensor, ...], num_calls: int = 2000) -> float:

@@ -67,8 +67,8 @@ class CacheConfig:
     enable_prefix_caching: bool = option(True, "share the KV of equal prompt beginnings")
     kv_cache_dtype: str = option(
         "auto",
-        "auto: the model's dtype; fp8 is fp8_e4m3, half of bfloat16's memory, with the checkpoint's scales",
-        ("auto", "fp8", "fp8_e4m3"),
+        "fp8 (which is fp8_e4m3), or the model's dtype; auto: what the checkpoint was calibrated for",
+        ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16", "float32"),
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
     num_gpu_blocks_override: int | None = option(
@@ -170,7 +170,12 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: int | None = None  # as the model's, if said
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
     prompt_lookup_max: int = 5  # ngram: most tokens that are looked for
-    rejection_sample_method: str = "strict"
+    rejection_sample_method: str = "strict"  # strict, standard or synthetic: see docs/speculation.md
+    # synthetic: the share of verifications in which the first, the first two, .. drafts stand
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    synthetic_acceptance_length: float | None = (
+        None  # synthetic: mean tokens a verification, instead of rates
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -190,6 +195,42 @@ class SpeculativeConfig:
             raise ValueError(f"method ngram reads no model, but model is {self.model!r}; leave one out")
         if self.method == "draft_model" and self.model is None:
             raise ValueError("method draft_model needs a model, such as sprout-draft; give model=...")
+        self._check_synthetic()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Do drafts stand by chance, so that the output is not the model's?"""
+        return self.rejection_sample_method == "synthetic"
+
+    @property
+    def acceptance_rates(self) -> tuple[float, ...]:
+        """Of synthetic acceptance: the share of verifications in which the first, the first two, .. stand."""
+        if self.synthetic_acceptance_rates is not None:
+            return tuple(self.synthetic_acceptance_rates)
+        assert self.synthetic_acceptance_length is not None, "checked where this was made"
+        # As vLLM has it: all but the last draft that ever stands always does, so lengths vary the least.
+        num_accepted = self.synthetic_acceptance_length - 1
+        return tuple(min(1.0, max(0.0, num_accepted - i)) for i in range(self.num_speculative_tokens))
+
+    def _check_synthetic(self) -> None:
+        rates, length, num = (
+            self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
+        )  # fmt: skip
+        given = [value for value in (rates, length) if value is not None]
+        names = "synthetic_acceptance_rates or synthetic_acceptance_length"
+        if not self.is_synthetic:
+            if given:
+                raise ValueError(f"{names} means nothing without rejection_sample_method 'synthetic'")
+            return
+        if len(given) != 1:
+            raise ValueError(f"rejection_sample_method 'synthetic' needs {names}, one of them")
+        if length is not None and not (_is_number(length) and 1 <= length <= num + 1):
+            raise ValueError(f"synthetic_acceptance_length is {length!r}, must be a number in [1, {num + 1}]")
+        if rates is not None and not _are_rates(rates, num):
+            raise ValueError(
+                f"synthetic_acceptance_rates is {rates!r}, must be a list of {num} numbers in [0, 1], one "
+                "for each draft and none above the one before it"
+            )
 
     @classmethod
     def of(cls, options: SpeculativeOptions) -> SpeculativeConfig:
@@ -237,7 +278,19 @@ def _check_type(name: str, value: object, kind: str) -> None:
         raise ValueError(f"{name} in speculative_config is {value!r}, must be a text")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_rates(rates: object, num: int) -> bool:
+    """Is this a list of `num` shares, each at most the one before it?"""
+    if not isinstance(rates, list | tuple) or len(rates) != num or not all(map(_is_number, rates)):
+        return False
+    return all(0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False))
+
+
 MAX_DRAFTS = 64
+FP8 = "float8_e4m3fn"  # torch's name
 SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
 NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place
 
@@ -391,7 +444,7 @@ def resolve(
         checkpoint=checkpoint,
         platform=platform,
         dtype=dtype,
-        kv_dtype=dtype if user.cache.kv_cache_dtype == "auto" else "float8_e4m3fn",
+        kv_dtype=_resolve_kv_dtype(user.cache.kv_cache_dtype, dtype, checkpoint, platform),
         max_model_len=max_model_len,
         max_model_len_is_default=user.model.max_model_len is None,
         block_size=block_size,
@@ -460,6 +513,20 @@ def _resolve_speculation(
             f"{draft.max_stretched_len:,} positions; lower max_model_len to that"
         )
     return config
+
+
+def _resolve_kv_dtype(wish: str, dtype: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    if wish == "auto":
+        # Older GPUs have no kernels for FP8: saving memory there would cost most of the speed.
+        old_gpu = platform.capability is not None and platform.capability < (8, 9)
+        return dtype if old_gpu else checkpoint.kv_cache_dtype or dtype
+    if wish in ("fp8", "fp8_e4m3"):
+        return FP8
+    if wish != dtype:
+        raise ValueError(
+            f"kv_cache_dtype is {wish!r}, but the model runs in {dtype}; use {dtype!r}, 'fp8' or 'auto'"
+        )
+    return dtype
 
 
 def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:

@@ -12,20 +12,32 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class TreeMask:
+    """Who sees whom among the drafts of a row, when they are a tree.  Their KV lies at consecutive places.
+
+    A query sees every place before its row's first draft, as far as its window reaches, and of the drafts
+    those that it has a bit for.
+    """
+
+    ancestors: Tensor  # [T] int64: bit i is the row's draft i + 1; a draft has its own bit, other tokens none
+    first_drafts: Tensor  # [B] int32: the place of each row's first draft, its length if it has none
+
+
 @dataclass(slots=True, kw_only=True)
 class ForwardInput:
     """One step's rows, packed without padding: row i owns tokens cu_seqlens_q[i] .. cu_seqlens_q[i + 1]."""
 
     # Set by worker.inputs, on the device:
     input_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, in the text: drafts of a tree that are equally deep share one
     slots: Tensor  # [B] int64, each row's slot
     cu_seqlens_q: Tensor  # [B + 1] int32
     seq_lens: Tensor  # [B] int32, tokens with KV once this step's are written
     block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32
     slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset of each token
     logits_index: Tensor  # [S] int64, tokens whose logits are sampled
-    tree: Tensor | None = None  # ancestor bits of draft nodes; None is a chain
+    tree: TreeMask | None = None  # None: drafts are a chain, and all is causal
 
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row

@@ -83,7 +83,9 @@ def _weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
                 "mlp.down_proj.weight": matrix(dim, inner),
             }.items()
         }
-    return weights
+    if config["architectures"] == CONFIG["architectures"]:
+        return weights
+    return {name: tensor for name, tensor in weights.items() if "q_norm" not in name and "k_norm" not in name}
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -7,7 +7,7 @@ and verification are the same to it: rows with some queries at the end of their 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +30,14 @@ class AttentionSpec:
     kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
     sink: bool = False
-    tree: bool = False
+    tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm of every head of queries and keys."""
+
+    weight: Tensor  # [num_heads + num_kv_heads, head_dim]
+    eps: float
 
 
 class AttentionLayer(Protocol):
@@ -42,13 +49,15 @@ class AttentionLayer(Protocol):
     k_scale: float  # the cache holds keys / k_scale
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
     kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    qk_norm: QKNorm | None
+    rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
 
 
 class AttentionBackend(Protocol):
     """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
-    supports_trees: ClassVar[bool]
+    supports_trees: ClassVar[bool]  # whether it obeys fwd.tree
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -63,11 +72,22 @@ class AttentionBackend(Protocol):
         """Metadata of this step for one KV group; it becomes fwd.attn[group]."""
         ...
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, num_kv_heads, head_dim] to the cache, then attend with q [T, num_heads, head_dim].
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """From the packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] to attended heads.
+
+        Normalize and turn q and k as `layer` says, write k and v to the cache, then attend with q.
 
         All rows write before any row reads, so rows of one step may share blocks.
         Returns [T, num_heads * head_dim].
+        """
+        ...
+
+    def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy one layer's keys and values from places to places, block * block_size + offset.
+
+        sources, targets: [B, n] int64; a row's own places only, targets rising and none behind its source,
+        so that no copy writes what a later one reads.
+        Where there is nothing to copy both are 0, in the padding block.
         """
         ...
 
@@ -82,13 +102,24 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
 PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
 
 
+def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
+    """Why this backend cannot serve the draft trees that are asked for, or None."""
+    if not spec.tree_depth:
+        return None
+    if not backend.supports_trees:
+        return "has no masks for draft trees; propose chains, or choose a backend that has"
+    if spec.window is not None and spec.window <= spec.tree_depth:
+        return f"a window of {spec.window} tokens does not reach over a draft tree {spec.tree_depth} deep"
+    return None
+
+
 def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
     """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals."""
     candidates = (name,) if name else PREFERENCE[platform.device]
     refusals: list[str] = []
     for candidate in candidates:
         backend = ATTENTION_BACKENDS.load(candidate)
-        reason = backend.supports(spec, platform)
+        reason = backend.supports(spec, platform) or tree_refusal(backend, spec)
         if reason is None:
             return backend()
         refusals.append(f"{candidate}: {reason}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
-from pellucid.forward import ForwardInput
+from pellucid.forward import ForwardInput, TreeMask
+from pellucid.kernels.qkv_rope import qkv_heads
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from pellucid.transfer import upload
@@ -37,7 +38,7 @@ class TorchAttention:
     """Gather each row's blocks from the paged cache, then torch's scaled_dot_product_attention over them."""
 
     max_graph_query: ClassVar[int] = 0
-    supports_trees: ClassVar[bool] = False
+    supports_trees: ClassVar[bool] = True
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -48,8 +49,6 @@ class TorchAttention:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
         if spec.sink:
             return "has no attention sinks"
-        if spec.tree:
-            return "has no masks for draft trees"
         return None
 
     def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
@@ -64,15 +63,18 @@ class TorchAttention:
             block_table=fwd.block_tables[group].cpu().numpy(),
             slot_mapping=fwd.slot_mappings[group].cpu().numpy(),
             device=fwd.seq_lens.device,
+            sight=CAUSAL if fwd.tree is None else TreeSight.of(fwd.positions, fwd.tree),
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H].
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H].
 
         Tokens that belong to no row, as padding does, get zeros.
         """
         metadata = fwd.attn[layer.group]
         assert isinstance(metadata, TorchMetadata)
+        _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
+        q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, norm=layer.qk_norm, rope=layer.rope)
         work = metadata.work_for(layer, q)
         if work.begun is not None:
             plain(layer.kv_cache).index_fill_(0, work.begun, 0)
@@ -86,6 +88,11 @@ class TorchAttention:
             out *= layer.v_scale
         return out.flatten(1)
 
+    def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values from places [B, n] to others; all are read before any is written."""
+        cache, size = plain(kv_cache), kv_cache.shape[3]
+        cache[targets // size, :, :, targets % size] = cache[sources // size, :, :, sources % size]
+
 
 @dataclass(slots=True, kw_only=True)
 class TorchMetadata:
@@ -96,6 +103,7 @@ class TorchMetadata:
     block_table: np.ndarray  # [B, M]
     slot_mapping: np.ndarray  # [T]
     device: torch.device
+    sight: Sight
     works: dict[Shape, Work] = field(default_factory=dict)
 
     def work_for(self, layer: AttentionLayer, q: Tensor) -> Work:
@@ -173,14 +181,16 @@ class TorchMetadata:
     def short_rows(self, rows: list[RowSpan], shape: Shape) -> ShortRows:
         """A batch of rows that agree in num_query and num_blocks."""
         num_query, num_keys = rows[0].num_query, rows[0].num_blocks * shape.block_size
-        token, end, first_block = np.array([(row.token, row.seq_len, row.first_block) for row in rows]).T[
-            ..., None
-        ]
+        facts = [(row.index, row.token, row.seq_len, row.first_block) for row in rows]
+        index, token, end, first_block = np.array(facts).T[..., None]
         queries = np.arange(num_query)
         keys = first_block * shape.block_size + np.arange(num_keys)
-        bias = self.causal_bias(end - num_query + queries, keys, shape)
+        tokens = token + queries
+        bias = self.bias(
+            self.sight.hidden(tokens, end - num_query + queries, keys, index, shape.window), shape
+        )
         return ShortRows(
-            tokens=upload((token + queries).ravel(), self.device),
+            tokens=upload(tokens.ravel(), self.device),
             num_query=num_query,
             pages=self.pages(rows, shape),
             bias=bias.repeat(1, shape.group_size, 1)[:, None],
@@ -191,30 +201,78 @@ class TorchMetadata:
         prefix, first_key = row.seq_len - row.num_query, row.first_block * shape.block_size
         pages = self.pages([row], shape)
         if prefix == 0 and (shape.window is None or shape.window >= row.seq_len):
+            # No drafts among them, which follow a token with KV: the row is plainly causal.
             plain = Tile(slice(row.token, row.token + row.num_query), slice(0, row.seq_len), None)
             return LongRow(pages=pages, tiles=[plain])
         tiles = []
         for start in range(0, row.num_query, QUERY_TILE):
             stop = min(start + QUERY_TILE, row.num_query)
             oldest = 0 if shape.window is None else max(0, prefix + start - shape.window + 1)
-            positions, keys = np.arange(prefix + start, prefix + stop), np.arange(oldest, prefix + stop)
+            places, keys = np.arange(prefix + start, prefix + stop), np.arange(oldest, prefix + stop)
+            tokens = np.arange(row.token + start, row.token + stop)
+            hidden = self.sight.hidden(tokens, places, keys, np.array([row.index]), shape.window)
             tiles.append(
                 Tile(
                     queries=slice(row.token + start, row.token + stop),
                     keys=slice(oldest - first_key, prefix + stop - first_key),
-                    bias=self.causal_bias(positions, keys, shape),
+                    bias=self.bias(hidden, shape),
                 )
             )
         return LongRow(pages=pages, tiles=tiles)
 
-    def causal_bias(self, positions: np.ndarray, keys: np.ndarray, shape: Shape) -> Tensor:
-        """[..., Q, S]: 0 where the query at a position sees the key, -inf elsewhere."""
-        distance = positions[..., :, None] - keys[..., None, :]
-        hidden = distance < 0
-        if shape.window is not None:
-            hidden |= distance >= shape.window
+    def bias(self, hidden: np.ndarray, shape: Shape) -> Tensor:
+        """[..., Q, S]: 0 where a query sees a key, -inf where it is hidden."""
         bias = torch.zeros(hidden.shape, dtype=shape.dtype, device=self.device)
         return bias.masked_fill_(upload(hidden, self.device), -torch.inf)
+
+
+class Sight(Protocol):
+    """Who sees whom."""
+
+    def hidden(
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+    ) -> np.ndarray:
+        """[..., Q, S] bool: the keys at places [..., S] of the row that a query may not see.
+
+        tokens: [..., Q], the queries among the step's T; places: [..., Q], theirs.  row: [..., 1] of B.
+        """
+        ...
+
+
+class Causal:
+    """A query sees itself and what lies before it, as far as the window reaches."""
+
+    def hidden(
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+    ) -> np.ndarray:
+        distance = places[..., :, None] - keys[..., None, :]
+        return (distance < 0) if window is None else (distance < 0) | (distance >= window)
+
+
+CAUSAL = Causal()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSight:
+    """The same, but of drafts a query sees those alone that it has a bit for; see TreeMask."""
+
+    positions: np.ndarray  # [T]
+    ancestors: np.ndarray  # [T]
+    first_drafts: np.ndarray  # [B]
+
+    @classmethod
+    def of(cls, positions: Tensor, tree: TreeMask) -> Self:
+        tensors = (positions, tree.ancestors, tree.first_drafts)
+        return cls(*(tensor.cpu().numpy() for tensor in tensors))
+
+    def hidden(
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+    ) -> np.ndarray:
+        hidden = CAUSAL.hidden(tokens, self.positions[tokens], keys, row, window)
+        draft = keys - self.first_drafts[row]
+        bits = self.ancestors[tokens][..., :, None] >> draft.clip(0, 63)[..., None, :]
+        is_unseen = (bits & 1 == 0) | (draft > 63)[..., None, :]
+        return np.where((draft >= 0)[..., None, :], is_unseen, hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from pellucid.platform import Platform
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
-    from pellucid.kernels.paged_attention import PagedRows
+    from pellucid.kernels.paged_attention import PagedRows, TreeRows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -40,24 +40,25 @@ def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
 
 
 class TritonAttention:
-    """Write the cache, then attend: at most three kernels and one merge a layer."""
+    """Prepare q and write the cache, then attend: at most three kernels and one merge a layer."""
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
-    supports_trees: ClassVar[bool] = False
+    supports_trees: ClassVar[bool] = True
 
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
         from pellucid.kernels.decode_attention import decode_attention
-        from pellucid.kernels.kv_write import kv_write
-        from pellucid.kernels.paged_attention import PagedRows
+        from pellucid.kernels.kv_move import kv_move
+        from pellucid.kernels.paged_attention import PagedRows, TreeRows
         from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+        from pellucid.kernels.qkv_rope import qkv_rope
 
-        self.kv_write = kv_write
+        self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
         self.prefill_tiles = prefill_tiles
         self.queries_per_tile = queries_per_tile
-        self.paged_rows = PagedRows
+        self.paged_rows, self.tree_rows = PagedRows, TreeRows
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -74,8 +75,8 @@ class TritonAttention:
             return f"head dim {spec.head_dim} is over {MAX_HEAD_DIM}"
         if spec.block_size % 16:
             return f"block size {spec.block_size} is no multiple of 16"
-        if spec.sink or spec.tree:
-            return "has no attention sinks" if spec.sink else "has no masks for draft trees"
+        if spec.sink:
+            return "has no attention sinks"
         return None
 
     def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
@@ -95,29 +96,46 @@ class TritonAttention:
                 cu_seqlens_q=fwd.cu_seqlens_q[: num_short + 1],
                 # A power of two, so that few variants of the kernel are ever compiled.
                 max_query=1 << max(0, longest - 1).bit_length(),
+                tree=self.tree(fwd, slice(None, num_short)),
             ),
             long=self.paged_rows(
                 block_table=table[num_short:],
                 seq_lens=fwd.seq_lens[num_short:],
                 cu_seqlens_q=fwd.cu_seqlens_q[num_short:],
                 max_query=fwd.max_query,
+                tree=self.tree(fwd, slice(num_short, None)),
             ),
             long_query_lens=fwd.query_lens[num_short:],
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """Write k, v [T, K, H] to the cache, then attend with q [T, N, H].  Returns [T, N * H]."""
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H]."""
         step = fwd.attn[layer.group]
         assert isinstance(step, TritonMetadata)
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
-        self.kv_write(k, v, layer.kv_cache, step.slot_mapping, **scales)
-        out = q.new_empty(q.shape)
+        q = self.qkv_rope(
+            qkv, layer.kv_cache, fwd.positions, step.slot_mapping,
+            norm=layer.qk_norm, rope=layer.rope, **scales,
+        )  # fmt: skip
+        out = torch.empty_like(q)
         how = {"scale": layer.scale, "window": layer.window, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            tiles = self.tiles(step, q.shape[1] // k.shape[1])
+            tiles = self.tiles(step, q.shape[1] // layer.kv_cache.shape[2])
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
+
+    def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values from places [B, n] to others, a row's in order."""
+        self.kv_move(kv_cache, sources, targets)
+
+    def tree(self, fwd: ForwardInput, rows: slice) -> TreeRows | None:
+        """The draft trees of some rows."""
+        if fwd.tree is None:
+            return None
+        return self.tree_rows(
+            positions=fwd.positions, ancestors=fwd.tree.ancestors, first_drafts=fwd.tree.first_drafts[rows]
+        )
 
     def tiles(self, step: TritonMetadata, group_size: int) -> Tensor:
         """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""

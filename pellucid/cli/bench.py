@@ -108,6 +108,10 @@ ROWS = (
 
 
 DRAFT_ROWS = (
+    ("spec_decode_num_drafts", "spec_decode_num_drafts", "{:,}"),
+    ("spec_decode_num_draft_tokens", "spec_decode_num_draft_tokens", "{:,}"),
+    ("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens", "{:,}"),
+    ("spec_decode_num_accepted_tokens_per_pos", "spec_decode_num_accepted_tokens_per_pos", "{:,}"),
     ("tokens a verification", "mean_accepted_length", "{:.2f}"),
     ("the same, from the first draft's rate", "expected_accepted_length", "{:.2f}"),
     ("drafts accepted, by position", "acceptance_rates", "{:.0%}"),
@@ -126,7 +130,10 @@ def print_table(figures: list[dict[str, object]]) -> None:
     from rich.table import Table
 
     first = figures[0]
-    table = Table(title=f"{first['model']}, {first['dtype']} on {first['device']}", title_justify="left")
+    title = f"{first['model']}, {first['dtype']} on {first['device']}"
+    if first["is_synthetic"]:
+        title += "\nSYNTHETIC: drafts stood by chance, at given rates, not at the model's own"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in figures:
         table.add_column(str(column["workload"]), justify="right")

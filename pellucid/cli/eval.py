@@ -1,6 +1,7 @@
 """`pellucid eval`: held-out items through the engine, greedily, and how many answers are right.
 
 Also bits per byte of plain text: total -log2 p of all tokens but a text's first, over its UTF-8 bytes.
+What quantization costs is seen beside the same without it, in one run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pellucid.types import RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from pellucid.llm import LLM
 
+STORAGE_OPTIONS = ("quantization", "kv_cache_dtype")
 BUNDLED_ITEMS = Path(__file__).parent.parent / "assets" / "sprout" / "eval"
 
 
@@ -43,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="also write the scores, and every wrong answer, as JSON"
     )
+    parser.add_argument(
+        "--baseline", action=argparse.BooleanOptionalAction, default=True,
+        help="with --quantization or --kv-cache-dtype, score the model without them first, "
+        "for a second pair of columns (default yes)",
+    )  # fmt: skip
     add_engine_options(parser)
 
 
@@ -51,15 +58,32 @@ def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise ValueError(f"--limit is {args.limit}, must be at least 1; leave it out for all items")
     items, texts = read_items(args.items, args.tasks, args.limit)
+    plain = _without_storage(args) if args.baseline else None
+    baseline = evaluate(plain, items, texts)[0] if plain else None
+    scores, answers = evaluate(args, items, texts)
+    _print_table(scores, baseline)
+    _print_failures(answers, args.show_failures)
+    if args.json:
+        report = _report(scores, answers) | ({"baseline": _as_json(baseline)} if baseline else {})
+        write_text(args.json, json.dumps(report, ensure_ascii=False, indent=1), "--json")
+    return 0
+
+
+def _without_storage(args: argparse.Namespace) -> argparse.Namespace | None:
+    """The same without the options that change how numbers are stored; None if none was given."""
+    given = vars(args)
+    kept = {name: value for name, value in given.items() if name not in STORAGE_OPTIONS}
+    return argparse.Namespace(**kept) if len(kept) < len(given) else None
+
+
+def evaluate(
+    args: argparse.Namespace, items: Sequence[Item], texts: Sequence[Text]
+) -> tuple[list[Score], list[Answer]]:
+    """Open the model with these options and score it: (scores, answers)."""
     with open_llm(args) as llm:
         answers = answer(llm, items)
         bits = [Bits(text.task, *text_bits(llm, text)) for text in texts]
-    scores = tally(answers, bits)
-    _print_table(scores)
-    _print_failures(answers, args.show_failures)
-    if args.json:
-        write_text(args.json, json.dumps(_report(scores, answers), ensure_ascii=False, indent=1), "--json")
-    return 0
+    return tally(answers, bits), answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +187,23 @@ def tally(answers: Sequence[Answer], bits: Sequence[Bits]) -> list[Score]:
     return sorted(scores, key=lambda score: (score.task, score.mode))
 
 
-def _print_table(scores: Sequence[Score]) -> None:
+def _print_table(scores: Sequence[Score], baseline: Sequence[Score] | None) -> None:
     from rich.table import Table
 
     table = Table("task", "mode")
-    for title in ("items", "exact match", "bits per byte"):
+    titles = ["items", "exact match", "bits per byte"]
+    for title in titles + (["baseline's match", "baseline's bits"] if baseline else []):
         table.add_column(title, justify="right")
-    for score in scores:
-        exact = "" if score.accuracy is None else f"{score.accuracy:.1%}"
-        bits = "" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
-        table.add_row(score.task, score.mode, f"{score.num_items:,}", exact, bits)
+    for i, score in enumerate(scores):
+        beside = _cells(baseline[i]) if baseline else ()
+        table.add_row(score.task, score.mode, f"{score.num_items:,}", *_cells(score), *beside)
     terminal().print(table)
+
+
+def _cells(score: Score) -> tuple[str, str]:
+    exact = "" if score.accuracy is None else f"{score.accuracy:.1%}"
+    bits = "" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+    return exact, bits
 
 
 def _print_failures(answers: Sequence[Answer], most: int) -> None:
@@ -189,19 +219,23 @@ def _print_failures(answers: Sequence[Answer], most: int) -> None:
 
 def _report(scores: Sequence[Score], answers: Sequence[Answer]) -> dict[str, object]:
     return {
-        "scores": [
-            {
-                "task": score.task,
-                "mode": score.mode,
-                "items": score.num_items,
-                "exact_match": score.accuracy,
-                "bits_per_byte": score.bits_per_byte,
-            }
-            for score in scores
-        ],
+        "scores": _as_json(scores),
         "wrong": [
             {"id": each.item.id, "answer": each.item.answer, "text": each.text}
             for each in answers
             if not each.right
         ],
     }
+
+
+def _as_json(scores: Sequence[Score]) -> list[dict[str, object]]:
+    return [
+        {
+            "task": score.task,
+            "mode": score.mode,
+            "items": score.num_items,
+            "exact_match": score.accuracy,
+            "bits_per_byte": score.bits_per_byte,
+        }
+        for score in scores
+    ]

@@ -33,30 +33,46 @@ def plan_run(options: dict[str, object]) -> Resolved:
 class Acceptance:
     """How drafts fared in a run; all zero without speculation."""
 
-    num_drafts: int  # rows with drafts
-    num_accepted: tuple[int, ...]  # how often the first, the second, .. draft was accepted
+    counters: dict[str, int | list[int]]  # EngineStats.spec_decode, of this run alone
+    is_synthetic: bool = False  # they stood by chance
 
     @classmethod
     def between(cls, before: EngineStats, after: EngineStats) -> Self:
-        pairs = zip(before.num_accepted_per_position, after.num_accepted_per_position, strict=True)
+        old, new = before.spec_decode, after.spec_decode
         return cls(
-            num_drafts=after.num_drafts - before.num_drafts, num_accepted=tuple(b - a for a, b in pairs)
+            counters={name: _difference(new[name], old[name]) for name in new},
+            is_synthetic=after.is_synthetic,
         )
 
     def figures(self) -> dict[str, object]:
-        """Tokens a verification yields, measured and expected, and the share of each draft that stood."""
-        if not self.num_drafts:
+        """The counters, tokens a verification yields, measured and expected, and the shares that stood."""
+        num_drafts = self.counters["spec_decode_num_drafts"]
+        per_position = self.counters["spec_decode_num_accepted_tokens_per_pos"]
+        assert isinstance(num_drafts, int) and isinstance(per_position, list), self.counters
+        if not num_drafts:
             return {
+                **self.counters,
+                "is_synthetic": self.is_synthetic,
                 "mean_accepted_length": None,
                 "expected_accepted_length": None,
                 "acceptance_rates": None,
             }
-        rates = [num / self.num_drafts for num in self.num_accepted]
+        rates = [num / num_drafts for num in per_position]
         return {
+            **self.counters,
+            "is_synthetic": self.is_synthetic,
             "mean_accepted_length": 1 + sum(rates),
             "expected_accepted_length": expected_length(rates[0], len(rates)),
             "acceptance_rates": rates,
         }
+
+
+def _difference(new: int | tuple[int, ...], old: int | tuple[int, ...]) -> int | list[int]:
+    """new - old, of numbers or position by position."""
+    if isinstance(new, tuple) and isinstance(old, tuple):
+        return [b - a for a, b in zip(old, new, strict=True)]
+    assert isinstance(new, int) and isinstance(old, int), (new, old)
+    return new - old
 
 
 def expected_length(rate: float, num_drafts: int) -> float:

@@ -58,6 +58,12 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
         executor,
         depth=resolved.depth,
         check_invariants=config.scheduler.check_invariants,
+        is_synthetic=resolved.speculative.is_synthetic,
     )
+    if resolved.speculative.is_synthetic:
+        rates = ", ".join(f"{rate:.0%}" for rate in resolved.speculative.acceptance_rates)
+        logger.warning(
+            "synthetic acceptance (%s): drafts stand by chance, the text is not the model's", rates
+        )
     logger.info("ready after %.1f s", time.perf_counter() - began)
     return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)

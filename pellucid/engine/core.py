@@ -61,11 +61,13 @@ class Engine:
         depth: int,
         grammar: Grammar | None = None,
         check_invariants: bool = False,
+        is_synthetic: bool = False,
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
         self._grammar: Grammar = grammar or NullGrammar()
         self._check_invariants = check_invariants
+        self._is_synthetic = is_synthetic  # drafts stand by chance
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
         self._arrived = threading.Event()
@@ -229,6 +231,7 @@ class Engine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv.usage,
+            is_synthetic=self._is_synthetic,
         )
 
     def stats_per_engine(self) -> list[EngineStats]:

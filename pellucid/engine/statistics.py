@@ -29,6 +29,17 @@ class EngineStats:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
+    is_synthetic: bool = False  # drafts stood by chance: neither they nor the speed are the model's own
+
+    @property
+    def spec_decode(self) -> dict[str, int | tuple[int, ...]]:
+        """The counters of speculation by the names under which they are shown everywhere, vLLM's."""
+        return {
+            "spec_decode_num_drafts": self.num_drafts,
+            "spec_decode_num_draft_tokens": self.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": self.num_accepted_tokens,
+            "spec_decode_num_accepted_tokens_per_pos": self.num_accepted_per_position,
+        }
 
     @classmethod
     def total(cls, parts: Sequence[Self]) -> Self:

@@ -24,6 +24,18 @@ SHARED_MEMORY = 160 * 1024  # bytes a program may plan for: what every data-cent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRows:
+    """Who sees whom among draft trees: a query sees the drafts of its row that it has a bit for.
+
+    What lies before a row's first draft it sees as far as its window reaches from its position.
+    """
+
+    positions: Tensor  # [T] int64, of the queries
+    ancestors: Tensor  # [T] int64: bit i is the row's draft i + 1
+    first_drafts: Tensor  # [B] int32: the place of each row's first draft, its length if it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
     """Rows with queries at the end of their sequence.  All tensors on the device."""
 
@@ -31,10 +43,19 @@ class PagedRows:
     seq_lens: Tensor  # [B] int32, tokens; 0 is a padding row, whose output is zero
     cu_seqlens_q: Tensor  # [B + 1] int32
     max_query: int  # no row has more queries
+    tree: TreeRows | None = None  # None: all is causal
 
     @property
     def num_rows(self) -> int:
         return self.seq_lens.shape[0]
+
+
+def tree_arguments(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions, ancestors and first drafts for a kernel, which reads none of them if there is no tree."""
+    tree = rows.tree
+    if tree is None:
+        return rows.seq_lens, rows.seq_lens, rows.seq_lens
+    return tree.positions, tree.ancestors, tree.first_drafts
 
 
 def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
@@ -85,9 +106,16 @@ def paged_attention_ref(
         keys, values = blocks.float().permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :seq_len]
         keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
         scores = torch.einsum("qnh,snh->nqs", queries, keys * k_scale) * scale
-        position = torch.arange(seq_len - len(queries), seq_len, device=q.device)[:, None]
-        distance = position - torch.arange(seq_len, device=q.device)
+        position = torch.arange(seq_len - len(queries), seq_len, device=q.device)
+        tree, own = rows.tree, slice(starts[row], starts[row + 1])
+        if tree is not None:
+            position = tree.positions[own]
+        distance = position[:, None] - torch.arange(seq_len, device=q.device)
         hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+        if tree is not None:
+            first = int(tree.first_drafts[row])
+            draft = torch.arange(seq_len - first, device=q.device)
+            hidden[:, first:] = (tree.ancestors[own][:, None] >> draft) & 1 == 0
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         out[starts[row] : starts[row + 1]] = torch.einsum("nqs,snh->qnh", weights, values * v_scale).to(
             q.dtype
@@ -103,9 +131,13 @@ def attend_pages(
     total,  # [M] float32
     pages_ptr,  # this row's block table
     keys_ptr,  # this KV head's keys in page 0
+    lines,  # a descriptor of the cache as lines [TILE, H], for tiles that every query sees whole; or None
+    first_line,  # of this KV head's keys in page 0
     begin,  # first key, a multiple of TILE
     end,  # behind the last key
     position,  # [M], of each packed row's query
+    ancestors,  # [M], its bits
+    first_draft,  # of this row
     scale,  # to base 2
     VALUES_OFFSET: tl.constexpr,  # from a page's keys to its values
     PAGE_STRIDE: tl.constexpr,
@@ -114,6 +146,7 @@ def attend_pages(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0 is none
+    TREE: tl.constexpr,
     MASKED: tl.constexpr,  # whether some key of begin .. end is hidden from some query
 ):
     """Fold keys begin .. end into the running softmax.  Returns (accumulator, maximum, total)."""
@@ -121,25 +154,35 @@ def attend_pages(
     dim = tl.arange(0, DIM_PADDED)
     inside = dim[None, :] < HEAD_DIM
     for start in range(begin, end, TILE):
-        page = tl.load(pages_ptr + start // BLOCK_SIZE).to(tl.int64)
-        at = keys_ptr + page * PAGE_STRIDE + (start % BLOCK_SIZE + key)[:, None] * HEAD_DIM + dim[None, :]
+        page = tl.load(pages_ptr + start // BLOCK_SIZE)
+        line = page * (PAGE_STRIDE // HEAD_DIM) + first_line + start % BLOCK_SIZE
+        at = keys_ptr + page.to(tl.int64) * PAGE_STRIDE
+        at = at + (start % BLOCK_SIZE + key)[:, None] * HEAD_DIM + dim[None, :]
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = inside & ((start + key) < end)[:, None] if MASKED else inside
-        if MASKED or DIM_PADDED != HEAD_DIM:
+        if lines is not None and not MASKED:
+            k = lines.load([line, 0])
+            v = lines.load([line + VALUES_OFFSET // HEAD_DIM, 0])
+        elif MASKED or DIM_PADDED != HEAD_DIM:
             k = tl.load(at, mask=present, other=0.0)
             v = tl.load(at + VALUES_OFFSET, mask=present, other=0.0)
         else:
             k = tl.load(at)
             v = tl.load(at + VALUES_OFFSET)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             distance = position[:, None] - (start + key)[None, :]
             visible = distance >= 0
             if WINDOW > 0:
                 visible = visible & (distance < WINDOW)
+            if TREE:
+                draft = start + key - first_draft
+                bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
+                seen = ((bits & 1) != 0) & (draft < 64)[None, :]
+                visible = tl.where((draft >= 0)[None, :], seen, visible)
             scores = tl.where(visible, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
@@ -153,11 +196,15 @@ def attend_range(
     q,
     pages_ptr,
     keys_ptr,
-    first_position,  # of the oldest query
+    lines,
+    first_line,
+    first_position,  # of the oldest query, before the first draft
     last_position,  # of the newest query
     begin,  # keys before it are not looked at, a multiple of TILE
     end,  # nor keys from here on
     position,
+    ancestors,
+    first_draft,
     scale,
     VALUES_OFFSET: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
@@ -167,8 +214,9 @@ def attend_range(
     DIM_PADDED: tl.constexpr,
     M: tl.constexpr,
     WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
 ):
-    """Attend over the keys of begin .. end that queries at first_position .. last_position see.
+    """Attend over the keys of begin .. end that queries at places first_position .. last_position see.
 
     Tiles that every query sees whole, nearly all, take the loop without masks.  Returns (accumulator,
     maximum, total): the result is accumulator / total, and a query that sees nothing has a total of zero.
@@ -190,15 +238,21 @@ def attend_range(
         whole_begin = tl.minimum(tl.maximum(everybody, begin), whole_end)
         window_end = tl.minimum(whole_begin, end)
         accumulator, maximum, total = attend_pages(
-            q, accumulator, maximum, total, pages_ptr, keys_ptr, begin, window_end, position, scale,
-            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, True,
+            q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            begin, window_end, position,
+            ancestors, first_draft, scale,
+            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
         )  # fmt: skip
     accumulator, maximum, total = attend_pages(
-        q, accumulator, maximum, total, pages_ptr, keys_ptr, whole_begin, whole_end, position, scale,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, False,
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_begin, whole_end, position,
+        ancestors, first_draft, scale,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, False,
     )  # fmt: skip
     accumulator, maximum, total = attend_pages(
-        q, accumulator, maximum, total, pages_ptr, keys_ptr, whole_end, end, position, scale,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, True,
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_end, end, position,
+        ancestors, first_draft, scale,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
     )  # fmt: skip
     return accumulator, maximum, total

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pellucid.attention.base import AttentionBackend, AttentionSpec
+from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.layers.norm import RMSNorm, rms_norm
-from pellucid.layers.rotary import Rotary
+from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 
 
 class Attention(nn.Module):
-    """Splits q, k and v, normalizes and turns q and k, and lets the backend write the cache and attend."""
+    """Holds what a backend must know to get from a packed projection to attended heads, and lets it do so."""
 
     def __init__(
         self,
@@ -23,7 +22,7 @@ class Attention(nn.Module):
         group: int,
         kv_scales: tuple[Weight, Weight] | None = None,
         scale: float,
-        rope: Rotary | None = None,
+        rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class Attention(nn.Module):
         self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
         self.rope = rope
         self.q_norm, self.k_norm = qk_norm or (None, None)
-        self.qk_weight: Tensor | None = None  # both norms' weights, one row for each head
+        self.qk_norm: QKNorm | None = None  # both in one, once their weights are loaded
         self.kv_cache = torch.empty(0)  # the worker's
         self.backend: AttentionBackend | None = None  # bound once the whole model's needs are known
 
@@ -52,18 +51,10 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_weight = self.q_norm.weight.expand(self.spec.num_heads, -1)
             k_weight = self.k_norm.weight.expand(self.spec.num_kv_heads, -1)
-            self.qk_weight = torch.cat((q_weight, k_weight)).detach()
+            self.qk_norm = QKNorm(torch.cat((q_weight, k_weight)).detach(), self.q_norm.eps)
 
     def forward(self, qkv: Tensor, fwd: ForwardInput) -> Tensor:
         """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
-        spec, backend = self.spec, self.backend
-        assert backend is not None, "no attention backend is bound"
-        heads = qkv.view(qkv.shape[0], spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-        qk, v = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if self.q_norm is not None:
-            assert self.qk_weight is not None, "finish() was not called after loading"
-            qk = rms_norm(qk, self.qk_weight, self.q_norm.eps)
-        if self.rope is not None:
-            qk = self.rope(qk, fwd.positions)
-        q, k = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
-        return backend.forward(q, k, v, self, fwd)
+        assert self.backend is not None, "no attention backend is bound"
+        assert (self.q_norm is None) == (self.qk_norm is None), "finish() was not called after loading"
+        return self.backend.forward(qkv, self, fwd)

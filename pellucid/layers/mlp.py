@@ -5,18 +5,26 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.layers.activation import activation, gated
+from pellucid.layers.activation import activation
+from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 
 
 class GatedMLP(nn.Module):
     """x [T, D] -> [T, D]."""
 
-    def __init__(self, gate_up: Linear | Unmerged, down: Linear | Reduced | Unmerged, act: str) -> None:
+    def __init__(
+        self,
+        gate_up: Linear | Unmerged,
+        down: Linear | Reduced | Unmerged,
+        act: str,
+        leaf: Leaf,
+    ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
         self.act = activation(act)
+        self.leaf = leaf
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
-        return self.down(gated(self.gate_up(x, fwd), self.act), fwd)
+        return self.down(self.leaf.gated(self.gate_up(x, fwd), self.act), fwd)

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021) on half-split heads, with the known ways of stretching it.
 
-Everything about length scaling ends in one table of cosines and sines; applying it knows no kind.  How a
-config.json spells the numbers is the models' business (`models/rope.py`).
+Everything about length scaling ends in one table of cosines and sines; applying it knows no kind
+(`kernels/qkv_rope.py`).  How a config.json spells the numbers is the models' business (`models/rope.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.layers.rope import RopeConfig
 
@@ -88,27 +88,3 @@ def rotary_table(config: RopeConfig, max_len: int) -> Tensor:
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).unsqueeze(2)
-
-
-class Rotary(nn.Module):
-    """Turns queries and keys by their positions; one table serves all layers with the same numbers."""
-
-    table: Tensor
-
-    def __init__(self, config: RopeConfig, *, max_len: int, device: torch.device) -> None:
-        super().__init__()
-        self.rotary_dim = config.rotary_dim
-        self.register_buffer("table", rotary_table(config, max_len).to(device), persistent=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [T, heads, head_dim], positions [T] below max_len -> x turned, in float32 and rounded back."""
-        cos, sin = self.table.index_select(0, positions).unbind(1)
-        if self.rotary_dim == x.shape[-1]:
-            return rotate(x, cos, sin)
-        turning, passing = x.split((self.rotary_dim, x.shape[-1] - self.rotary_dim), dim=-1)
-        return torch.cat((rotate(turning, cos, sin), passing), dim=-1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, d] with cos and signed sin [T, 1, d]: x_i pairs with x_(i + d/2)."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

@@ -13,6 +13,7 @@ from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
+from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -51,6 +52,8 @@ class BuildOptions:
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     first_group: int = 0  # KV groups before this model's
+    leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
+    tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
@@ -62,9 +65,13 @@ class Workshop:
         self.resolved, self.device, self.links = resolved, device, links
         self._num_groups = 0
 
-    def build_target(self) -> BuiltModel:
-        """Build and load this rank's part of the model that is served, as `build` does."""
-        return self._build(self.resolved.checkpoint, self.resolved.user.device.quantization)
+    def build_target(self, *, tree_depth: int = 0) -> BuiltModel:
+        """Build and load this rank's part of the model that is served, as `build` does.
+
+        tree_depth: of the drafts that it verifies, if they are trees.
+        """
+        checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
+        return self._build(checkpoint, quantization, tree_depth=tree_depth)
 
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes."""
@@ -72,7 +79,7 @@ class Workshop:
         assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
         return self._build(draft, self.resolved.speculative.quantization)
 
-    def _build(self, checkpoint: Checkpoint, quantization: str | None) -> BuiltModel:
+    def _build(self, checkpoint: Checkpoint, quantization: str | None, *, tree_depth: int = 0) -> BuiltModel:
         resolved = self.resolved
         options = BuildOptions(
             dtype=getattr(torch, resolved.dtype),
@@ -83,6 +90,7 @@ class Workshop:
             quantization=quantization,
             group=self.links.tp,
             first_group=self._num_groups,
+            tree_depth=tree_depth,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
@@ -114,11 +122,13 @@ def build(
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
         first_group=options.first_group,
+        leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(site)
     model = family(Fields(checkpoint.config), builder)
     if backend is None or isinstance(backend, str):
-        backend = choose_backend(backend, builder.attention_needs(), platform)
+        needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
+        backend = choose_backend(backend, needs, platform)
     builder.bind(backend)
     weight_bytes = sum(weight.nbytes for weight in weights_of(model))
     if checkpoint.is_dummy:

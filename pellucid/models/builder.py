@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
+from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
-from pellucid.layers.rotary import Rotary
+from pellucid.layers.rotary import rotary_table
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import (
     WHOLE,
@@ -64,9 +65,10 @@ class Site:
     max_model_len: int  # tokens
     coords: Coords = WHOLE
     group: Group = ALONE  # the ranks that hold the other slices
+    leaf: Leaf = PLAIN  # norms and activations
     first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
     attention_layers: list[Attention] = field(default_factory=list)
-    ropes: dict[RopeConfig, Rotary] = field(default_factory=dict)
+    ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     groups: list[tuple[int, int]] = field(default_factory=list)  # (num_kv_heads, head_dim) of each KV group
 
 
@@ -99,9 +101,9 @@ class Builder:
         return VocabEmbedding(weight) if group.size == 1 else SplitVocabEmbedding(weight, group)
 
     def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
-        """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual)."""
+        """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
         spec = ParamSpec(shape=(dim,), dtype=self.site.dtype, place=Replicated(), fill="near_one")
-        return RMSNorm(self._weight(spec, f"{name}.weight"), eps)
+        return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.site.leaf)
 
     def qkv(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
         """The projection to queries, keys and values, packed in this order; `attention` takes its output."""
@@ -124,7 +126,7 @@ class Builder:
         b = self.at(name)
         shape = b._shape(dim, (b._share(hidden),) * 2, "out")
         gate_up = b._linear("gate_up_proj", shape, bias, (self.site.coords,) * 2)
-        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act)
+        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.site.leaf)
 
     def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:
         """A mixture of gated MLPs.  Raises ValueError: not served yet."""
@@ -132,11 +134,11 @@ class Builder:
             f"{self._path(name)} mixes {num_experts} experts, which is not supported; use a dense model"
         )
 
-    def rope(self, config: RopeConfig) -> Rotary:
-        """A rotary embedding; layers that ask for the same numbers share one."""
+    def rope(self, config: RopeConfig) -> Tensor:
+        """The table of a rotary embedding; layers that ask for the same numbers share one."""
         ropes = self.site.ropes
         if config not in ropes:
-            ropes[config] = Rotary(config, max_len=self.site.max_model_len, device=self.site.device)
+            ropes[config] = rotary_table(config, self.site.max_model_len).to(self.site.device)
         return ropes[config]
 
     def attention(
@@ -145,7 +147,7 @@ class Builder:
         heads: Heads,
         *,
         scale: float | None = None,
-        rope: Rotary | None = None,
+        rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
         window: int | None = None,
     ) -> Attention:

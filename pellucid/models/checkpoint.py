@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from pellucid.config import EngineConfig, ModelConfig, SpeculativeConfig
+from pellucid.config import FP8, EngineConfig, ModelConfig, SpeculativeConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
@@ -67,6 +67,26 @@ class Checkpoint:
         """The dtype of the weights by torch's name; float32 if config.json does not say."""
         fields = Fields(self.config)
         return fields.str("dtype", fields.str("torch_dtype", "float32")).removeprefix("torch.")
+
+    @property
+    def kv_cache_dtype(self) -> str | None:
+        """The dtype that the KV cache was calibrated for, by torch's name; None if for none of its own.
+
+        Raises ValueError for one that is not FP8.
+        """
+        fields = Fields(self.config)
+        quantization = fields.part("quantization_config") if fields.has("quantization_config") else Fields({})
+        if not quantization.has("kv_cache_scheme"):
+            return None
+        scheme = quantization.config["kv_cache_scheme"]
+        match scheme:
+            case {"type": "float", "num_bits": 8}:
+                return FP8
+            case _:
+                raise ValueError(
+                    f"kv_cache_scheme in config.json is {scheme}, which is not supported; "
+                    f"use kv_cache_dtype={self.dtype!r} or 'fp8'"
+                )
 
     @property
     def vocab_size(self) -> int:

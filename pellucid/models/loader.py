@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.registry import Model
-from pellucid.quant.kv_scales import kv_scale_name
+from pellucid.quant.kv_scales import UNUSED, kv_scale_name
 
 MAX_NAMED = 5  # tensors listed in an error
 
@@ -41,7 +41,7 @@ def load_weights(model: Model, checkpoint: Checkpoint, *, show_progress: bool = 
             except ValueError as error:
                 misshapen.append(f"{key} {error}")
             unloaded.discard(name)
-        elif not any(fnmatchcase(name, pattern) for pattern in model.ignored):
+        elif not any(fnmatchcase(name, pattern) for pattern in (*model.ignored, *UNUSED)):
             unclaimed.append(f"{key} {tuple(tensor.shape)}")
     unloaded -= fill_defaults(model, unloaded)
     complain(checkpoint, "these tensors have another shape", misshapen)

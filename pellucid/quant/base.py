@@ -239,8 +239,13 @@ def choose_scheme(config: Mapping[str, object], name: str | None = None) -> Quan
 
 def stored_as(config: Mapping[str, object]) -> str:
     """The name by which a config.json calls its quantization; "none" if it has none."""
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if not quantization:
-        return "none"
-    assert isinstance(quantization, dict), quantization
-    return str(quantization.get("quant_method", "unnamed"))
+    quantization = quantization_config(config)
+    return str(quantization.get("quant_method", "unnamed")) if quantization else "none"
+
+
+def quantization_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    """What a config.json says of its quantization, perhaps nothing.  Raises ValueError if it is no object."""
+    quantization = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(quantization, dict):
+        raise ValueError(f"quantization_config in config.json is {quantization!r}, must be an object")
+    return quantization

@@ -1,68 +1,70 @@
 """Checkpoints in the compressed-tensors format "float-quantized": FP8 weights and activations.
 
-Other formats of that family (integers, packed weights, blocks) are refused with their name.
+Other formats of that family (integers, packed weights) are refused with their name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
-from pellucid.quant.base import Kind, LinearMethod, stored_as
-from pellucid.quant.fp8 import Activations, Fp8, WeightScale
+from pellucid.quant.base import Kind, LinearMethod, quantization_config, stored_as
+from pellucid.quant.fp8 import Activations, Block, Fp8, Fp8Format, block_of
 from pellucid.quant.unquantized import Unquantized
+
+FORMATS = ("float-quantized", "naive-quantized")  # the same tensors for FP8
 
 Entries = Mapping[str, object]
 
 
-class CompressedTensorsScheme:
-    """One group of targets and what is ignored of them."""
+@dataclass(frozen=True, slots=True)
+class ConfigGroup:
+    """Layers that are stored alike."""
 
-    def __init__(
-        self,
-        weight_scale: WeightScale,
-        activations: Activations,
-        targets: tuple[str, ...],
-        ignored: tuple[str, ...],
-    ) -> None:
-        self.weight_scale: WeightScale = weight_scale
-        self.activations: Activations = activations
-        self.targets = targets
+    targets: tuple[str, ...]
+    format: Fp8Format
+
+
+class CompressedTensorsScheme:
+    """Groups of targets, the first that names a layer has it, and what is ignored of them all."""
+
+    def __init__(self, groups: Sequence[ConfigGroup], ignored: tuple[str, ...]) -> None:
+        self.groups = groups
         self.ignored = ignored
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
         if stored_as(config) != "compressed-tensors":
             return None
-        quantization = entries(config.get("quantization_config") or config.get("compression_config"))
-        groups = list(entries(quantization.get("config_groups")).values())
-        if len(groups) != 1:
-            raise refusal(f"{len(groups)} config_groups", "one")
-        group = entries(groups[0])
-        form = group.get("format") or quantization.get("format")
-        if form != "float-quantized":
-            raise refusal(f"format {form!r}", "'float-quantized'")
-        return cls(
-            weight_scale_of(entries(group.get("weights"))),
-            activations_of(entries(group.get("input_activations"))),
-            names(group.get("targets")),
-            names(quantization.get("ignore")),
-        )
+        quantization = quantization_config(config)
+        groups = [
+            group_of(entries(group), quantization.get("format"))
+            for group in entries(quantization.get("config_groups")).values()
+        ]
+        if not groups:
+            raise refusal("no config_groups", "at least one")
+        return cls(groups, names(quantization.get("ignore")))
 
     @classmethod
     def online(cls) -> Self | None:
         return None
 
     def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
-        quantized = {self._is_quantized(prefix) for prefix in prefixes}
-        if len(quantized) > 1:
+        formats = {self._format(prefix) for prefix in prefixes}
+        if len(formats) > 1:
             return None
-        return Fp8(self.weight_scale, self.activations) if quantized == {True} else Unquantized()
+        (format,) = formats
+        return Unquantized() if format is None else Fp8(format)
 
-    def _is_quantized(self, prefix: str) -> bool:
-        ignored = any(matches(entry, prefix) for entry in self.ignored)
-        return not ignored and any(matches(entry, prefix) for entry in self.targets)
+    def _format(self, prefix: str) -> Fp8Format | None:
+        """How this layer is stored; None is plain."""
+        if any(matches(entry, prefix) for entry in self.ignored):
+            return None
+        named = (group for group in self.groups if any(matches(entry, prefix) for entry in group.targets))
+        group = next(named, None)
+        return group.format if group else None
 
 
 def matches(entry: str, prefix: str) -> bool:
@@ -72,34 +74,51 @@ def matches(entry: str, prefix: str) -> bool:
     return entry in (prefix, "Linear")
 
 
-def weight_scale_of(weights: Entries) -> WeightScale:
+def group_of(group: Entries, common_format: object) -> ConfigGroup:
+    """Read one of the config_groups.  Raises ValueError for what is not served, naming it."""
+    form = group.get("format") or common_format
+    if form not in FORMATS:
+        raise refusal(f"format {form!r}", " or ".join(map(repr, FORMATS)))
+    block = weight_block(entries(group.get("weights")))
+    activations = activations_of(entries(group.get("input_activations")), block)
+    return ConfigGroup(names(group.get("targets")), Fp8Format(activations=activations, block=block))
+
+
+def weight_block(weights: Entries) -> Block | None:
+    """The block of the weights' scales, if they have blocks."""
     kind, bits = weights.get("type"), weights.get("num_bits")
     if (kind, bits) != ("float", 8) or not weights.get("symmetric", True):
         raise refusal(f"weights of type {kind!r} with {bits} bits", "symmetric float with 8 bits")
     match weights.get("strategy"):
-        case "tensor":
-            return "tensor"
-        case "channel":
-            return "channel"
+        case "tensor" | "channel":
+            return None
+        case "block" if block := block_of("block_structure", weights.get("block_structure")):
+            return block
         case other:
-            raise refusal(f"a weight scale for each {other!r}", "'tensor' or 'channel'")
+            raise refusal(f"a weight scale for each {other!r}", "'tensor', 'channel' or 'block'")
 
 
-def activations_of(activations: Entries) -> Activations:
+def activations_of(activations: Entries, block: Block | None) -> Activations:
     if not activations:
         raise refusal("no input_activations", "FP8 activations")
     kind, bits = activations.get("type"), activations.get("num_bits")
     if (kind, bits) != ("float", 8) or not activations.get("symmetric", True):
         raise refusal(f"activations of type {kind!r} with {bits} bits", "symmetric float with 8 bits")
-    match (activations.get("dynamic"), activations.get("strategy")):
-        case (True, "token"):
+    dynamic, strategy = activations.get("dynamic") or False, activations.get("strategy")
+    match (dynamic, strategy, block):
+        case (True, "token", None):
             return "dynamic"
-        case (False | None, "tensor"):
+        case (False, "tensor", None):
             return "static"
-        case (dynamic, strategy):
+        case (True, "group", (_, inputs)) if activations.get("group_size") == inputs:
+            return "dynamic"
+        case _:
+            weights = f"blocks of {list(block)}" if block else "no blocks"
+            found = f"dynamic {dynamic} and a scale for each {strategy!r}, weights with {weights}"
             raise refusal(
-                f"activations with dynamic {dynamic} and a scale for each {strategy!r}",
-                "dynamic for each 'token', or static for each 'tensor'",
+                f"activations with {found}",
+                "dynamic for each 'token' or static for each 'tensor' or, with blocks, "
+                "dynamic for each 'group' of a block's inputs",
             )
 
 

@@ -1,39 +1,52 @@
 """FP8 weights (E4M3) and FP8 activations: quantized while plain weights load, or stored so by other tools.
 
-A product is (x / s_x) (w / s_w)^T in FP8 with float32 sums, times s_x s_w: one scale for each output, and one
-for each token or, if the checkpoint brings it, one for all tokens.  GPUs from Hopper on multiply in FP8; all
-other machines multiply the same rounded numbers in float32, exact but slow: there it is for checking results.
+Here is what checkpoints say and where their tensors go; `fp8_product.py` has the arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import FP8, quantize_fp8_ref
 from pellucid.quant.base import (
+    Coords,
     Kind,
     LinearLayer,
     LinearMethod,
     LinearShape,
     ParamSpec,
-    Place,
+    Replicated,
     ScalarPerPart,
+    Sliced,
+    check_shape,
+    elements,
     matrix,
+    quantization_config,
     stored_as,
-    vector,
 )
+from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.unquantized import Unquantized
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
-
-WeightScale = Literal["tensor", "channel"]
 Activations = Literal["dynamic", "static"]
+Block = tuple[int, int]  # (outputs, inputs) that share a scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Format:
+    """How a checkpoint stores its FP8 matrices.
+
+    block: of the weights' scales; None has one for each output or for the whole matrix, as the tensors show.
+    """
+
+    activations: Activations = "dynamic"
+    block: Block | None = None
+    scale_name: str = "weight_scale"
 
 
 class Fp8Scheme:
@@ -42,28 +55,33 @@ class Fp8Scheme:
     The head is never quantized, nor are the layers that the checkpoint names as left out.
     """
 
-    def __init__(self, activations: Activations | None = None, ignored: tuple[str, ...] = ()) -> None:
-        self.activations: Activations | None = activations  # None: the checkpoint is plain
+    def __init__(self, format: Fp8Format | None = None, ignored: tuple[str, ...] = ()) -> None:
+        self.format = format  # None: the checkpoint is plain
         self.ignored = ignored
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
         if stored_as(config) != "fp8":
             return None
-        quantization = config["quantization_config"]
-        assert isinstance(quantization, dict), quantization
-        block = quantization.get("weight_block_size")
-        if block is not None:
+        quantization = quantization_config(config)
+        activations = quantization.get("activation_scheme", "dynamic")
+        if activations not in ("dynamic", "static"):
             raise ValueError(
-                f"weight_block_size in config.json is {block}, and scales of blocks are not supported; use a "
-                "checkpoint with a scale for each tensor, or plain weights with quantization='fp8'"
+                f"activation_scheme in config.json is {activations!r}, must be dynamic or static"
             )
-        said = quantization.get("activation_scheme", "dynamic")
-        if said not in ("dynamic", "static"):
-            raise ValueError(f"activation_scheme in config.json is {said!r}, must be dynamic or static")
-        activations: Activations = "static" if said == "static" else "dynamic"
+        block = block_of("weight_block_size", quantization.get("weight_block_size"))
+        if block and activations == "static":
+            raise ValueError(
+                f"config.json has weight_block_size {list(block)} and activation_scheme 'static', which is "
+                "not supported; use a checkpoint whose activation_scheme is 'dynamic'"
+            )
         ignored = quantization.get("ignored_layers") or quantization.get("modules_to_not_convert") or ()
-        return cls(activations, tuple(ignored))
+        assert isinstance(ignored, (list, tuple)), ignored
+        scale_name = "weight_scale_inv" if block else "weight_scale"
+        return cls(
+            Fp8Format(activations=activations, block=block, scale_name=scale_name),
+            tuple(map(str, ignored)),
+        )
 
     @classmethod
     def online(cls) -> Self | None:
@@ -75,7 +93,7 @@ class Fp8Scheme:
             return None
         if kind == "head" or ignored == {True}:
             return Unquantized()
-        return QuantizedWhenLoaded() if self.activations is None else Fp8("tensor", self.activations)
+        return QuantizedWhenLoaded() if self.format is None else Fp8(self.format)
 
 
 def covers(entry: str, prefix: str) -> bool:
@@ -83,45 +101,95 @@ def covers(entry: str, prefix: str) -> bool:
     return prefix == entry or prefix.startswith(entry + ".") or prefix.endswith("." + entry)
 
 
+def block_of(name: str, value: object) -> Block | None:
+    """[outputs, inputs] of a config.json.  Raises ValueError if it is neither that nor null."""
+    match value:
+        case None:
+            return None
+        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
+            return outputs, inputs
+        case _:
+            raise ValueError(f"{name} in config.json is {value!r}, must be two sizes, such as [128, 128]")
+
+
 class Fp8:
     """FP8 weights from a checkpoint."""
 
-    def __init__(self, weight_scale: WeightScale, activations: Activations) -> None:
-        self.weight_scale: WeightScale = weight_scale
-        self.activations: Activations = activations
+    def __init__(self, format: Fp8Format) -> None:
+        self.format = format
         self._product: Fp8Product | None = None
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
-        parts = len(shape.out_partitions)
+        num_blocks = elements(shape.in_features, self._block(shape))
+        size = (shape.out_features, shape.in_features)
         params = {
-            "weight": ParamSpec(
-                shape=(shape.out_features, shape.in_features), dtype=FP8, place=matrix(shape)
+            "weight": ParamSpec(shape=size, dtype=FP8, place=matrix(shape)),
+            self.format.scale_name: ParamSpec(
+                shape=(shape.out_features, num_blocks),
+                dtype=torch.float32,
+                place=OutputScales(shape, self.format.block),
+                fill="near_one",
             ),
-            "weight_scale": self._scale((parts,), ScalarPerPart())
-            if self.weight_scale == "tensor"
-            else self._scale((shape.out_features, 1), vector(shape)),
         }
-        if self.activations == "static":
-            params["input_scale"] = self._scale((parts,), ScalarPerPart())
+        if self.format.activations == "static":
+            parts = (len(shape.out_partitions),)
+            params["input_scale"] = ParamSpec(
+                shape=parts, dtype=torch.float32, place=ScalarPerPart(), fill="near_one"
+            )
         return params
 
     def finish(self, layer: LinearLayer) -> None:
-        """Merged parts keep their own scales: there is one for each output."""
-        scale = layer.param("weight_scale")
-        if self.weight_scale == "tensor":
-            sizes = torch.tensor(layer.shape.out_partitions, device=scale.device)
-            scale = scale.repeat_interleave(sizes)
+        weight, scale = layer.param("weight"), layer.param(self.format.scale_name)
+        layer.replace(self.format.scale_name, None)
         # The parts see the same inputs; the largest of their scales loses none of them.
-        static = layer.param("input_scale").max() if self.activations == "static" else None
-        self._product = Fp8Product(layer, layer.param("weight"), scale.view(-1), static)
+        static = layer.param("input_scale").max() if self.format.activations == "static" else None
+        self._product = Fp8Product(layer, weight, scale, block=self._block(layer.shape), static=static)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
 
-    @staticmethod
-    def _scale(shape: tuple[int, ...], place: Place) -> ParamSpec:
-        return ParamSpec(shape=shape, dtype=torch.float32, place=place, fill="near_one")
+    def _block(self, shape: LinearShape) -> int:
+        return self.format.block[1] if self.format.block else shape.in_features
+
+
+@dataclass(frozen=True, slots=True)
+class OutputScales:
+    """A scale for each output and block of inputs.
+
+    The checkpoint may have one for the matrix, each output, or each block.  Merged matrices keep their own.
+    """
+
+    shape: LinearShape
+    block: Block | None
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        num_outputs, num_blocks = self.shape.out_partitions[part], param.shape[1]
+        if self.shape.split == "out":
+            num_outputs *= coords.size
+        elif self.block:
+            num_blocks *= coords.size
+            if coords.size > 1 and self.shape.in_features % self.block[1]:
+                raise ValueError(
+                    f"has blocks of {self.block[1]} inputs, and each of {coords.size} ranks gets "
+                    f"{self.shape.in_features}; lower tensor_parallel_size"
+                )
+        whole = self._spread(tensor, num_outputs, num_blocks)
+        if self.shape.split == "out" or self.block:
+            place = Sliced(self.shape.out_partitions, slice_axis=0 if self.shape.split == "out" else 1)
+        else:
+            place = Replicated()
+        place(param, part, whole, coords)
+
+    def _spread(self, tensor: Tensor, num_outputs: int, num_blocks: int) -> Tensor:
+        """The checkpoint's scales as [num_outputs, num_blocks], of the whole layer."""
+        if tensor.numel() == 1:
+            return tensor.reshape(1, 1).expand(num_outputs, num_blocks)
+        if self.block is None:
+            check_shape(tensor, (num_outputs, 1)[: tensor.dim()])
+            return tensor.view(num_outputs, 1)
+        check_shape(tensor, (elements(num_outputs, self.block[0]), num_blocks))
+        return tensor.repeat_interleave(self.block[0], dim=0)[:num_outputs]
 
 
 class QuantizedWhenLoaded:
@@ -134,62 +202,10 @@ class QuantizedWhenLoaded:
         return Unquantized().params(shape)
 
     def finish(self, layer: LinearLayer) -> None:
-        weight, scale = quantize_rows(layer.param("weight"))
-        self._product = Fp8Product(layer, weight, scale.view(-1), None)
+        weight = layer.param("weight")
+        rounded, scale = quantize_fp8_ref(weight, weight.shape[1])
+        self._product = Fp8Product(layer, rounded, scale, block=weight.shape[1])
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
-
-
-class Fp8Product:
-    """The product with an FP8 matrix [N, K], which becomes the layer's "weight".
-
-    scale: [N] of the outputs.  static: of all inputs; None gives each token its own.
-    """
-
-    def __init__(self, layer: LinearLayer, weight: Tensor, scale: Tensor, static: Tensor | None) -> None:
-        layer.replace("weight", weight.detach())
-        layer.replace("weight_scale", scale.float()[None].contiguous())
-        if static is not None:
-            layer.replace("input_scale", static.float().detach())
-        self.is_static = static is not None
-        self.in_hardware = can_multiply(weight)
-
-    def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        tokens = x.reshape(-1, x.shape[-1])
-        if self.is_static:
-            scale = layer.param("input_scale")
-            quantized, scale = round_to_fp8(tokens.float() / scale), scale.expand(len(tokens), 1)
-        else:
-            quantized, scale = quantize_rows(tokens)
-        # Hardware products round to bfloat16, which would cost other dtypes their precision.
-        if self.in_hardware and x.dtype == torch.bfloat16 and len(tokens):
-            weight, weight_scale = layer.param("weight").t(), layer.param("weight_scale")
-            y = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-                quantized, weight, scale_a=scale.contiguous(), scale_b=weight_scale, out_dtype=x.dtype
-            )
-        else:
-            y = F.linear(quantized.float(), layer.param("weight").float())
-            y = (y * scale * layer.param("weight_scale")).to(x.dtype)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if layer.bias is None else y + layer.bias
-
-
-def can_multiply(weight: Tensor) -> bool:
-    """Whether this device multiplies such FP8 matrices with a scale for each row and column."""
-    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
-        return False
-    return all(size % 16 == 0 for size in weight.shape)
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> (FP8 [T, K], float32 scales [T, 1]), with x about their product."""
-    x = x.float()
-    scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
-    return round_to_fp8(x / scale), scale
-
-
-def round_to_fp8(x: Tensor) -> Tensor:
-    """The nearest FP8 number, 448 at most."""
-    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -1,12 +1,14 @@
 """INT8 weights with a scale for each output, made as plain weights load; activations stay as they are.
 
-On a CPU a few tokens take torch's product that reads INT8 directly, which halves the bytes of a decode; many
-tokens, and GPUs, widen the weights first: integers up to 127 are exact in every dtype, and scales come last.
+On a CPU the product is of integers, packed once for it, and yet loses nothing of the activations: they are
+rounded to 16 bits, of the token's largest, and the two bytes are two rows of the same product.  Sums of
+integers are exact, so a token's result does not depend on which others are computed with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Self
 
 import torch
@@ -18,7 +20,11 @@ from pellucid.quant.base import Kind, LinearLayer, LinearMethod, LinearShape, Pa
 from pellucid.quant.unquantized import Unquantized
 
 INT8_MAX = 127
-MAX_DIRECT_TOKENS = 8  # from about ten on, widening the weights once costs less than reading INT8 for each
+LARGEST = 127 * 256  # of 16-bit activations: its upper byte, rounded, is 127
+ZERO = 128  # what stands for 0 in an unsigned byte
+SMALLEST = 1e-30  # of a token's largest activation: a token of zeros has a scale, too
+
+Multiply = Callable[[Tensor], Tensor]  # x [T, K] -> [T, N]
 
 
 class Int8Scheme:
@@ -37,34 +43,85 @@ class Int8Scheme:
 
 
 class Int8:
-    """One matrix [out, in] of INT8 and a scale for each row, in the activations' dtype."""
+    """One matrix [out, in] of INT8 and a scale for each row."""
+
+    def __init__(self) -> None:
+        self._multiply: Multiply | None = None
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         return Unquantized().params(shape)
 
     def finish(self, layer: LinearLayer) -> None:
         weight, scale = quantize_rows(layer.param("weight"))
-        layer.replace("weight", weight)
-        layer.replace("weight_scale", scale)
+        layer.replace("weight", None)
+        packs = weight.device.type == "cpu" and can_pack()
+        self._multiply = PackedProduct(weight, scale) if packs else WideProduct(weight, scale)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        weight, scale = layer.param("weight"), layer.param("weight_scale")
-        tokens = x.reshape(-1, x.shape[-1])
-        if weight.device.type == "cpu" and 0 < len(tokens) <= MAX_DIRECT_TOKENS:
-            y = torch.ops.aten._weight_int8pack_mm(tokens.contiguous(), weight, scale)
-        else:
-            y = F.linear(tokens, weight.to(x.dtype)) * scale
-        y = y.view(*x.shape[:-1], y.shape[-1])
+        assert self._multiply is not None, "finish() was not called after loading"
+        y = self._multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
         return y if layer.bias is None else y + layer.bias
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> (INT8 [N, K], scales [N] in the weight's dtype) with weight about their product.
-
-    The scale is rounded first, so that the integers make up for its rounding.
-    """
+    """weight [N, K] -> (INT8 [N, K], float32 scales [N]) with weight about their product."""
     wide = weight.float()
-    scale = (wide.abs().amax(dim=-1) / INT8_MAX).to(weight.dtype)
+    scale = wide.abs().amax(dim=-1) / INT8_MAX
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    integers = (wide / scale.float()[:, None]).round().clamp(-INT8_MAX, INT8_MAX)
-    return integers.to(torch.int8), scale
+    return (wide / scale[:, None]).round().to(torch.int8), scale
+
+
+class WideProduct:
+    """Weights widened to the activations' dtype at each call, in which they are exact; scales come last."""
+
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
+        self.weight, self.scale = weight, scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (F.linear(x, self.weight.to(x.dtype)) * self.scale).to(x.dtype)
+
+
+class PackedProduct:
+    """oneDNN's product of bytes with packed INT8, two rows of bytes a token."""
+
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
+        self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        self.scale = scale
+        self.zeros = torch.zeros(len(scale), dtype=torch.int32)  # INT8 weights are symmetric
+
+    def __call__(self, x: Tensor) -> Tensor:
+        bytes, step = split_bytes(x)
+        y = torch.ops.onednn.qlinear_pointwise.default(
+            *(bytes, 1.0, ZERO),
+            *(self.packed, self.scale, self.zeros),
+            *(None, 1.0, 0, torch.float32),  # no bias; the result is not quantized
+            *("none", [], ""),  # nor anything done to it
+        )
+        low, high = y.view(2, len(x), len(self.scale))
+        return torch.add(low, high, alpha=256).mul_(step).to(x.dtype)
+
+
+def split_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> (bytes [2T, K], step [T, 1]), so that x is about (low + 256 high) step.
+
+    low and high are the upper and the lower T rows less ZERO, each in -128 .. 127.
+    """
+    largest = x.abs().amax(dim=-1, keepdim=True).float().clamp_min(SMALLEST)
+    # Adding ZERO to both bytes makes them unsigned and carries from low to high; the half rounds.
+    shifted = (x * (LARGEST / largest)).add_(ZERO * 257 + 0.5).to(torch.int32).to(torch.uint16)
+    pairs = shifted.view(torch.uint8).view(*x.shape, 2)
+    return pairs.permute(2, 0, 1).reshape(-1, x.shape[1]), largest / LARGEST
+
+
+@cache
+def can_pack() -> bool:
+    """Whether this torch and this CPU multiply packed INT8 exactly, tried where lesser CPUs saturate."""
+    weight = torch.full((16, 64), INT8_MAX, dtype=torch.int8)
+    weight[::2] *= -1
+    x = torch.ones(2, 64)
+    x[1, 32:] = -1
+    try:
+        y = PackedProduct(weight, torch.ones(16))(x)
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(y, F.linear(x, weight.float()))

@@ -11,6 +11,9 @@ SPELLINGS = {  # endings of other tools' names -> ours, which is the attention l
     ".v_proj.output_scale": ".attn.v_scale",
 }
 
+# Queries and probabilities stay in the model's dtype.
+UNUSED = ("*.q_scale", "*.q_proj.output_scale", "*.prob_scale", "*.prob_output_scale")
+
 
 def kv_scale_name(name: str) -> str:
     """The name of a checkpoint's tensor, brought to our spelling if it is a scale of the KV cache."""

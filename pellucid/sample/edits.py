@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.state import Column, SamplingState, SlotParams
 
 _NEVER = -float("inf")
@@ -27,10 +28,16 @@ class Rows:
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64
     params: SlotParams
+    branches: Branches = IN_ORDER
 
     def take(self, index: Tensor) -> Rows:
         params = SlotParams(self.params.table[index])
-        return Rows(self.state, self.token_ids, self.slots[index], self.positions[index], params)
+        slots, positions = self.slots[index], self.positions[index]
+        return Rows(self.state, self.token_ids, slots, positions, params, self.branches.take(index))
+
+    def tokens_at(self, positions: Tensor) -> Tensor:
+        """[R, n] int32: each row's own tokens at `positions` [R or 1, n], known or not."""
+        return self.token_ids[self.slots[:, None], self.branches.places(positions)]
 
     @property
     def num_outputs(self) -> Tensor:
@@ -48,7 +55,7 @@ def mask_bad_words(logits: Tensor, rows: Rows) -> None:
     prefixes = rows.state.bad_prefixes.data[rows.slots]  # [R, words, length], newest first
     lasts = rows.state.bad_lasts.data[rows.slots]  # [R, words]
     back = torch.arange(1, prefixes.shape[2] + 1, device=logits.device)
-    newest = rows.token_ids[rows.slots[:, None], (rows.positions[:, None] - back).clamp_(min=0)]
+    newest = rows.tokens_at((rows.positions[:, None] - back).clamp_(min=0))
     matches = ((prefixes == newest[:, None]) | (prefixes < 0)).all(-1)
     lengths = (prefixes >= 0).sum(-1)
     _forbid(logits, lasts, matches & (lengths <= rows.num_outputs[:, None]))
@@ -75,10 +82,10 @@ def penalize(logits: Tensor, rows: Rows) -> None:
 
 def count_tokens(rows: Rows, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Which tokens are known at all, [R, V] bool, and how often each was generated, [R, V] int32."""
-    tokens = rows.token_ids[rows.slots]
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    is_known = place < rows.positions[:, None]
-    is_output = is_known & (place >= rows.params.ints(Column.PROMPT_LEN)[:, None])
+    position = torch.arange(rows.token_ids.shape[1], device=rows.slots.device)[None]
+    tokens = rows.tokens_at(position)
+    is_known = position < rows.positions[:, None]
+    is_output = is_known & (position >= rows.params.ints(Column.PROMPT_LEN)[:, None])
     # What lies behind the known tokens is left over from other times: it goes to a column past the end.
     ids = torch.where(is_known, tokens, vocab_size).clamp_(max=vocab_size).long()
     shape = (tokens.shape[0], vocab_size + 1)

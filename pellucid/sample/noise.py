@@ -23,9 +23,9 @@ class Purpose(enum.IntEnum):
     """What a number is drawn for; different purposes are independent."""
 
     DRAW = 0  # a token of the target (and of a drafter that wants to agree with it)
-    ACCEPT = 1  # whether a draft is accepted, under the standard rejection test
-    RESIDUAL = 2  # the token drawn instead of a rejected draft, under the same test
-    DRAFT = 3  # a draft that is put to the same test
+    ACCEPT = 1  # whether a draft is accepted, where chance decides: standard and synthetic verification
+    RESIDUAL = 2  # the token drawn instead of a rejected draft, under the standard rejection test
+    DRAFT = 3  # a draft whose distribution is known, under the same test
 
 
 def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -33,17 +33,20 @@ def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     return _mix((torch.arange(vocab_size, dtype=torch.int64, device=device) + 1) * _STEP)
 
 
-def keys(seeds: Tensor, positions: Tensor, purpose: Purpose = Purpose.DRAW) -> Tensor:
-    """[S] int64: one key for each (seed, position, purpose).  seeds, positions: [S] int64."""
+def keys(seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor = Purpose.DRAW) -> Tensor:
+    """[S] int64: one key for each (seed, position, purpose).  seeds, positions, purpose: [S] int64."""
     return _mix(_mix(seeds * _STEP + purpose) + positions * _STEP)
 
 
-def gumbel(seeds: Tensor, positions: Tensor, codes: Tensor, purpose: Purpose = Purpose.DRAW) -> Tensor:
+def gumbel(
+    seeds: Tensor, positions: Tensor, codes: Tensor, purpose: Purpose | Tensor = Purpose.DRAW
+) -> Tensor:
     """Standard Gumbel noise [S, V] float32 of every token at every (seed, position).
 
-    seeds, positions: [S] int64.  codes: [V] of `token_codes`.  argmax(logits / T + noise) is then a draw from
-    softmax(logits / T) (Gumbel 1954).  Values lie in [-2.9, 44.4]; the upper tail, which decides the draw,
-    is exact to 2**-63 in probability, the lower one to 2**-24.
+    seeds, positions, and purpose if it is not one for all: [S] int64.  codes: [V] of `token_codes`.
+    argmax(logits / T + noise) is then a draw from softmax(logits / T) (Gumbel 1954).  Values lie in
+    [-2.9, 44.4]; the upper tail, which decides the draw, is exact to 2**-63 in probability, the lower one to
+    2**-24.
     """
     x = codes ^ keys(seeds, positions, purpose)[:, None]
     x.mul_(_PRIME)

@@ -1,7 +1,8 @@
 """The sampler: one token for every logit row, of the row's own parameters, tokens, seed and position alone.
 
 Greedy and random rows take the same path, whose end is draw.py.  What no row asks for is not computed.  Knows
-nothing of drafts: see spec/verify.py.  Legend: S logits, R rows of a part, V vocab.
+nothing of drafts: see spec/verify.py, which may revise what was drawn, or draw itself.
+Legend: S logits, R rows of a part, V vocab.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from pellucid.sample.state import FILTER_WIDTHS, Feature, LogitsBatch, SamplingS
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 
 Edit = Callable[[Tensor, Rows], None]
+Pick = Callable[[Tensor], Tensor]  # of edited logits [S, V] float32: tokens [S] int32
+Revision = Callable[[Tensor], Tensor]  # of drawn tokens [S] int32: those that are taken, [S] int32
+
+
+def _as_drawn(tokens: Tensor) -> Tensor:
+    return tokens
 
 
 def _filter(logits: Tensor, rows: Rows, width: int | None) -> None:
@@ -54,23 +61,32 @@ class Sampler:
         self.state, self.vocabulary = state, vocabulary
         self.draw = choose_draw(state)
 
-    def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Sampled:
+    def __call__(
+        self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor, revise: Revision = _as_drawn
+    ) -> Sampled:
         """Draw one token from each row of `logits` [S, V], this rank's share of V, any float type.
 
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
         if not batch.features & ~Feature.RANDOM:
             # Ranks that share the vocabulary exchange no more than their best.
-            return Sampled(self.draw(self.vocabulary.trim(logits), batch, self.vocabulary))
+            return Sampled(revise(self.draw(self.vocabulary.trim(logits), batch, self.vocabulary)))
+        return self.choose(
+            logits, batch, token_ids, lambda edited: revise(self.draw(edited, batch, WHOLE_VOCABULARY))
+        )
+
+    def choose(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor, pick: Pick) -> Sampled:
+        """Gather and edit all logits, let `pick` take a token of each, and report on it."""
         logits = self.vocabulary.whole(logits)
         assert logits.shape[1] == self.state.vocab_size, (logits.shape, self.state.vocab_size)
         raw = _raw_logprobs_of_askers(logits, batch)
         logits = logits.float()
-        rows = Rows(self.state, token_ids, batch.slots, batch.positions, self.state.params(batch.slots))
+        params = self.state.params(batch.slots)
+        rows = Rows(self.state, token_ids, batch.slots, batch.positions, params, batch.branches)
         for feature, edit in EDITS.items():
             if feature in batch.rows:
                 _edit_part(logits, rows, batch.rows[feature], edit)
-        tokens = self.draw(logits, batch, WHOLE_VOCABULARY)
+        tokens = pick(logits)
         return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
 
 

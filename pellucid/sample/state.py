@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.noise import token_codes
 from pellucid.sample.tables import BiasPool, SlotTable, pad
 from pellucid.schedule.plan import Admission
@@ -86,10 +87,11 @@ class LogitsBatch:
     """Whose logits a step samples from.  Made by `SamplingState.batch`."""
 
     slots: Tensor  # [S] int64, device
-    positions: Tensor  # [S] int64, device: of the token to be drawn; token_ids[slot, :position] are known
+    positions: Tensor  # [S] int64, device: of the token to be drawn; those before it are known
     features: Feature = Feature.NONE  # of any row
     max_logprobs: int = -1  # most that any row wants; -1 if no row wants logprobs
     rows: Mapping[Feature, Tensor] = field(default_factory=dict)  # [R] int64, device: the rows with a feature
+    branches: Branches = IN_ORDER  # to the tokens before each
 
 
 class SamplingState:
@@ -122,7 +124,9 @@ class SamplingState:
         device = upload(packed, self.device)
         self.table.index_copy_(0, device[:, 0], device[:, 1:])
 
-    def batch(self, host_slots: np.ndarray, slots: Tensor, positions: Tensor) -> LogitsBatch:
+    def batch(
+        self, host_slots: np.ndarray, slots: Tensor, positions: Tensor, branches: Branches = IN_ORDER
+    ) -> LogitsBatch:
         """Describe S logits: their slots (on the host and on the device) and the positions to be drawn.
 
         host_slots: [S] integers.  slots, positions: [S] int64 on the device.  One small copy to the device,
@@ -140,6 +144,7 @@ class SamplingState:
             features=union,
             max_logprobs=int(self.num_logprobs[host_slots].max()),
             rows=dict(zip(wanted, parts, strict=True)),
+            branches=branches,
         )
 
     def features_of(self, host_slots: np.ndarray) -> Feature:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.output import SampleOutput
-from pellucid.spec.verify import depth_of
+from pellucid.spec.tree import depth_of
 
 if TYPE_CHECKING:
     from pellucid.models.build import BuiltModel, Workshop
@@ -35,6 +35,11 @@ class DraftShape:
         """Most tokens that one verification can yield."""
         return 1 + (self.num_drafts if self.parents is None else depth_of(self.parents))
 
+    @property
+    def tree_depth(self) -> int:
+        """The depth of the deepest draft; 0 for chains, which need no masks."""
+        return 0 if self.parents is None else depth_of(self.parents)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -49,7 +54,6 @@ class Drafts:
     """Proposed tokens, valid ids all: where there is nothing to propose, any id will do."""
 
     tokens: Tensor  # [B, num_drafts] int32, device; a chain may be as short as what is wanted
-    parents: tuple[int, ...] | None = None
     probs: Tensor | None = None  # [B, num_drafts, V] float32: what each was drawn from; None: it was certain
 
 

@@ -22,7 +22,7 @@ from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
-from pellucid.spec.draws import Draw, Drawn, draw_for
+from pellucid.spec.draws import DraftDraw, Drawn, draw_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Drafter:
 
     built: BuiltModel
     state: SamplingState
-    draw: Draw
+    draw: DraftDraw
 
 
 class DraftModelProposer:

@@ -24,7 +24,7 @@ class Drawn:
     probs: Tensor | None = None  # [B, V] float32: what each was drawn from; None: it was certain
 
 
-class Draw(Protocol):
+class DraftDraw(Protocol):
     """A way to choose."""
 
     def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Drawn:
@@ -72,6 +72,6 @@ class OwnDraw:
         return Drawn(tokens.int(), torch.where(is_greedy, certain, scaled.softmax(-1)))
 
 
-def draw_for(rejection_sample_method: str, sampler: Sampler) -> Draw:
+def draw_for(rejection_sample_method: str, sampler: Sampler) -> DraftDraw:
     """What suits the way in which drafts are accepted."""
     return OwnDraw(sampler) if rejection_sample_method == "standard" else AlikeDraw(sampler)

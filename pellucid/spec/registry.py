@@ -1,9 +1,10 @@
-"""Names of proposers; a new one is a line here and a file beside this one."""
+"""Names of proposers and of verifiers; a new one is a line here and a file beside this one."""
 
 from __future__ import annotations
 
 from pellucid.registry import Registry
 from pellucid.spec.base import Proposer
+from pellucid.spec.verify import Verifier
 
 PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",
@@ -11,5 +12,13 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
         "none": "pellucid.spec.base:NullProposer",
         "draft_model": "pellucid.spec.draft_model:DraftModelProposer",
         "ngram": "pellucid.spec.ngram:NgramProposer",
+    },
+)
+VERIFIERS: Registry[type[Verifier]] = Registry(
+    "rejection_sample_method",
+    {
+        "strict": "pellucid.spec.verify:StrictVerifier",
+        "standard": "pellucid.spec.standard:StandardVerifier",
+        "synthetic": "pellucid.spec.synthetic:SyntheticVerifier",
     },
 )

@@ -1,21 +1,28 @@
-"""The one verifier: for chains and trees of drafts, greedy and sampled, whatever proposed them.
+"""Which drafts are accepted: one walk for chains and trees, greedy and sampled, whatever proposed them.
 
-The target's own token is drawn at every draft's place, with the noise of that place; a draft is accepted if
-and only if it is that token.  So the output is token for token what it would be without drafts.  Imports no
-proposer.  Legend: B rows, S logits, K tokens a row can yield.  Node 0 of a row is its last committed token,
-nodes 1.. are its drafts.
+A token is chosen at every draft's place, and a draft is accepted if and only if it is that token.  How it is
+chosen is the verifier's: `StrictVerifier` draws the target's own, with the noise of that place, so the output
+is token for token what it would be without drafts; standard.py and synthetic.py choose otherwise.  Imports no
+proposer.  Legend: B rows, S logits, K tokens a row can yield, V vocab.  Node 0 of a row is its last committed
+token, nodes 1.. are its drafts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from pellucid.config import SpeculativeConfig
 from pellucid.sample.output import SampleOutput
-from pellucid.sample.sampler import Sampled
+from pellucid.sample.sampler import Sampled, Sampler
+from pellucid.sample.state import LogitsBatch
+from pellucid.spec.tree import children_of, depth_of
+
+if TYPE_CHECKING:
+    from pellucid.spec.base import Drafts, DraftShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +45,68 @@ class VerifyRows:
             return 1 + self.max_drafts
         return 1 + depth_of(self.parents)
 
+    def nodes(self) -> tuple[Tensor, Tensor]:
+        """Of each logit: its node within its row, [S] int64, and whether a chain's draft comes next, bool."""
+        start, count = _owned(self)
+        row = torch.repeat_interleave(count, output_size=len(self.inputs))
+        node = torch.arange(len(self.inputs), device=start.device) - start[row]
+        return node, node + 1 < count[row]
+
+
+class Verifier(Protocol):
+    """How drafts are judged; one file a method, made once."""
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, sampler: Sampler, shape: DraftShape) -> Self:
+        """Raises ValueError if the method cannot judge drafts of this shape."""
+        ...
+
+    def __call__(
+        self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows, token_ids: Tensor
+    ) -> SampleOutput:
+        """Choose a token at each of the S logits, and of those what each row keeps.
+
+        logits: [S, this rank's share of V], any float type.  token_ids: [num_slots, max_len] int32.
+        """
+        ...
+
+    def keep(self, slots: Tensor, drafts: Drafts) -> None:
+        """Remember of these slots' [B] drafts what their verification, in a later step, must know."""
+        ...
+
+
+class StrictVerifier:
+    """A draft stands if it is the token that the target draws: the output does not change by a token."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, sampler: Sampler, shape: DraftShape) -> Self:
+        return cls(sampler)
+
+    def __call__(
+        self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows, token_ids: Tensor
+    ) -> SampleOutput:
+        return verify(self.sampler(logits, batch, token_ids), rows)
+
+    def keep(self, slots: Tensor, drafts: Drafts) -> None:
+        """The tokens lie in the slots; more is not needed."""
+
+
+def check_is_chain(method: str, shape: DraftShape) -> None:
+    """Raise ValueError if the drafts are a tree, of which this method can make nothing."""
+    if shape.parents is not None:
+        raise ValueError(
+            f"rejection_sample_method {method!r} judges chains of drafts, the proposer drafts trees; "
+            "use 'strict'"
+        )
+
 
 def verify(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
-    """Accept drafts and gather each row's new tokens: the accepted ones, then the target's own next.
+    """Accept drafts and gather each row's new tokens: the accepted ones, then the one chosen after them.
 
-    sampled: the target's token at each of the S logits.
+    sampled: the token chosen at each of the S logits.
     """
     num_rows, num_logits = len(rows.room), len(sampled.tokens)
     if num_logits == 0:
@@ -87,25 +151,6 @@ def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -
         node = torch.where(stands, candidates.gather(1, first)[:, 0], node)
     nodes = torch.stack(path, dim=1)
     return _output(sampled, rows, _places(start, nodes, len(sampled.tokens)), num_new, path=nodes.int())
-
-
-@lru_cache(maxsize=16)
-def children_of(parents: tuple[int, ...], device: torch.device) -> Tensor:
-    """[nodes, most children] int64: the children of every node in order, -1 where there are no more."""
-    lists: list[list[int]] = [[] for _ in range(1 + len(parents))]
-    for child, parent in enumerate(parents, start=1):
-        lists[parent].append(child)
-    widest = max(map(len, lists))
-    return torch.tensor([row + [-1] * (widest - len(row)) for row in lists], dtype=torch.int64, device=device)
-
-
-def depth_of(parents: tuple[int, ...]) -> int:
-    """The depth of the deepest draft; 0 without drafts.  Parents come before their children."""
-    depths = [0]
-    for child, parent in enumerate(parents, start=1):
-        assert 0 <= parent < child, f"draft {child} has parent {parent}, which must come before it"
-        depths.append(depths[parent] + 1)
-    return max(depths)
 
 
 def _owned(rows: VerifyRows) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Proposer
-from pellucid.spec.verify import VerifyRows, verify
+from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.worker.inputs import InputBuilder, StepInput, StepRows
 from pellucid.worker.results import Packed, pack
 from pellucid.worker.slots import Slots
@@ -39,10 +39,10 @@ class DeviceStep:
 
     def __init__(
         self, model: Model, backend: AttentionBackend, slots: Slots, inputs: InputBuilder, sampler: Sampler,
-        proposer: Proposer,
+        proposer: Proposer, verifier: Verifier,
     ) -> None:  # fmt: skip
         self.model, self.backend, self.slots, self.inputs = model, backend, slots, inputs
-        self.sampler, self.proposer = sampler, proposer
+        self.sampler, self.proposer, self.verifier = sampler, proposer, verifier
 
     def __call__(self, rows: StepRows) -> Packed:
         """Run the step; what the host will want of it, in one tensor."""
@@ -51,28 +51,28 @@ class DeviceStep:
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
         hidden = self.model(fwd)
         output = self._sample(rows, step, hidden)
+        self.inputs.layout.settle(fwd, step.rows, output)
         self.slots.advance(step.rows, output)
         drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
+        self.verifier.keep(step.rows.slots, drafts)
         return pack(output, self._score(rows, fwd, hidden))
 
     def _sample(self, rows: StepRows, step: StepInput, hidden: Tensor) -> SampleOutput:
-        """The target's own token at every wanted place, and of those what each row may keep."""
+        """A token at every wanted place, and of those what each row may keep."""
         fwd, at, counts = step.fwd, step.fwd.logits_index, rows.counts
         host_slots = counts.slots.repeat(counts.num_sampled)
-        batch = self.sampler.state.batch(host_slots, step.logit_slots, fwd.positions[at] + 1)
-        sampled = self.sampler(self.model.logits(hidden[at]), batch, self.slots.token_ids)
-        return verify(
-            sampled,
-            VerifyRows(
-                cu_logits=rows.cu_logits,
-                inputs=fwd.input_ids[at],
-                room=self.slots.room(step.rows),
-                samples=step.rows.samples,
-                max_drafts=int(counts.num_drafts.max()),
-                parents=self.proposer.shape.parents,
-            ),
+        positions = fwd.positions[at] + 1
+        batch = self.sampler.state.batch(host_slots, step.logit_slots, positions, step.branches)
+        verify_rows = VerifyRows(
+            cu_logits=rows.cu_logits,
+            inputs=fwd.input_ids[at],
+            room=self.slots.room(step.rows),
+            samples=step.rows.samples,
+            max_drafts=int(counts.num_drafts.max()),
+            parents=self.proposer.shape.parents,
         )
+        return self.verifier(self.model.logits(hidden[at]), batch, verify_rows, self.slots.token_ids)
 
     def _known(self, rows: StepRows, step: StepInput) -> Known:
         """What the slots now hold of the rows' texts, for the proposer."""

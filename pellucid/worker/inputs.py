@@ -19,8 +19,10 @@ from pellucid.kernels.gather_rows import (
     gather_tokens,
     gather_tokens_ref,
 )
+from pellucid.sample.branches import Branches
 from pellucid.schedule.plan import Row
 from pellucid.transfer import upload
+from pellucid.worker.layout import DraftLayout
 from pellucid.worker.slots import RowState, Slots
 
 
@@ -86,13 +88,15 @@ class StepInput:
     fwd: ForwardInput
     rows: RowState
     logit_slots: Tensor  # [S] int64, the slot of each logit
+    branches: Branches  # to the text before each logit
 
 
 class InputBuilder:
     """Builds each step's input from the slots.  block_sizes: tokens, per KV group."""
 
-    def __init__(self, slots: Slots, block_sizes: tuple[int, ...]) -> None:
+    def __init__(self, slots: Slots, block_sizes: tuple[int, ...], layout: DraftLayout) -> None:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
+        self.layout = layout
         on_gpu = self.device.type == "cuda"
         self._gather_tokens = gather_tokens if on_gpu else gather_tokens_ref
         self._gather_blocks = gather_blocks if on_gpu else gather_blocks_ref
@@ -157,22 +161,29 @@ class InputBuilder:
             num_drafts=rows.num_drafts,
             samples=rows.num_sampled > 0,
         )
+        positions, tree = self.layout.arrange(tokens.positions, state)
         fwd = ForwardInput(
             input_ids=tokens.input_ids,
-            positions=tokens.positions,
+            positions=positions,
             slots=slots,
             cu_seqlens_q=rows.cu_query.to(torch.int32),
             seq_lens=tokens.seq_lens,
             block_tables=tuple(blocks for blocks, _ in groups),
             slot_mappings=tuple(mapping for _, mapping in groups),
             logits_index=rows.logits_index,
+            tree=tree,
             query_lens=counts.num_query.tolist(),
             max_query=max_query,
             block_sizes=self.block_sizes,
         )
         num_logits = len(rows.logits_index)
         row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)
-        return StepInput(fwd=fwd, rows=state, logit_slots=slots[row_of_logit])
+        return StepInput(
+            fwd=fwd,
+            rows=state,
+            logit_slots=slots[row_of_logit],
+            branches=self.layout.branches(tokens.positions, rows.logits_index, row_of_logit, state),
+        )
 
 
 def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

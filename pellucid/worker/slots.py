@@ -29,6 +29,11 @@ class RowState:
     num_drafts: Tensor
     samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
 
+    @property
+    def roots(self) -> Tensor:
+        """The place of the last token before the drafts; [B] int64."""
+        return self.starts + self.query_lens - 1 - self.num_drafts
+
 
 class Slots:
     """Per-slot tensors, written at admission and advanced by what was sampled."""
@@ -109,12 +114,11 @@ class Slots:
 
     def room(self, rows: RowState) -> Tensor:
         """Law 3: how many tokens each row may yield before its sequence's limit, [B]."""
-        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
-        return (self.limits[rows.slots] - root - 1).clamp_(min=0)
+        return (self.limits[rows.slots] - rows.roots - 1).clamp_(min=0)
 
     def advance(self, rows: RowState, output: SampleOutput) -> None:
         """Write what was sampled behind the last known token, and move on by what was accepted."""
-        root = rows.starts + rows.query_lens - 1 - rows.num_drafts
+        root = rows.roots
         width = output.tokens.shape[1]
         offsets = torch.arange(width, device=self.device)
         kept = offsets < output.num_new[:, None]

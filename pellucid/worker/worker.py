@@ -16,17 +16,18 @@ from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.models.build import Workshop
+from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.base import Proposer
-from pellucid.spec.registry import PROPOSERS
+from pellucid.spec.base import DraftShape, Proposer
+from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.device_step import DeviceStep
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
 from pellucid.worker.inputs import InputBuilder
+from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.runner import ModelRunner, Pending
 from pellucid.worker.slots import Slots
 
@@ -88,17 +89,26 @@ class Worker:
     def _build(self) -> None:
         """Make the model, the proposer with what it has of models, and the runner for both."""
         resolved, shop = self.resolved, Workshop(self.resolved, self.device, self.links)
-        target = shop.build_target()
+        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
+        target = shop.build_target(tree_depth=proposer.shape.tree_depth)
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
-        proposer = PROPOSERS.load(resolved.speculative.method).of(resolved.speculative)
         self.models = (target, *proposer.load(target, shop, sampler))
         self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
-        inputs = InputBuilder(slots, tuple(group.block_size for group in self.groups))
-        step = DeviceStep(target.model, target.backend, slots, inputs, sampler, proposer)
+        block_sizes = tuple(group.block_size for group in self.groups)
+        inputs = InputBuilder(slots, block_sizes, self._make_layout(target, proposer.shape, block_sizes))
+        method = VERIFIERS.load(resolved.speculative.rejection_sample_method)
+        verifier = method.of(resolved.speculative, sampler, proposer.shape)
+        step = DeviceStep(target.model, target.backend, slots, inputs, sampler, proposer, verifier)
         self.runner = ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
+
+    def _make_layout(self, built: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]) -> DraftLayout:
+        if shape.parents is None:
+            return ChainLayout()
+        layers, backend = built.attention_layers, built.backend
+        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
     def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
         """Graphs on a GPU, unless the user or an attention backend will have none."""

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.forward import ForwardInput
+from pellucid.attention.base import QKNorm
+from pellucid.forward import ForwardInput, TreeMask
+from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
 
 
 @dataclass(kw_only=True)
 class Rows:
-    """Some rows of one step.  `history` holds each row's true keys and values [seq_len, 2, K, H] in order."""
+    """Some rows of one step, and the layer that they go through: no norm, no rope.
+
+    `history` holds each row's true keys and values [seq_len, 2, K, H] in order.
+    """
 
     query_lens: list[int]
     seq_lens: list[int]
@@ -28,22 +33,56 @@ class Rows:
     group: int = 0
     k_scale: float = 1.0
     v_scale: float = 1.0
+    qk_norm: QKNorm | None = None
+    rope: Tensor | None = None
+    parents: tuple[int, ...] = ()  # of the trees that `num_drafts` drafts of each row are
+    num_drafts: list[int] | None = None
+
+    @property
+    def qkv(self) -> Tensor:
+        """The packed projection [T, (N + 2K) * H]."""
+        return torch.cat((self.q, self.k, self.v), dim=1).flatten(1)
 
     def expected(self) -> Tensor:
         """Naive attention in float64.  [T, N * H]"""
         starts = [sum(self.query_lens[:i]) for i in range(len(self.query_lens))]
         out = torch.zeros(self.q.shape, dtype=torch.float64)
-        for start, num_query, seq_len, kv in zip(
-            starts, self.query_lens, self.seq_lens, self.history, strict=True
-        ):
+        facts = zip(starts, self.query_lens, self.seq_lens, self.history, strict=True)
+        for row, (start, num_query, seq_len, kv) in enumerate(facts):
             for i in range(num_query):
-                position = seq_len - num_query + i
-                oldest = 0 if self.window is None else max(0, position - self.window + 1)
-                seen = kv[oldest : position + 1].double().cpu()
+                seen = kv[self.seen(row, seq_len - num_query + i)].double().cpu()
                 out[start + i] = attend_one(
                     self.q[start + i].double().cpu(), seen[:, 0], seen[:, 1], self.scale
                 )
         return out.flatten(1)
+
+    def seen(self, row: int, place: int) -> list[int]:
+        """The places that the query at a place of a row sees."""
+        num_drafts = self.num_drafts[row] if self.num_drafts else 0
+        root = self.seq_lens[row] - num_drafts - 1
+        path = paths_of(self.parents)[max(0, place - root)]
+        position = min(place, root) + len(path)
+        oldest = 0 if self.window is None else max(0, position - self.window + 1)
+        return [*range(oldest, min(place, root) + 1), *(root + draft for draft in path)]
+
+    def plant(self, parents: tuple[int, ...], num_drafts: list[int]) -> Rows:
+        """Let the last `num_drafts` queries of each row be the first drafts of such trees."""
+        self.parents, self.num_drafts = parents, num_drafts
+        depths, bits, ancestors = depths_of(parents), ancestor_bits(parents), []
+        for query_len, seq_len, num in zip(self.query_lens, self.seq_lens, num_drafts, strict=True):
+            assert num < query_len, f"{num} drafts among {query_len} queries"
+            first, root = len(ancestors), seq_len - num - 1
+            nodes = [max(0, place - root) for place in range(seq_len - query_len, seq_len)]
+            ancestors += [bits[node] for node in nodes]
+            shift = torch.tensor([depths[node] - node for node in nodes], device=self.q.device)
+            self.fwd.positions[first : len(ancestors)] += shift
+        padding = len(self.q) - len(ancestors)
+        first_drafts = [seq_len - num for seq_len, num in zip(self.seq_lens, num_drafts, strict=True)]
+        self.fwd.tree = TreeMask(
+            torch.tensor(ancestors + [0] * padding, device=self.q.device),
+            torch.tensor(first_drafts + [1] * padding, dtype=torch.int32, device=self.q.device),
+        )
+        return self
 
 
 def attend_one(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -24,7 +24,7 @@ make_settled_rows = partial(make_rows, stale=7.0)
 def attend(rows: Rows) -> Tensor:
     backend = TorchAttention()
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
-    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+    return backend.forward(rows.qkv, rows, rows.fwd)
 
 
 def assert_right(rows: Rows, tolerance: float = 2e-6) -> None:
@@ -53,6 +53,28 @@ def test_a_long_prompt_chunk_behind_a_prefix_is_cut_into_tiles(window: int | Non
     assert_right(make_settled_rows([(1100, 1300)], heads=(2, 1), window=window))
 
 
+TREE = (0, 0, 1, 1, 2, 3, 0, 7, 8, 8)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("window", [None, 5, 50])
+def test_drafts_of_a_tree_see_their_ancestors_alone(block_size: int, window: int | None) -> None:
+    lens = [(1, 1), (6, 40), (6, 33), (4, 37), (1, 100), (11, 60), (20, 20)]
+    rows = make_settled_rows(lens, block_size=block_size, window=window)
+    assert_right(rows.plant(TREE, [0, 5, 5, 3, 0, 10, 0]))
+
+
+def test_kept_drafts_move_together_and_the_rest_stays() -> None:
+    before = torch.randn(5, 2, 2, 16, 8)
+    cache = before.clone()
+    sources, targets = torch.tensor([[19, 21], [0, 63]]), torch.tensor([[18, 19], [0, 62]])
+    TorchAttention().move(cache, sources, targets)
+    flat_before, flat = (x.permute(0, 3, 1, 2, 4).reshape(80, 2, 2, 8) for x in (before, cache))
+    expected = flat_before.clone()
+    expected[[18, 19, 62]] = flat_before[[19, 21, 63]]
+    assert torch.equal(flat, expected)
+
+
 def test_padding_rows_get_zeros_and_disturb_nobody() -> None:
     rows = make_settled_rows(MIXED, num_padding=3)
     assert_right(rows)
@@ -62,13 +84,6 @@ def test_padding_rows_get_zeros_and_disturb_nobody() -> None:
 @pytest.mark.parametrize("num_query", [3, 8, 20])
 def test_what_a_former_owner_left_in_a_block_is_not_seen(num_query: int) -> None:
     assert_right(make_rows([(num_query, num_query), (1, 17), (1, 1)], stale=torch.nan))
-
-
-def test_keys_and_values_that_are_views_of_a_packed_projection_are_written() -> None:
-    rows = make_settled_rows(MIXED)
-    packed = torch.cat((rows.q, rows.k, rows.v), dim=1)
-    rows.q, rows.k, rows.v = packed.split((4, 2, 2), dim=1)
-    assert_right(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,7 +114,7 @@ def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
     for window in (None, 9, None, 9):
         rows.window = window
-        out = backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+        out = backend.forward(rows.qkv, rows, rows.fwd)
         torch.testing.assert_close(out.double(), rows.expected(), atol=2e-6, rtol=0)
 
 
@@ -132,11 +147,19 @@ def test_the_cpu_gets_this_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"sink": True}, {"tree": True}, {"dtype": torch.int8}, {"num_kv_heads": 3}]
+    "asked",
+    [{"sink": True}, {"tree_depth": 4, "window": 4}, {"dtype": torch.int8}, {"num_kv_heads": 3}],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="torch: "):
         choose_backend("torch", spec(**asked), CPU)
+
+
+def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchAttention, "supports_trees", False)
+    with pytest.raises(ValueError, match="torch: has no masks for draft trees"):
+        choose_backend(None, spec(tree_depth=3), CPU)
+    assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
 
 
 def test_the_layout_is_pages_of_keys_then_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid import LLM, SamplingParams
 from pellucid.attention.base import AttentionBackend, AttentionSpec, choose_backend
 from pellucid.attention.torch import TorchAttention
 from pellucid.attention.triton import TritonAttention
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
+from tests.spec.toy import tree_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CPU = Platform(device="cpu", name="CPU", memory_total=1, memory_free=1, num_cores=1)
@@ -25,7 +28,7 @@ CHUNKS = [(9, 50), (40, 40), (4, 20)]
 
 def attend(backend: AttentionBackend, rows: Rows) -> Tensor:
     rows.fwd.attn = (backend.plan(rows.fwd, 0),)
-    return backend.forward(rows.q, rows.k, rows.v, rows, rows.fwd)
+    return backend.forward(rows.qkv, rows, rows.fwd)
 
 
 @pytest.mark.parametrize("lens", [DECODES, CHUNKS, DECODES + CHUNKS])
@@ -36,6 +39,30 @@ def test_decodes_prompt_chunks_and_both_match_naive_attention(
     rows = make_rows(lens, block_size=64, window=window, device=DEVICE)
     out = attend(TritonAttention(), rows).double().cpu()
     torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 25])
+def test_draft_trees_match_naive_attention(window: int | None) -> None:
+    lens = [(1, 40), (6, 300), (3, 33), (12, 50), (40, 40)]
+    rows = make_rows(lens, block_size=64, window=window, device=DEVICE)
+    rows.plant((0, 0, 1, 1, 2, 3, 0, 7, 8, 8, 10), [0, 5, 2, 11, 0])
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_tree.py has it on a GPU")
+def test_draft_trees_through_the_engine_change_no_token(tiny: Path) -> None:
+    """One path of three is accepted now and then, and its keys and values move."""
+    prompts, greedy = [[5, 6, 7], [9, 8]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    options = {"device": "cpu", "dtype": "float32", "block_size": 16, "num_gpu_blocks_override": 32}
+    with LLM(str(tiny), **options) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy, use_tqdm=False)]
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    drafts = {"speculative_config": tree_config((0, 0, 2, 1), texts), "attention_backend": "triton"}
+    with LLM(str(tiny), **options, **drafts) as llm:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        assert llm.llm_engine.stats.num_accepted_tokens > 5
+    assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
 def test_it_agrees_with_the_torch_backend_and_leaves_the_same_cache() -> None:
@@ -100,7 +127,7 @@ def test_a_gpu_gets_this_backend() -> None:
     "asked",
     [
         {"sink": True},
-        {"tree": True},
+        {"tree_depth": 9, "window": 8},
         {"dtype": torch.int8},
         {"num_kv_heads": 3},
         {"block_size": 24},

@@ -189,6 +189,25 @@ def test_bench_throughput_counts_every_token_and_caches_none(pellucid, tmp_path)
     assert 0 < figures["share_of_limit"] == pytest.approx(figures["limit_seconds"] / figures["seconds"])
 
 
+def test_bench_marks_what_chance_has_accepted(pellucid, tmp_path):
+    path = tmp_path / "figures.json"
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 3,
+    }
+    status, out, _ = pellucid(
+        "bench", "latency", "--input-len", "16", "--output-len", "20", "--repeat", "1",
+        "--speculative-config", json.dumps(config), "--json", str(path),
+    )  # fmt: skip
+    (figures,) = json.loads(path.read_text())
+    assert status == 0 and figures["is_synthetic"] and "SYNTHETIC" in out
+    assert figures["spec_decode_num_draft_tokens"] == 2 * figures["spec_decode_num_drafts"] > 0
+    assert "spec_decode_num_accepted_tokens_per_pos" in out
+    assert figures["mean_accepted_length"] > 2.5  # the text's end cuts the last verification
+
+
 def test_bench_latency_measures_each_batch_size(pellucid, tmp_path):
     file = tmp_path / "figures.json"
     pellucid(
@@ -233,6 +252,21 @@ def test_eval_scores_each_task_and_mode(pellucid, items, tmp_path):
     # Random weights know nothing: about log2(259) bits for each token, which here is a byte.  The text is
     # longer than the context, so windows are joined, too.
     assert scores["prose", "text"]["bits_per_byte"] == pytest.approx(8.0, abs=0.5)
+
+
+def test_eval_shows_a_quantized_model_beside_the_plain_one(pellucid, items, tmp_path):
+    file = tmp_path / "scores.json"
+    how = ("--quantization", "fp8", "--kv-cache-dtype", "fp8", "--json", str(file))
+    _, plain, _ = pellucid("eval", "--items", str(items), "--json", str(file))
+    expected = json.loads(file.read_text())
+    _, beside, _ = pellucid("eval", "--items", str(items), *how)
+    report = json.loads(file.read_text())
+    assert "baseline" in beside and "baseline" not in plain
+    assert report["baseline"] == expected["scores"] and "baseline" not in expected
+    (bits, plain_bits) = (each[-1]["bits_per_byte"] for each in (report["scores"], report["baseline"]))
+    assert bits != plain_bits and bits == pytest.approx(plain_bits, rel=0.05)
+    pellucid("eval", "--items", str(items), *how, "--no-baseline")
+    assert "baseline" not in json.loads(file.read_text())
 
 
 def test_eval_counts_a_right_answer(pellucid, items, tmp_path, engine):

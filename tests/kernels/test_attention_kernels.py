@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels.decode_attention import cut, decode_attention, decode_attention_ref
-from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.paged_attention import PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
     prefill_attention,
     prefill_attention_ref,
@@ -38,7 +38,13 @@ def paged(rows: Rows, max_query: int) -> PagedRows:
     block_size = rows.kv_cache.shape[3]
     slots = rows.fwd.slot_mappings[0]
     rows.kv_cache[slots // block_size, :, :, slots % block_size] = torch.stack((rows.k, rows.v), 1)
+    mask, tree = rows.fwd.tree, None
+    if mask is not None:
+        tree = TreeRows(
+            positions=rows.fwd.positions, ancestors=mask.ancestors, first_drafts=mask.first_drafts
+        )
     return PagedRows(
+        tree=tree,
         block_table=rows.fwd.block_tables[0],
         seq_lens=rows.fwd.seq_lens,
         cu_seqlens_q=rows.fwd.cu_seqlens_q,
@@ -78,6 +84,36 @@ def test_the_reference_is_naive_attention(window: int | None) -> None:
     torch.testing.assert_close(out, rows.expected(), atol=2e-6, rtol=0)
     assert out[-2:].eq(0).all()
     assert prefill_attention_ref is decode_attention_ref
+
+
+def deep_tree(num: int) -> tuple[int, ...]:
+    """A tree of `num` drafts with branches everywhere."""
+    return tuple(max(0, child - 1 - child % 3) for child in range(1, num + 1))
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_the_reference_is_naive_attention_over_trees(window: int | None) -> None:
+    rows = make_rows([(6, 6), (5, 258), (66, 100)], window=window, num_padding=1, device=DEVICE)
+    rows.plant(deep_tree(64), [5, 3, 64])
+    out = reference(rows).double().cpu().flatten(1)
+    torch.testing.assert_close(out, rows.expected(), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 9, 280])
+def test_short_rows_with_trees_match(window: int | None) -> None:
+    rows = make_rows(
+        [(6, 6), (8, 258), (8, 263), (1, 40), (3, 600)], block_size=16, window=window, device=DEVICE
+    )
+    rows.plant(deep_tree(7), [5, 7, 7, 0, 2])
+    assert_matches_reference(decode(rows, 8), rows)
+
+
+@pytest.mark.parametrize("heads", [(2, 1), (16, 1)])  # with 16, some tiles have drafts alone
+@pytest.mark.parametrize("window", [None, 40])
+def test_long_rows_with_trees_match(heads: tuple[int, int], window: int | None) -> None:
+    rows = make_rows([(65, 100), (30, 64), (33, 33)], heads=heads, window=window, device=DEVICE)
+    rows.plant(deep_tree(64), [64, 20, 0])
+    assert_matches_reference(prefill(rows), rows)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64, 256])
@@ -175,11 +211,11 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
 
 
 def test_few_rows_are_cut_fine_and_many_hardly() -> None:
-    assert cut(8, 4096) == (64, 64)
+    assert cut(8, 4096) == (64, 32)
     assert cut(2048, 1024) == (2048, 1)
     for num_pairs in (1, 8, 100, 1000, 4096):
         min_chunk, num_chunks = cut(num_pairs, 1_000_000)
-        assert min_chunk % 64 == 0 and 8 <= num_chunks <= 128
+        assert min_chunk % 64 == 0 and 8 <= num_chunks <= 32
 
 
 @pytest.mark.gpu

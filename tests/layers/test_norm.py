@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pellucid.layers.leaf import PLAIN
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, ParamSpec, Replicated
@@ -14,7 +15,7 @@ def make_norm(dtype: torch.dtype) -> RMSNorm:
     spec = ParamSpec(shape=(64,), dtype=dtype, place=Replicated(), fill="near_one")
     weight = Weight.empty(spec, ("norm.weight",), (WHOLE,), torch.device("cpu"))
     weight.fill(torch.Generator().manual_seed(0))
-    return RMSNorm(weight, eps=1e-5)
+    return RMSNorm(weight, 1e-5, PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -26,12 +27,13 @@ def test_it_rounds_before_the_weight_not_after(dtype: torch.dtype) -> None:
     torch.testing.assert_close(norm(x)[0], norm.weight * normed.to(dtype), rtol=0, atol=0)
 
 
-def test_the_residual_is_added_first_and_handed_on() -> None:
+def test_x_is_added_to_the_residual_in_place_and_handed_on() -> None:
     norm = make_norm(torch.float32)
     x, residual = torch.randn(2, 5, 64)
+    expected = x + residual
     y, stream = norm(x, residual)
-    assert torch.equal(stream, x + residual)
-    assert torch.equal(y, norm(x + residual)[0])
+    assert stream is residual and torch.equal(stream, expected)
+    assert torch.equal(y, norm(expected)[0])
 
 
 def test_without_a_residual_the_input_becomes_it() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pellucid.kernels.qkv_rope import turn
 from pellucid.layers.rope import RopeConfig
-from pellucid.layers.rotary import Rotary
+from pellucid.layers.rotary import rotary_table
 
 
 def make_rope(rotary_dim: int, kind: str = "default", factor: float = 1.0) -> RopeConfig:
@@ -20,8 +21,8 @@ def make_rope(rotary_dim: int, kind: str = "default", factor: float = 1.0) -> Ro
     )
 
 
-def rotary(rotary_dim: int) -> Rotary:
-    return Rotary(make_rope(rotary_dim), max_len=64, device=torch.device("cpu"))
+def table(rotary_dim: int) -> torch.Tensor:
+    return rotary_table(make_rope(rotary_dim), max_len=64)
 
 
 @pytest.mark.parametrize("rotary_dim", [4, 8])
@@ -36,15 +37,16 @@ def test_each_pair_turns_by_its_own_angle_and_the_rest_passes(rotary_dim: int) -
             a, b = x[token, :, i], x[token, :, i + half]
             expected[token, :, i] = a * angle.cos() - b * angle.sin()
             expected[token, :, i + half] = b * angle.cos() + a * angle.sin()
-    torch.testing.assert_close(rotary(rotary_dim)(x, positions), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(turn(x, positions, table(rotary_dim)), expected, rtol=0, atol=1e-5)
 
 
 def test_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(2, 1, 1, 8)
-    layer = rotary(8)
 
     def score(query_at: int, key_at: int) -> torch.Tensor:
-        return (layer(q, torch.tensor([query_at])) * layer(k, torch.tensor([key_at]))).sum()
+        return (
+            turn(q, torch.tensor([query_at]), table(8)).mul(turn(k, torch.tensor([key_at]), table(8))).sum()
+        )
 
     torch.testing.assert_close(score(9, 4), score(59, 54), rtol=0, atol=1e-5)
     assert (score(9, 4) - score(9, 5)).abs() > 1e-3
@@ -53,9 +55,9 @@ def test_scores_depend_on_distance_alone() -> None:
 def test_half_precision_is_turned_in_float32_and_rounded_once() -> None:
     x = torch.randn(5, 2, 8).bfloat16()
     positions = torch.arange(5) * 7
-    turned = rotary(8)(x, positions)
+    turned = turn(x, positions, table(8))
     assert turned.dtype == torch.bfloat16
-    assert torch.equal(turned, rotary(8)(x.float(), positions).bfloat16())
+    assert torch.equal(turned, turn(x.float(), positions, table(8)).bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,16 @@ def answers(**options: object) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in llm.chat(QUESTIONS, GREEDY, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("storage", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}], ids=str)
+STORAGES = [
+    {},
+    {"quantization": "fp8"},
+    {"quantization": "int8"},
+    {"kv_cache_dtype": "fp8"},
+    {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+]
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict) -> None:
     expected = answers(**storage)
     assert answers(**storage, **NGRAM) == expected

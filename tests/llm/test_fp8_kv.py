@@ -10,9 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, SamplingParams
+from pellucid.config import EngineConfig, resolve
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.platform import Platform
 from pellucid.quant.kv_scales import kv_scale_name
 from tests.llm.test_invariance import BASE, random_requests
-from tests.models.harness import load
+from tests.models.harness import CPU, load
+from tests.quant.test_fp8 import Store, compressed, write_quantized
 from tests.tiny import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -106,6 +110,67 @@ def test_other_names_stay_as_they_are() -> None:
     assert (
         kv_scale_name("model.layers.0.mlp.up_proj.weight_scale") == "model.layers.0.mlp.up_proj.weight_scale"
     )
+
+
+FP8_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+OLD_GPU = Platform(
+    device="cuda", name="A100", memory_total=1 << 36, memory_free=1 << 36, num_cores=8, capability=(8, 0)
+)
+
+
+def kv_dtype(wish: str, scheme: object, platform: Platform = CPU) -> str:
+    """What the cache will be made of for a checkpoint with this kv_cache_scheme, its dtype bfloat16."""
+    config = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 64, "torch_dtype": "bfloat16"}
+    if scheme is not None:
+        config["quantization_config"] = compressed(kv_cache_scheme=scheme)
+    checkpoint = Checkpoint(name="test", path=Path(), config=config)
+    return resolve(EngineConfig.from_options({"kv_cache_dtype": wish}), platform, checkpoint).kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("wish", "scheme", "expected"),
+    [
+        ("auto", None, "bfloat16"),
+        ("auto", FP8_SCHEME, "float8_e4m3fn"),
+        ("bfloat16", FP8_SCHEME, "bfloat16"),
+        ("bfloat16", {"num_bits": 4, "type": "int"}, "bfloat16"),
+        ("fp8", None, "float8_e4m3fn"),
+    ],
+)
+def test_auto_is_what_the_checkpoint_was_calibrated_for(wish: str, scheme: object, expected: str) -> None:
+    assert kv_dtype(wish, scheme) == expected
+
+
+def test_a_gpu_without_kernels_for_fp8_gets_it_only_when_asked() -> None:
+    assert kv_dtype("auto", FP8_SCHEME, OLD_GPU) == "bfloat16"
+    assert kv_dtype("fp8", FP8_SCHEME, OLD_GPU) == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("wish", "scheme", "words"),
+    [
+        ("auto", {"num_bits": 4, "type": "int"}, "kv_cache_scheme in .*; use kv_cache_dtype='bfloat16' or"),
+        ("float16", None, "kv_cache_dtype is 'float16', but the model runs in bfloat16; use 'bfloat16'"),
+    ],
+)
+def test_another_dtype_is_refused_with_the_way_out(wish: str, scheme: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kv_dtype(wish, scheme)
+
+
+def test_a_checkpoint_brings_fp8_weights_and_cache_with_its_scales(tmp_path: Path) -> None:
+    folder = write_quantized(tmp_path, compressed(kv_cache_scheme=FP8_SCHEME), Store(per_channel=True))
+    weights = load_file(folder / "model.safetensors")
+    for i, part in ((i, part) for i in range(2) for part in "qkv"):
+        weights[f"model.layers.{i}.self_attn.{part}_scale"] = torch.tensor(0.01)
+    save_file(weights, folder / "model.safetensors")
+    prompts, _ = random_requests(40, seed=9)
+    with LLM(str(folder), **BASE) as llm:
+        assert llm.llm_engine.resolved.kv_dtype == "float8_e4m3fn"
+        tokens = [output.outputs[0].token_ids[0] for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    plain = first_tokens(folder, prompts, kv_cache_dtype="float32")
+    same = sum(a == b for a, b in zip(tokens, plain, strict=True))
+    assert same >= 32, f"{same} of 40 tokens agree"
 
 
 @pytest.mark.gpu

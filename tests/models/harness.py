@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pellucid.config import ModelConfig
 from pellucid.forward import ForwardInput
+from pellucid.layers.leaf import Leaf
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
@@ -28,6 +29,8 @@ def load(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     block_size: int = 16,
+    backend: str = "torch",
+    leaf: Leaf | None = None,
 ) -> BuiltModel:
     """The checkpoint in `folder`, built for the CPU through the real loader."""
     checkpoint = Checkpoint.open(ModelConfig(model=str(folder), skip_tokenizer_init=True))
@@ -37,9 +40,10 @@ def load(
         device=torch.device("cpu"),
         block_size=block_size,
         max_model_len=max_model_len,
+        leaf=leaf,
         show_progress=False,
     )
-    return build(checkpoint, CPU, options, "torch")
+    return build(checkpoint, CPU, options, backend)
 
 
 class Harness:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
+from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
 from pellucid.layers.linear import Linear
-from pellucid.quant.base import choose_scheme
+from pellucid.quant.base import Coords, LinearShape, Split, choose_scheme
 from pellucid.quant.compressed_tensors import CompressedTensorsScheme
-from pellucid.quant.fp8 import Fp8, Fp8Scheme, QuantizedWhenLoaded, quantize_rows
+from pellucid.quant.fp8 import Fp8, Fp8Format, Fp8Scheme, OutputScales, QuantizedWhenLoaded
 from pellucid.quant.unquantized import Unquantized
 from tests.models.harness import Harness, load
 from tests.quant.layers import make_linear
@@ -31,21 +33,39 @@ def fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
     return (x / scale).clamp(-448, 448).to(FP8).double() * scale.double()
 
 
-def reference(x: Tensor, weight: Tensor, input_scale: float | None = None) -> Tensor:
+def scale_of(x: Tensor, block: int | None = None) -> Tensor:
+    """x's own scales, of whole rows or of blocks, as wide as x."""
+    blocks = x.abs().split(block or x.shape[-1], dim=-1)
+    return torch.cat([each.amax(-1, keepdim=True).expand_as(each) for each in blocks], dim=-1) * (1 / 448)
+
+
+def reference(
+    x: Tensor, weight: Tensor, input_scale: float | None = None, block: int | None = None
+) -> Tensor:
     """The product of rounded activations with `weight`, in float64."""
-    scale = x.abs().amax(-1, keepdim=True) / 448 if input_scale is None else torch.tensor(input_scale)
+    scale = scale_of(x, block) if input_scale is None else torch.tensor(input_scale)
     return F.linear(fake_quantize(x, scale), weight.double())
 
 
 def test_rows_are_quantized_to_the_full_range_and_come_back_within_a_sixteenth() -> None:
     x = torch.randn(5, 64) * torch.tensor([[1e-6], [1.0], [50.0], [1e4], [0.0]])
-    quantized, scale = quantize_rows(x)
+    quantized, scale = quantize_fp8_ref(x, 64)
     assert quantized.dtype == FP8 and scale.shape == (5, 1)
     assert quantized.float().abs().amax(-1)[:4].eq(448).all()
     torch.testing.assert_close(
         quantized.float() * scale, x, rtol=1 / 16, atol=1e-3 * x.abs().max().item() / 448
     )
     assert quantized[4].float().eq(0).all()
+
+
+@pytest.mark.parametrize(("num_features", "group"), [(64, 64), (64, 16), (70, 32)])
+def test_a_group_is_quantized_as_if_it_were_alone(num_features: int, group: int) -> None:
+    x = torch.randn(5, num_features) * torch.logspace(-3, 3, num_features)
+    quantized, scale = quantize_fp8_ref(x, group)
+    for i, part in enumerate(x.split(group, dim=1)):
+        alone, own = quantize_fp8_ref(part, part.shape[1])
+        assert torch.equal(quantized[:, i * group :][:, : part.shape[1]].float(), alone.float())
+        assert torch.equal(scale[:, i : i + 1], own)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -56,26 +76,107 @@ def test_plain_weights_become_fp8_and_the_product_is_exact(num_tokens: int, bias
     layer.finish()
     assert layer.param("weight").dtype == FP8
     x = torch.randn(num_tokens, 96)
-    expected = reference(x, fake_quantize(weight, weight.abs().amax(-1, keepdim=True) / 448))
+    expected = reference(x, fake_quantize(weight, scale_of(weight)))
     expected = expected if layer.bias is None else expected + layer.bias
     torch.testing.assert_close(layer(x).double(), expected, atol=1e-6, rtol=1e-5)
 
 
+PARTS = (48, 32)  # outputs of make_linear's two matrices
+SCALES = {  # what a checkpoint may bring for each of them, and the same for each output and input
+    "a number": [(torch.tensor(0.5), torch.tensor(0.5)), (torch.tensor(3.0), torch.tensor(3.0))],
+    "[1]": [(torch.tensor([0.5]), torch.tensor(0.5)), (torch.tensor([3.0]), torch.tensor(3.0))],
+    "[N]": [(torch.arange(1.0, n + 1), torch.arange(1.0, n + 1)[:, None]) for n in PARTS],
+    "[N, 1]": [(torch.arange(1.0, n + 1)[:, None], torch.arange(1.0, n + 1)[:, None]) for n in PARTS],
+}
+
+
 @pytest.mark.parametrize("input_scale", [None, 0.01])
-@pytest.mark.parametrize("per", ["tensor", "channel"])
-def test_merged_parts_keep_their_own_scales(per: str, input_scale: float | None) -> None:
-    layer = make_linear(Fp8(per, "dynamic" if input_scale is None else "static"), torch.float32)  # type: ignore[arg-type]
+@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES.keys())
+def test_merged_parts_keep_their_own_scales_of_any_shape(
+    scales: list[tuple[Tensor, Tensor]], input_scale: float | None
+) -> None:
+    activations = "dynamic" if input_scale is None else "static"
+    layer = make_linear(Fp8(Fp8Format(activations=activations)), torch.float32)  # type: ignore[arg-type]
     weight = torch.randn(80, 96).to(FP8)
     layer.param("weight").copy_(weight)
-    scales = torch.tensor([0.5, 3.0]) if per == "tensor" else torch.rand(80, 1)
-    layer.param("weight_scale").copy_(scales)
-    if input_scale is not None:
-        layer.param("input_scale").copy_(torch.tensor([input_scale / 2, input_scale]))
+    for part, (stored, _) in enumerate(scales):
+        layer.param("weight_scale").load(part, stored)  # type: ignore[attr-defined]
+        if input_scale is not None:
+            layer.param("input_scale").load(part, torch.tensor([input_scale / (2 - part)]))  # type: ignore[attr-defined]
     layer.finish()
-    rows = torch.tensor([[0.5]] * 48 + [[3.0]] * 32) if per == "tensor" else scales
+    rows = torch.cat([wide.expand(n, 96) for n, (_, wide) in zip(PARTS, scales, strict=True)])
     x = torch.randn(7, 96) * 3
     expected = reference(x, weight.double() * rows.double(), input_scale)
-    torch.testing.assert_close(layer(x).double(), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(layer(x).double(), expected, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block", [(32, 32), (16, 48), (20, 40)])
+def test_scales_of_blocks_may_end_with_smaller_ones(block: tuple[int, int]) -> None:
+    layer = make_linear(Fp8(Fp8Format(block=block, scale_name="weight_scale_inv")), torch.float32, bias=True)
+    weight = torch.randn(80, 96).to(FP8)
+    layer.param("weight").copy_(weight)
+    wide = []
+    for part, num_outputs in enumerate(PARTS):
+        stored = torch.rand(-(-num_outputs // block[0]), -(-96 // block[1])) + 0.1
+        layer.param("weight_scale_inv").load(part, stored)  # type: ignore[attr-defined]
+        rows = stored.repeat_interleave(block[0], 0)[:num_outputs]
+        wide.append(rows.repeat_interleave(block[1], 1)[:, :96])
+    layer.finish()
+    x = torch.randn(7, 96) * torch.logspace(-2, 2, 96)
+    expected = reference(x, weight.double() * torch.cat(wide).double(), block=block[1])
+    assert layer.bias is not None
+    torch.testing.assert_close(layer(x).double(), expected + layer.bias, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("split", ["out", "in"])
+@pytest.mark.parametrize("block", [None, (8, 4), (5, 4)])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_two_ranks_have_the_scales_of_their_own_weights(
+    split: Split, block: tuple[int, int] | None, scalar: bool
+) -> None:
+    num_outputs, num_inputs = 24, 16
+    stored = torch.rand(-(-num_outputs // block[0]), num_inputs // block[1]) if block else torch.rand(24, 1)
+    stored = torch.tensor(0.25) if scalar else stored
+    parts = []
+    for rank in range(2):
+        outputs, inputs = (12, 16) if split == "out" else (24, 8)
+        shape = LinearShape(in_features=inputs, out_partitions=(outputs,), split=split, dtype=torch.float32)
+        param = torch.full((outputs, inputs // block[1] if block else 1), torch.nan)
+        OutputScales(shape, block)(param, 0, stored, Coords(rank, 2))
+        parts.append(param.repeat_interleave(inputs // param.shape[1], dim=1))
+    whole = torch.cat(parts, dim=0 if split == "out" else 1)
+    if scalar:
+        expected = stored.expand(24, 16)
+    else:
+        rows = stored.repeat_interleave(block[0] if block else 1, dim=0)[:24]
+        expected = rows.repeat_interleave(16 // rows.shape[1], dim=1)
+    assert torch.equal(whole, expected)
+
+
+def test_blocks_that_ranks_cannot_share_out_are_refused_with_the_way_out() -> None:
+    shape = LinearShape(in_features=96, out_partitions=(8,), split="in", dtype=torch.float32)
+    place = OutputScales(shape, (8, 128))
+    with pytest.raises(
+        ValueError, match=r"blocks of 128 inputs.*2 ranks gets 96; lower tensor_parallel_size"
+    ):
+        place(torch.empty(8, 1), 0, torch.ones(1, 2), Coords(0, 2))
+
+
+@pytest.mark.parametrize("stored", [torch.ones(79), torch.ones(80, 2), torch.ones(2, 40)])
+def test_scales_of_another_shape_are_refused(stored: Tensor) -> None:
+    shape = LinearShape(in_features=96, out_partitions=(80,), split="out", dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"has shape .*, this model expects \(80"):
+        OutputScales(shape, None)(torch.empty(80, 1), 0, stored, Coords())
+
+
+@dataclass(frozen=True)
+class Store:
+    """How a checkpoint's projections are stored."""
+
+    per_channel: bool = False
+    static: bool = False
+    block: tuple[int, int] | None = None
+    suffix: str = "_scale"
 
 
 def native(activations: str = "dynamic", **more: object) -> dict[str, object]:
@@ -86,6 +187,9 @@ def compressed(strategy: str = "channel", *, static: bool = False, **more: objec
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": False}
     inputs = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": not static}
     inputs["strategy"] = "tensor" if static else "token"
+    if strategy == "block":
+        weights["block_structure"] = [16, 8]
+        inputs |= {"strategy": "group", "group_size": 8}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
@@ -96,9 +200,20 @@ def compressed(strategy: str = "channel", *, static: bool = False, **more: objec
     }
 
 
-def write_quantized(
-    folder: Path, quantization: dict[str, object], *, per_channel: bool, static: bool
-) -> Path:
+def blockwise(x: Tensor, block: tuple[int, int], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """One number for each block of a matrix."""
+    rows = [row.split(block[1], dim=1) for row in x.split(block[0], dim=0)]
+    return torch.stack([torch.stack([reduce(each) for each in row]) for row in rows])
+
+
+def spread(scale: Tensor, like: Tensor, block: tuple[int, int] | None) -> Tensor:
+    if block is None:
+        return scale
+    wide = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return wide[: like.shape[0], : like.shape[1]]
+
+
+def write_quantized(folder: Path, quantization: dict[str, object], store: Store) -> Path:
     """A tiny checkpoint with FP8 projections, and `plain` beside it: the same numbers in float32."""
     write_checkpoint(folder)
     weights, plain = load_file(folder / "model.safetensors"), {}
@@ -107,12 +222,15 @@ def write_quantized(
         if not name.endswith("_proj.weight"):
             stored[name] = plain[name] = tensor
             continue
-        biggest = tensor.abs().amax(-1, keepdim=True) if per_channel else tensor.abs().max()
-        scale = biggest / 448
-        stored[name] = (tensor / scale).to(FP8)
-        stored[name + "_scale"] = scale
-        plain[name] = stored[name].float() * scale
-        if static:
+        if store.block:
+            scale = blockwise(tensor.abs(), store.block, torch.max) / 448
+        else:
+            scale = (tensor.abs().amax(-1, keepdim=True) if store.per_channel else tensor.abs().max()) / 448
+        wide = spread(scale, tensor, store.block)
+        stored[name] = (tensor / wide).to(FP8)
+        stored[name + store.suffix] = scale
+        plain[name] = stored[name].float() * wide
+        if store.static:
             stored[name.replace("weight", "input_scale")] = torch.tensor([0.02])
     write_checkpoint(folder / "plain")
     save_file(plain, folder / "plain" / "model.safetensors")
@@ -131,24 +249,28 @@ def with_rounded_inputs(harness: Harness, rounded: Callable[[Tensor], Tensor]) -
 
 
 CHECKPOINTS = {
-    "native, dynamic": (native(), False, False),
-    "native, static": (native("static"), False, True),
-    "compressed, a scale for each output": (compressed(), True, False),
-    "compressed, a scale for each matrix": (compressed("tensor"), False, False),
-    "compressed, static": (compressed("tensor", static=True), False, True),
+    "native, dynamic": (native(), Store()),
+    "native, static": (native("static"), Store(static=True)),
+    "native, a scale for each output": (native(), Store(per_channel=True)),
+    "native, blocks": (
+        native(weight_block_size=[32, 16]),
+        Store(block=(32, 16), suffix="_scale_inv"),
+    ),
+    "compressed, a scale for each output": (compressed(), Store(per_channel=True)),
+    "compressed, a scale for each matrix": (compressed("tensor"), Store()),
+    "compressed, static": (compressed("tensor", static=True), Store(static=True)),
+    "compressed, blocks": (compressed("block"), Store(block=(16, 8))),
 }
 
 
-@pytest.mark.parametrize(
-    ("quantization", "per_channel", "static"), CHECKPOINTS.values(), ids=CHECKPOINTS.keys()
-)
+@pytest.mark.parametrize(("quantization", "store"), CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
 def test_a_checkpoint_computes_what_its_numbers_say(
-    tmp_path: Path, quantization: dict[str, object], per_channel: bool, static: bool
+    tmp_path: Path, quantization: dict[str, object], store: Store
 ) -> None:
-    folder = write_quantized(tmp_path, quantization, per_channel=per_channel, static=static)
+    folder = write_quantized(tmp_path, quantization, store)
 
     def rounded(x: Tensor) -> Tensor:
-        scale = torch.tensor(0.02) if static else x.abs().amax(-1, keepdim=True) / 448
+        scale = torch.tensor(0.02) if store.static else scale_of(x, store.block and store.block[1])
         return fake_quantize(x, scale).float()
 
     ours = Harness(load(folder, max_model_len=64), num_seqs=2, max_len=64)
@@ -160,13 +282,31 @@ def test_a_checkpoint_computes_what_its_numbers_say(
         assert (logits - expected).abs().mean() < 0.02 * expected.abs().mean()
 
 
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["native, static", "native, blocks"])
+def test_two_ranks_give_the_tokens_of_one(tmp_path: Path, name: str) -> None:
+    folder = write_quantized(tmp_path, *CHECKPOINTS[name])
+    prompts = [[(7 * i + 31 * j) % 319 + 1 for j in range(20)] for i in range(20)]
+    tokens = []
+    for size in (1, 2):
+        options = {"dtype": "float32", "device": "cpu", "block_size": 16, "tensor_parallel_size": size}
+        with LLM(str(folder), **options) as llm:
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids[0] for output in outputs])
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize(
     ("quantization", "prefixes", "merged"),
     [
         (native(ignored_layers=["model.layers.0.mlp.up_proj"]), ("gate_proj", "up_proj"), False),
         (native(ignored_layers=["model.layers.0.mlp"]), ("gate_proj", "up_proj"), True),
         (compressed(ignore=["re:.*up_proj"]), ("gate_proj", "up_proj"), False),
+        (native(modules_to_not_convert=["model.layers.0.mlp.gate_proj"]), ("gate_proj", "up_proj"), False),
         (compressed(ignore=["re:.*mlp.*"]), ("gate_proj", "up_proj"), True),
+        (compressed(ignore=["model.layers.0.mlp.up_proj"]), ("gate_proj", "up_proj"), False),
     ],
 )
 def test_ignored_layers_stay_plain_and_are_not_merged_with_others(
@@ -179,6 +319,16 @@ def test_ignored_layers_stay_plain_and_are_not_merged_with_others(
     assert isinstance(scheme.method(("model.layers.0.self_attn.o_proj",), "linear"), Fp8)
 
 
+def test_each_layer_is_stored_as_the_first_group_says_that_names_it() -> None:
+    coarse, fine = (compressed(each)["config_groups"]["group_0"] for each in ("channel", "block"))  # type: ignore[index]
+    groups = {"a": {**fine, "targets": ["re:.*mlp.*"]}, "b": {**coarse, "targets": ["Linear"]}}
+    scheme = choose_scheme({"quantization_config": compressed(config_groups=groups)})
+    for name, block in (("mlp.up_proj", (16, 8)), ("self_attn.q_proj", None)):
+        method = scheme.method((f"model.layers.0.{name}",), "linear")
+        assert isinstance(method, Fp8) and method.format.block == block
+    assert scheme.method(("model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj"), "linear") is None
+
+
 def test_the_config_chooses_the_scheme() -> None:
     assert isinstance(choose_scheme({"quantization_config": native()}), Fp8Scheme)
     assert isinstance(choose_scheme({"quantization_config": compressed()}), CompressedTensorsScheme)
@@ -189,11 +339,13 @@ def test_the_config_chooses_the_scheme() -> None:
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        (native(weight_block_size=[128, 128]), r"weight_block_size in config.json is \[128, 128\]"),
+        (native(weight_block_size=128), r"weight_block_size in config.json is 128, must be two sizes"),
+        (native("static", weight_block_size=[128, 128]), r"weight_block_size \[128, 128\] and .*'static'"),
         (native("sometimes"), "activation_scheme .*'sometimes'"),
-        (compressed("block"), "a weight scale for each 'block'"),
+        (compressed("group"), "a weight scale for each 'group'"),
+        (compressed("block", static=True), "dynamic False and a scale for each 'group', weights with blocks"),
         (compressed() | {"format": "pack-quantized"}, "format 'pack-quantized'"),
-        (compressed() | {"config_groups": {}}, "0 config_groups"),
+        (compressed() | {"config_groups": {}}, "no config_groups"),
         (compressed() | {"config_groups": 3}, "holds 3 where an object must stand"),
         (
             compressed() | {"config_groups": {"a": {"weights": {"type": "int", "num_bits": 8}}}},
@@ -213,21 +365,42 @@ def test_a_quantized_checkpoint_is_not_quantized_again(name: str) -> None:
 
 
 def test_an_fp8_checkpoint_runs_through_the_engine_as_fp8(tmp_path: Path) -> None:
-    folder = write_quantized(tmp_path, compressed(), per_channel=True, static=False)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    folder = write_quantized(tmp_path, compressed(), Store(per_channel=True))
     with LLM(str(folder), dtype="float32", device="cpu", block_size=16) as llm:
-        outputs = llm.generate(PROMPTS, greedy, use_tqdm=False)
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 12]
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@needs_gpu
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 300])
 def test_the_hardware_product_is_the_exact_one_within_bfloat16(num_tokens: int) -> None:
     layer = make_linear(QuantizedWhenLoaded(), torch.bfloat16, bias=True, device="cuda")
     weight = layer.param("weight").float()
     layer.finish()
     x = torch.randn(num_tokens, 96, device="cuda").bfloat16()
-    expected = reference(x.float(), fake_quantize(weight, weight.abs().amax(-1, keepdim=True) / 448))
+    expected = reference(x.float(), fake_quantize(weight, scale_of(weight)))
     assert layer.bias is not None
     torch.testing.assert_close(layer(x).double(), expected + layer.bias, atol=1e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("format", [Fp8Format(activations="static"), Fp8Format(block=(32, 32))], ids=str)
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 300])
+def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(num_tokens: int, format: Fp8Format) -> None:
+    layers = [
+        make_linear(Fp8(format), torch.bfloat16, bias=True, device=device) for device in ("cpu", "cuda")
+    ]
+    for ours, theirs in zip(layers[1].parameters(), layers[0].parameters(), strict=True):
+        ours.data.copy_(theirs.data)
+    for layer in layers:
+        layer.finish()
+    x = torch.randn(num_tokens, 96).bfloat16()
+    expected, ours = layers[0](x), layers[1](x.cuda()).cpu()
+    torch.testing.assert_close(
+        ours, expected, atol=0.02 * expected.abs().mean().item() if num_tokens else 0, rtol=2e-2
+    )

@@ -31,7 +31,9 @@ class ThreadGroup(Alone):
     def gather(self, x: Tensor) -> Tensor:
         self.table.parts[self.rank] = x
         self.table.barrier.wait()
-        return torch.stack(self.table.parts)
+        gathered = torch.stack(self.table.parts)
+        self.table.barrier.wait()  # all have read before any lays down its next part
+        return gathered
 
 
 def on_every_rank(

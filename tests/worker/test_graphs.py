@@ -16,6 +16,7 @@ from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, buc
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
+from tests.spec.toy import tree_config
 
 OPTIONS = {
     "dtype": "float32",
@@ -43,10 +44,17 @@ def graphed(worker: Worker) -> GraphLauncher:
     return launcher
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", "tiny_draft"])
-def test_padded_steps_give_the_same_tokens(tiny: Path, tiny_draft: Path, drafter: str | None) -> None:
-    model = str(tiny_draft) if drafter == "tiny_draft" else drafter
-    drafts = {"speculative_model": model, "num_speculative_tokens": 3} if model else {}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+DRAFTS = {"speculative_config": NGRAM}
+STANDARD = {"speculative_config": NGRAM | {"rejection_sample_method": "standard"}}
+
+
+@pytest.mark.parametrize(("plainly", "drafts"), [({}, {}), ({}, DRAFTS), (STANDARD, STANDARD), ({}, None)])
+def test_padded_steps_give_the_same_tokens(
+    tiny: Path, tiny_draft: Path, plainly: dict, drafts: dict | None
+) -> None:
+    if drafts is None:
+        drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 3}
     prompts, params = random_requests(40, seed=4)
     plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
 
@@ -54,7 +62,7 @@ def test_padded_steps_give_the_same_tokens(tiny: Path, tiny_draft: Path, drafter
         outputs = llm.generate(prompts, plain, use_tqdm=False) + llm.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
-    with LLM(str(tiny), **OPTIONS) as llm:
+    with LLM(str(tiny), **OPTIONS, **plainly) as llm:
         expected = run(llm)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         launcher = graphed(worker_of(llm))
@@ -68,6 +76,20 @@ def test_padded_steps_give_the_same_tokens(tiny: Path, tiny_draft: Path, drafter
         launcher.static.load = counting  # type: ignore[method-assign]
         assert run(llm) == expected
         assert len(seen) > 20 and any(seen), "no step was padded"
+
+
+def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
+    prompts, params = random_requests(30, seed=4)
+    plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
+    with LLM(str(tiny), **OPTIONS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, plain, use_tqdm=False)]
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    with LLM(str(tiny), **OPTIONS, speculative_config=tree_config((0, 0, 1, 1, 2), texts)) as llm:
+        launcher = graphed(worker_of(llm))
+        assert launcher.num_rows_for(StepCounts.uniform(np.arange(3), 6)) == 4
+        outputs = llm.generate(prompts, plain, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert llm.llm_engine.stats.num_accepted_tokens > 100
 
 
 def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:

@@ -1,0 +1,84 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+"""Gated activations, act(gate) * up on a packed projection, in one pass over memory.
+
+Moves 3 * T * H elements; plain torch takes two kernels and 5 * T * H.  On an H200 in bfloat16 with H = 3,072:
+1.2 us for one token, 2.8 us for 256, and 20 us for 4,096 (3.8 TB/s; plain torch 73 us); with H = 12,288 it is
+74 us (4.1 TB/s; 272 us).
+
+Legend: T tokens, H hidden features of the feed-forward network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.language import tl, triton
+
+BLOCK = 1024  # features of one token that a program computes
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
+    """act(gate) * up for gate_up = [gate | up] of [T, 2 * H]; returns [T, H].
+
+    act: one of ACTIVATIONS.  Computes in float32; act(gate) is rounded before it is multiplied.
+    """
+    num_tokens, width = gate_up.shape
+    assert width % 2 == 0 and gate_up.stride(1) == 1, (gate_up.shape, gate_up.stride())
+    hidden = width // 2
+    out = torch.empty((num_tokens, hidden), dtype=gate_up.dtype, device=gate_up.device)
+    if num_tokens:
+        silu_mul_kernel[(num_tokens, triton.cdiv(hidden, BLOCK))](
+            gate_up, out, gate_up.stride(0), HIDDEN=hidden, ACT=act, BLOCK=BLOCK, num_warps=4
+        )
+    return out
+
+
+def silu_mul_ref(gate_up: Tensor, act: str = "silu") -> Tensor:
+    """The same in plain torch: what CPUs run."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return ACTIVATIONS[act](gate) * up
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    """The activation named ACT of x, float32."""
+    if ACT == "silu":
+        y = x / (1.0 + tl.exp(-x))
+    elif ACT == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        # 0.5 * (1 + tanh(z)) is the logistic function of 2 * z.
+        y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(ACT == "relu", "known activations are silu, gelu, gelu_tanh and relu")
+        y = tl.maximum(x, 0.0)
+    return y
+
+
+@triton.jit
+def silu_mul_kernel(
+    gate_up_ptr, out_ptr, gate_up_stride, HIDDEN: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program a token and block of features."""
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = feature < HIDDEN
+    at = gate_up_ptr + token * gate_up_stride + feature
+    gate = tl.load(at, mask=inside, other=0.0)
+    up = tl.load(at + HIDDEN, mask=inside, other=0.0)
+    activated = activate(gate.to(tl.float32), ACT).to(gate.dtype)
+    product = activated.to(tl.float32) * up.to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + feature, product.to(gate.dtype), mask=inside)

@@ -1,0 +1,50 @@
+"""Trees of drafts as numbers: who descends from whom.  Knows nothing of tokens.
+
+Node 0 is a row's last committed token, nodes 1.. are its drafts; `parents` names those of drafts 1, 2, ..,
+each before its children, so the first few drafts of a tree are a tree, too.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def depths_of(parents: tuple[int, ...]) -> list[int]:
+    """Every node's distance from node 0."""
+    depths = [0]
+    for child, parent in enumerate(parents, start=1):
+        assert 0 <= parent < child, f"draft {child} has parent {parent}, which must come before it"
+        depths.append(depths[parent] + 1)
+    return depths
+
+
+def depth_of(parents: tuple[int, ...]) -> int:
+    """The depth of the deepest draft; 0 without drafts."""
+    return max(depths_of(parents))
+
+
+def paths_of(parents: tuple[int, ...]) -> list[list[int]]:
+    """For every node the drafts on the way to it, itself the last."""
+    paths: list[list[int]] = [[]]
+    for child, parent in enumerate(parents, start=1):
+        paths.append([*paths[parent], child])
+    return paths
+
+
+def ancestor_bits(parents: tuple[int, ...]) -> list[int]:
+    """For every node the drafts that it sees, itself and its ancestors: bit i is draft i + 1, as int64."""
+    masks = [sum(1 << (draft - 1) for draft in path) for path in paths_of(parents)]
+    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+
+
+@lru_cache(maxsize=16)
+def children_of(parents: tuple[int, ...], device: torch.device) -> Tensor:
+    """[nodes, most children] int64: the children of every node in order, -1 where there are no more."""
+    lists: list[list[int]] = [[] for _ in range(1 + len(parents))]
+    for child, parent in enumerate(parents, start=1):
+        lists[parent].append(child)
+    widest = max(map(len, lists))
+    return torch.tensor([row + [-1] * (widest - len(row)) for row in lists], dtype=torch.int64, device=device)

@@ -1,0 +1,244 @@
+"""The textbook rejection test: the exact distribution whatever the drafts, and faults that spoil it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid import LLM, SamplingParams
+from pellucid.config import SpeculativeConfig
+from pellucid.sample.noise import Purpose, gumbel, token_codes
+from pellucid.sample.sampler import Sampler
+from pellucid.sample.state import SamplingState
+from pellucid.sample.vocabulary import WHOLE_VOCABULARY, SplitVocabulary, Vocabulary
+from pellucid.spec import standard
+from pellucid.spec.base import Drafts, DraftShape
+from pellucid.spec.registry import VERIFIERS
+from pellucid.spec.standard import StandardVerifier
+from pellucid.spec.verify import VerifyRows
+from tests.llm.test_invariance import BASE, NGRAM, random_requests
+from tests.sample.conftest import chi_square_z, make
+from tests.sample.test_statistics import exact
+from tests.sample.test_vocabulary import Round, ThreadGroup
+
+V, K, PROMPT, LENGTH = 6, 3, 2, 3  # tokens, drafts, the one prompt token, tokens that are looked at
+STANDARD = SpeculativeConfig(method="toy", num_speculative_tokens=K, rejection_sample_method="standard")
+MODEL = torch.randn(V, V, generator=torch.Generator().manual_seed(3)) * 1.5  # logits given the last token
+FAR = torch.softmax(torch.randn(V, V, generator=torch.Generator().manual_seed(4)) * 2, -1)  # the drafter's
+
+
+class Texts:
+    """Texts that differ in their seed, drafted by `q` [V, V] and verified, all of them in one batch."""
+
+    def __init__(
+        self, sampling: SamplingParams, count: int, q: Tensor | None = FAR,
+        vocabulary: Vocabulary = WHOLE_VOCABULARY, purpose: Purpose = Purpose.DRAFT,
+    ) -> None:  # fmt: skip
+        self.count, self.q, self.purpose, self.vocabulary = count, q, purpose, vocabulary
+        self.state, self.seeds = SamplingState(count, V), torch.arange(1000, 1000 + count)
+        self.verifier = StandardVerifier.of(STANDARD, Sampler(self.state, vocabulary), DraftShape(K))
+        self.state.admit([make(i, sampling, (PROMPT,), seed=1000 + i) for i in range(count)])
+        self.token_ids = torch.full((count, 1 + LENGTH + 2 * K + 2), PROMPT, dtype=torch.int32)
+        self.lengths = torch.ones(count, dtype=torch.int64)
+        self.slots, self.codes = torch.arange(count), token_codes(V)
+        self.num_accepted = 0
+
+    def step(self) -> None:
+        """Draft, verify, and write what is new."""
+        at = (self.lengths - 1)[:, None] + torch.arange(1 + K)
+        probs = torch.zeros(self.count, K, V)
+        for i in range(K):
+            last = self.token_ids[self.slots, at[:, i]].long()
+            guess, probs[:, i] = self.guess(last, at[:, i] + 1)
+            self.token_ids[self.slots, at[:, i + 1]] = guess.int()
+        drafts = Drafts(self.token_ids.gather(1, at[:, 1:]), None if self.q is None else probs)
+        self.verifier.keep(self.slots, drafts)
+        inputs = self.token_ids.gather(1, at).flatten()
+        rows = VerifyRows(
+            cu_logits=torch.arange(self.count + 1) * (1 + K), inputs=inputs,
+            room=torch.full((self.count,), 1 + K), samples=torch.ones(self.count, dtype=torch.bool),
+            max_drafts=K,
+        )  # fmt: skip
+        slots = self.slots.repeat_interleave(1 + K)
+        batch = self.state.batch(slots.numpy(), slots, at.flatten() + 1)
+        logits = self.vocabulary.own(MODEL.T).T[inputs.long()]
+        self.output = self.verifier(logits, batch, rows, self.token_ids)
+        kept = torch.arange(1 + K) < self.output.num_new[:, None]
+        self.token_ids[self.slots[:, None], at + 1] = self.output.tokens.where(
+            kept, self.token_ids.gather(1, at + 1)
+        )
+        self.lengths += self.output.num_new
+        self.num_accepted += int((self.output.num_new - 1).sum())
+
+    def guess(self, last: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Drafts [N], and what they were drawn from."""
+        if self.q is None:
+            return (last * 5 + 1) % V, 0.0
+        noise = gumbel(self.seeds, positions, self.codes, self.purpose)
+        return (self.q[last].log() + noise).argmax(-1), self.q[last]
+
+    def run(self) -> np.ndarray:
+        """[N, LENGTH]: each text's first tokens."""
+        while (self.lengths < 1 + LENGTH).any():
+            going = self.lengths < 1 + LENGTH
+            before = self.token_ids.clone(), self.lengths.clone()
+            self.step()
+            self.token_ids = self.token_ids.where(going[:, None], before[0])
+            self.lengths = self.lengths.where(going, before[1])
+        return self.token_ids[:, 1 : 1 + LENGTH].numpy()
+
+
+def joint(sampling: SamplingParams) -> np.ndarray:
+    """[V ** LENGTH]: the target's exact probability of every text, token by token."""
+    chances = []
+    for text in product(range(V), repeat=LENGTH):
+        chance, said = 1.0, [PROMPT]
+        for token in text:
+            logits = MODEL[said[-1]].clone()
+            logits[list(set(said[1:]))] -= sampling.presence_penalty
+            chance *= exact(logits, sampling)[token]
+            said.append(token)
+        chances.append(chance)
+    return np.array(chances)
+
+
+def deviation(texts: np.ndarray, sampling: SamplingParams) -> float:
+    """How many standard deviations the texts are off the exact joint distribution."""
+    cells = texts @ V ** np.arange(LENGTH - 1, -1, -1)
+    observed = np.bincount(cells, minlength=V**LENGTH).astype(float)
+    expected = joint(sampling) * len(texts)
+    rare = expected < 4  # pooled: chi-square wants a few in every cell
+    pool = lambda x: np.append(x[~rare], x[rare].sum())  # noqa: E731
+    assert (observed[expected == 0] == 0).all(), "drew what has probability 0"
+    return chi_square_z(pool(observed), pool(expected))
+
+
+@pytest.mark.parametrize("q", [FAR, torch.softmax(MODEL, -1), None], ids=["far", "the target's", "certain"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7, "presence_penalty": 1.0}, {"min_p": 0.2}],
+    ids=str,
+)
+def test_texts_have_the_targets_distribution(options: dict, q: Tensor | None) -> None:
+    sampling = SamplingParams(**options)
+    texts = Texts(sampling, 12_000, q)
+    drawn = texts.run()
+    assert abs(deviation(drawn, sampling)) < 4
+    for place in range(LENGTH):  # and so has each place by itself
+        marginal = joint(sampling).reshape((V,) * LENGTH).sum(tuple({0, 1, 2} - {place}))
+        observed = np.bincount(drawn[:, place], minlength=V).astype(float)
+        assert abs(chi_square_z(observed, marginal * len(drawn))) < 4
+    assert texts.num_accepted > 2000, "nothing was accepted, so nothing was tested"
+
+
+def test_more_drafts_stand_than_by_agreement() -> None:
+    """With q = p every draft stands."""
+    texts = Texts(SamplingParams(), 500, torch.softmax(MODEL, -1))
+    texts.step()
+    assert (texts.output.num_new == 1 + K).all()
+
+
+def test_without_the_subtraction_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standard, "residual", lambda p, q: p)
+    assert deviation(Texts(SamplingParams(), 12_000).run(), SamplingParams()) > 8
+
+
+def test_reused_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that are drawn with the noise of what replaces them; one chance for all places."""
+    drawn = Texts(SamplingParams(), 12_000, purpose=Purpose.RESIDUAL).run()
+    assert deviation(drawn, SamplingParams()) > 8
+    once = standard.uniform
+    monkeypatch.setattr(standard, "uniform", lambda seeds, places, purpose: once(seeds, places * 0, purpose))
+    assert deviation(Texts(SamplingParams(), 12_000).run(), SamplingParams()) > 8
+
+
+def test_greedy_texts_are_the_argmax_whatever_the_drafts() -> None:
+    """In the company of random ones, too."""
+    texts = Texts(SamplingParams(temperature=0), 100)
+    texts.state.admit([make(i, SamplingParams(), (PROMPT,), seed=i) for i in range(50)])
+    texts.run()
+    for row in texts.token_ids[50:].tolist():
+        assert row[1 : 1 + LENGTH] == MODEL.argmax(-1)[row[:LENGTH]].tolist()
+    assert len({tuple(row[:4]) for row in texts.token_ids[:50].tolist()}) > 10
+
+
+def test_logprobs_are_of_the_tokens_that_were_kept() -> None:
+    texts = Texts(SamplingParams(logprobs=0), 200)
+    texts.step()
+    output = texts.output
+    assert output.logprobs is not None
+    kept = torch.arange(1 + K) < output.num_new[:, None]
+    assert torch.equal(output.logprobs.token_ids[..., 0][kept], output.tokens[kept])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}], ids=str)
+def test_ranks_that_share_the_vocabulary_agree(options: dict) -> None:
+    expected, table = Texts(SamplingParams(**options), 300).run(), Round(2)
+
+    def rank(index: int) -> np.ndarray:
+        vocabulary = SplitVocabulary(ThreadGroup(index, 2, table), V)
+        return Texts(SamplingParams(**options), 300, vocabulary=vocabulary).run()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all((drawn == expected).all() for drawn in pool.map(rank, range(2)))
+
+
+@pytest.mark.parametrize("method", ["standard", "synthetic"])
+def test_trees_are_refused(method: str) -> None:
+    with pytest.raises(ValueError, match=f"'{method}' judges chains"):
+        VERIFIERS.load(method).of(STANDARD, Sampler(SamplingState(1, V)), DraftShape(2, (0, 0)))
+
+
+# Through the engine
+
+CERTAIN = NGRAM | {"rejection_sample_method": "standard"}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> Iterator[LLM]:
+    with LLM(str(tiny), **BASE, depth=2, max_num_batched_tokens=256, speculative_config=CERTAIN) as llm:
+        yield llm
+
+
+def test_greedy_requests_keep_their_tokens(tiny: Path, engine: LLM) -> None:
+    prompts, params = random_requests(30, seed=8)
+    greedy = [sampling.clone(temperature=0) for sampling in params]
+    with LLM(str(tiny), **BASE) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
+    assert [o.outputs[0].token_ids for o in engine.generate(prompts, greedy, use_tqdm=False)] == expected
+
+
+def test_sampled_requests_keep_their_distribution(tiny: Path, engine: LLM) -> None:
+    """Three tokens of three that are allowed, so that look-ups hit: against the model's own numbers."""
+    allowed, prompt = [60, 61, 62], [60, 61, 62, 61, 60, 62, 62, 60]
+    texts = list(product(allowed, repeat=3))
+    scored = engine.generate(
+        [[*prompt, *text] for text in texts],
+        SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0),
+        use_tqdm=False,
+    )
+    raw = {
+        text: [entry[token].logprob for entry, token in zip(o.prompt_logprobs[-3:], text, strict=True)]
+        for text, o in zip(texts, scored, strict=True)
+    }
+    chances = []
+    for text in texts:
+        rivals = [[raw[(*text[:i], a, *text[i + 1 :])][i] for a in allowed] for i in range(3)]
+        own = [raw[text][i] for i in range(3)]
+        chances.append(np.prod([np.exp(o) / np.exp(r).sum() for o, r in zip(own, rivals, strict=True)]))
+    assert sum(chances) == pytest.approx(1)
+    before = engine.llm_engine.stats.num_accepted_tokens
+    params = [
+        SamplingParams(allowed_token_ids=allowed, max_tokens=3, ignore_eos=True, seed=i) for i in range(1500)
+    ]
+    drawn = [tuple(o.outputs[0].token_ids) for o in engine.generate([prompt] * 1500, params, use_tqdm=False)]
+    observed = np.array([drawn.count(text) for text in texts], float)
+    assert engine.llm_engine.stats.num_accepted_tokens - before > 300
+    assert abs(chi_square_z(observed, np.array(chances) * 1500)) < 4

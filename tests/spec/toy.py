@@ -1,0 +1,70 @@
+"""A proposer that knows how its texts go on, and drafts trees in which often one path is right.
+
+All on the device, so that a CUDA graph may hold it.  Legend: B rows, N texts, L tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from pellucid.config import SpeculativeConfig
+from pellucid.forward import ForwardInput
+from pellucid.sample.noise import Purpose, uniform
+from pellucid.sample.output import SampleOutput
+from pellucid.sample.tables import pad
+from pellucid.spec.base import Drafts, DraftShape, Known, NullProposer
+from pellucid.spec.registry import PROPOSERS
+from pellucid.spec.tree import depths_of
+
+WRONG = 299  # tokens; a wrong draft is some other one of these
+
+
+class TreeProposer(NullProposer):
+    """Of a right node's children at most one is right; which one, and whether any, is left to chance."""
+
+    parents: ClassVar[tuple[int, ...]] = ()
+    texts: ClassVar[list[list[int]]] = []  # whole ones, prompts included
+
+    def __init__(self, num_drafts: int) -> None:
+        assert num_drafts == len(self.parents), (num_drafts, self.parents)
+        self.shape = DraftShape(num_drafts, self.parents)
+        self.table = torch.from_numpy(pad(self.texts))  # [N, L]
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        return cls(config.num_speculative_tokens)
+
+    def propose(
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
+        taps: Mapping[str, Tensor],
+    ) -> Drafts:  # fmt: skip
+        self.table = self.table.to(fwd.slots.device)
+        width = self.table.shape[1]
+        texts = known.token_ids[fwd.slots][:, :width]
+        is_known = torch.arange(width, device=texts.device) < known.lengths[:, None]
+        agrees = ((texts[:, None] == self.table) | ~is_known[:, None]).all(-1)  # [B, N]
+        own = self.table[agrees.int().argmax(-1)]
+        depths = depths_of(self.parents)
+        never = torch.zeros_like(known.lengths, dtype=torch.bool)
+        right, has_right_child, drafts = [~never], [never], []
+        for node, parent in enumerate(self.parents, start=1):
+            place = known.lengths + depths[node] - 1
+            chance = uniform(known.lengths * 100 + node, fwd.slots, Purpose.DRAW)
+            is_right = right[parent] & ~has_right_child[parent] & (chance < 0.6) & (place < width)
+            has_right_child[parent] = has_right_child[parent] | is_right
+            right.append(is_right)
+            has_right_child.append(never)
+            token = own.gather(1, place.clamp(max=width - 1)[:, None])[:, 0].clamp(min=0)
+            drafts.append(token.where(is_right, (token + node) % WRONG))
+        return Drafts(torch.stack(drafts, dim=1))
+
+
+def tree_config(parents: tuple[int, ...], texts: list[list[int]]) -> dict[str, object]:
+    """The options of an engine in this process that drafts such trees."""
+    TreeProposer.parents, TreeProposer.texts = parents, texts
+    PROPOSERS.register("toy tree", "tests.spec.toy:TreeProposer")
+    return {"method": "toy tree", "num_speculative_tokens": len(parents)}
