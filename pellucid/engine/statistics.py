@@ -60,6 +60,7 @@ class EngineStats:
             num_running=sum(part.num_running for part in parts),
             num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
+            is_synthetic=any(part.is_synthetic for part in parts),
         )
 
 

@@ -118,8 +118,9 @@ def test_engines_are_not_idle_before_they_have_read_everything(pair: LLM) -> Non
     engine = engines_of(pair)
     engine.clear_prefix_cache()
     engine.poll()
-    while len(wait(engine.files)) < 2:  # both say that they have no work
-        time.sleep(0.05)
+    until = time.monotonic() + 5
+    while len(wait(engine.files, 0)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)  # both say that they have no work
     for pid in engine_pids():
         os.kill(pid, signal.SIGSTOP)
     engine.clear_prefix_cache()
