@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(True, "prompts are computed in chunks beside decodes; always on")
     scheduling_policy: str = option("fcfs", "fcfs, or priority (lower first)", ("fcfs", "priority"))
     depth: int | None = option(
-        None, "plans under way at once: 1 plain, 2 overlaps host and device; default 2 on a GPU"
+        None,
+        "plans under way at once: 1 plain, 2 overlaps host and device; a pipeline takes one for each stage; "
+        "default the pipeline stages, and one more on a GPU",
     )
     check_invariants: bool = option(False, "verify every block's owner after every step (slow)")
 
@@ -120,7 +123,10 @@ class ParallelConfig:
     """Over how many devices the model is spread."""
 
     tensor_parallel_size: int = option(1, "GPUs that share each layer")
-    pipeline_parallel_size: int = option(1, "GPUs that share the layers among them")
+    pipeline_parallel_size: int = option(1, "pipeline stages, which share the layers among them")
+    pipeline_split: str | Sequence[int] | None = option(
+        None, "layers of each pipeline stage, as 10,18; default as equal as can be"
+    )
     data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
     worker_timeout: float = option(
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
@@ -173,9 +179,7 @@ class SpeculativeConfig:
     rejection_sample_method: str = "strict"  # strict, standard or synthetic: see docs/speculation.md
     # synthetic: the share of verifications in which the first, the first two, .. drafts stand
     synthetic_acceptance_rates: tuple[float, ...] | None = None
-    synthetic_acceptance_length: float | None = (
-        None  # synthetic: mean tokens a verification, instead of rates
-    )
+    synthetic_acceptance_length: float | None = None  # the same as mean tokens of a verification
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -378,7 +382,7 @@ class Resolved:
     depth: int
     num_threads: int  # of each worker, on a CPU
     executor: str
-    num_pipeline_stages: int = 1
+    stage_layers: tuple[int, ...]  # of each pipeline stage
     replica: int = 0  # which of the data-parallel engines this is
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
@@ -387,6 +391,20 @@ class Resolved:
     def num_spec(self) -> int:
         """Most drafts a row may carry."""
         return self.speculative.num_speculative_tokens
+
+    @property
+    def num_pipeline_stages(self) -> int:
+        return len(self.stage_layers)
+
+    @property
+    def pipeline_cuts(self) -> tuple[int, ...]:
+        """The first layer of each pipeline stage but the first one."""
+        return tuple(accumulate(self.stage_layers[:-1]))
+
+    @property
+    def max_tokens_of_step(self) -> int:
+        """Most tokens of a step, the padding of a recorded one included."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs * (1 + self.num_spec))
 
     @property
     def num_workers(self) -> int:
@@ -433,8 +451,10 @@ def resolve(
     num_batched = _positive(
         "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
     )
-    num_workers = user.parallel.tensor_parallel_size
+    stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
+    num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
     num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
+    depth = len(stage_layers) + (1 if on_gpu else 0)
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
@@ -450,10 +470,11 @@ def resolve(
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched,
-        depth=_positive("depth", user.scheduler.depth, 2 if on_gpu else 1),
+        depth=_positive("depth", user.scheduler.depth, depth),
         num_threads=_positive("num_threads", user.device.num_threads, num_threads),
         executor=_resolve_executor(user.device.executor, num_workers),
         replica=replica,
+        stage_layers=stage_layers,
         speculative=_resolve_speculation(user, draft, max_model_len),
         draft=draft,
     )
@@ -468,12 +489,8 @@ def _positive(name: str, value: int | None, default: int) -> int:
 def _check_supported(user: EngineConfig) -> None:
     parallel = user.parallel
     _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
-    _positive("data_parallel_size", parallel.data_parallel_size, 1)
-    if parallel.pipeline_parallel_size != 1:
-        raise ValueError(
-            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, must be 1: this version spreads a "
-            "model with tensor_parallel_size alone"
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        _positive(name, getattr(parallel, name), 1)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     if not user.scheduler.enable_chunked_prefill:
@@ -483,6 +500,41 @@ def _check_supported(user: EngineConfig) -> None:
         )
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def _resolve_stages(parallel: ParallelConfig, num_layers: int) -> tuple[int, ...]:
+    """How many layers each pipeline stage holds: what the user said, else as equal as can be.
+
+    Layers that are left over go to the stages in the middle, then to the first; the last one has the head.
+    """
+    num_stages, split = parallel.pipeline_parallel_size, parallel.pipeline_split
+    if num_stages > num_layers:
+        raise ValueError(
+            f"pipeline_parallel_size is {num_stages}, but the model has {num_layers} layers; "
+            f"use at most {num_layers}"
+        )
+    if split is not None:
+        return _read_split(split, num_stages, num_layers)
+    layers, left = [num_layers // num_stages] * num_stages, num_layers % num_stages
+    for stage in [*range(1, num_stages - 1), 0][:left]:
+        layers[stage] += 1
+    return tuple(layers)
+
+
+def _read_split(split: str | Sequence[int], num_stages: int, num_layers: int) -> tuple[int, ...]:
+    """`10,18` as numbers.  Raises ValueError if they do not fit the model and the stages."""
+    parts = [part.strip() for part in split.split(",")] if isinstance(split, str) else split
+    try:
+        layers = tuple(int(part) for part in parts)
+    except ValueError:
+        raise ValueError(f"pipeline_split is {split!r}, must be whole numbers, as 10,18") from None
+    if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
+        raise ValueError(
+            f"pipeline_split is {','.join(map(str, layers))}: {len(layers)} stages of {sum(layers)} layers "
+            f"together, but pipeline_parallel_size is {num_stages} and the model has {num_layers} layers; "
+            "each stage needs at least one"
+        )
+    return layers
 
 
 def _resolve_executor(wish: str | None, num_workers: int) -> str:

@@ -96,10 +96,75 @@ class TorchGroup:
     @contextmanager
     def _calling(self, name: str) -> Iterator[None]:
         self._entered(name)
-        try:
+        with _naming_peers():
             yield
-        except RuntimeError as error:
-            raise PeerError(str(error)) from error
+
+
+class Message(Protocol):
+    """A tensor on its way to another stage, or from one."""
+
+    def wait(self) -> None:
+        """Later work may use the tensor: on a GPU in stream order, on a CPU at once."""
+        ...
+
+
+class Channel(Protocol):
+    """Messages between the stages of a pipeline.  Those from one stage to another keep their order."""
+
+    def send(self, x: Tensor, to: int) -> Message:
+        """Send to a stage.  x is not to change until the message has been waited for."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> Message:
+        """Receive a stage's next message, of x's size, into x."""
+        ...
+
+
+class TorchChannel:
+    """Over gloo (CPU) or NCCL (CUDA), where each pair of stages has a stream of its own for its messages."""
+
+    def __init__(self, ranks: tuple[int, ...], waiting: Callable[[bool], None]) -> None:
+        self._ranks, self._waiting = ranks, waiting
+        self._group = _new_group(ranks)
+
+    def send(self, x: Tensor, to: int) -> Message:
+        with _naming_peers():
+            return TorchMessage(x, dist.isend(x, self._ranks[to], group=self._group), self._waiting)
+
+    def receive(self, x: Tensor, source: int) -> Message:
+        with _naming_peers():
+            return TorchMessage(x, dist.irecv(x, self._ranks[source], group=self._group), self._waiting)
+
+
+class TorchMessage:
+    """Holds on to its tensor until it has been waited for."""
+
+    def __init__(self, x: Tensor, work: dist.Work | None, waiting: Callable[[bool], None]) -> None:
+        assert work is not None, "this rank is not in the group"
+        self._x, self._work, self._waiting = x, work, waiting
+
+    def wait(self) -> None:
+        self._waiting(True)
+        with _naming_peers():
+            self._work.wait()
+        self._waiting(False)
+
+
+@contextmanager
+def _naming_peers() -> Iterator[None]:
+    """What torch says of a peer that has gone becomes a PeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Between the stages of a pipeline, one for each kind of message: neither kind waits for the other."""
+
+    streams: Channel  # residual streams, from each stage to the next
+    feedback: Channel  # what the last stage has sampled, to all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +174,21 @@ class Links:
     mesh: Mesh
     world: Group
     tp: Group
+    channels: Channels | None = None  # without a pipeline there are none
 
 
 UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
 
 
-def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable[[str], None]) -> Links:
+def connect(
+    mesh: Mesh, rendezvous: str, device: torch.device, *,
+    entered: Callable[[str], None], waiting: Callable[[bool], None],
+) -> Links:  # fmt: skip
     """Meet the other ranks of the mesh.
 
     rendezvous: a path that only they know, in a folder that exists.  entered: told the name of each
-    collective before it begins, so that a silent rank can be found.
+    collective before it begins.  waiting: told when this rank begins to wait for another stage, and when that
+    is over.  So a silent rank can be found.
     """
     if mesh.world == 1:
         return UNLINKED
@@ -132,7 +202,32 @@ def connect(mesh: Mesh, rendezvous: str, device: torch.device, entered: Callable
     # Every rank makes every group, also those that it is not in: torch asks for that.
     made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
     world = _group(tuple(range(mesh.world)), mesh.rank, device, entered)
-    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")])
+    return Links(mesh=mesh, world=world, tp=made[mesh.ranks("tp")], channels=_channels(mesh, device, waiting))
+
+
+def _channels(mesh: Mesh, device: torch.device, waiting: Callable[[bool], None]) -> Channels | None:
+    if mesh.pp == 1:
+        return None
+    made = {
+        ranks: Channels(TorchChannel(ranks, waiting), TorchChannel(ranks, waiting))
+        for ranks in mesh.groups("pp")
+    }
+    channels = made[mesh.ranks("pp")]
+    _greet(channels, mesh.rank_of("pp"), mesh.pp, device)
+    return channels
+
+
+def _greet(channels: Channels, stage: int, num_stages: int, device: torch.device) -> None:
+    """Let each pair of stages meet, which NCCL does at their first message, and there both hosts wait."""
+    last, x = num_stages - 1, torch.zeros(1, device=device)
+    if stage > 0:
+        channels.streams.receive(x, stage - 1).wait()
+    if stage < last:
+        channels.streams.send(x, stage + 1).wait()
+        channels.feedback.receive(x, last).wait()
+    else:
+        for other in range(last):
+            channels.feedback.send(x, other).wait()
 
 
 def disconnect() -> None:

@@ -6,6 +6,7 @@ connection, see collectives.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,3 +51,29 @@ class Mesh:
 
     def _grid(self) -> np.ndarray:
         return np.arange(self.world).reshape(self.dp, self.pp, self.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a pipeline: number `index` of those that cut a model's layers among them.
+
+    cuts: the first layer of each stage but stage 0, ascending; without cuts one stage holds all.
+    """
+
+    index: int = 0
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == len(self.cuts)
+
+    def holds(self, layer: int) -> bool:
+        return bisect_right(self.cuts, layer) == self.index
+
+
+WHOLE_MODEL = Stage()
+NOWHERE = Stage(1, (0, 0))  # holds nothing, and is neither the first nor the last

@@ -29,7 +29,7 @@ class EngineStats:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
-    is_synthetic: bool = False  # drafts stood by chance: neither they nor the speed are the model's own
+    is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
 
     @property
     def spec_decode(self) -> dict[str, int | tuple[int, ...]]:

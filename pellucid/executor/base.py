@@ -25,7 +25,7 @@ class Capacity:
     num_spec: int = 0  # most drafts a row may carry
 
 
-def _nothing(collective: str) -> None:
+def _nothing(told: object) -> None:
     pass
 
 
@@ -36,6 +36,7 @@ class Seat:
     rank: int = 0
     rendezvous: str = ""  # a path by which they meet; empty for one alone
     entered: Callable[[str], None] = _nothing  # told each collective's name before it begins
+    waiting: Callable[[bool], None] = _nothing  # told when it begins and ceases to wait for another stage
 
 
 class Ticket(Protocol):

@@ -74,34 +74,46 @@ class Progress:
     """How far a worker has come, in memory that its owner shares: still legible when the worker is stuck."""
 
     def __init__(self, numbers: Array[c_int64], name: Array[c_char]) -> None:
-        self._numbers, self._name = numbers, name  # (last plan begun, collectives entered since)
+        # Last plan finished, whether it waits for another stage, last plan begun, collectives entered since.
+        self._numbers, self._name = numbers, name
 
     @classmethod
     def shared(cls, context: SpawnContext) -> Progress:
-        numbers = context.RawArray(c_int64, 2)
-        numbers[0] = -1
+        numbers = context.RawArray(c_int64, [-1, 0, -1, 0])
         return cls(numbers, context.RawArray(c_char, 32))
 
     @property
-    def value(self) -> tuple[int, int]:
-        """(last plan begun, collectives entered since): whoever is behind has less."""
-        plan, collectives = self._numbers
-        return plan, collectives
+    def value(self) -> tuple[int, ...]:
+        """Whoever is behind has less; with as many plans finished, one that waits is not behind."""
+        return tuple(self._numbers)
+
+    @property
+    def has_begun(self) -> bool:
+        """Has it begun a plan?"""
+        return self._numbers[2] >= 0
 
     def __str__(self) -> str:
-        plan, collectives = self.value
+        _, _, plan, collectives = self._numbers
         said = f"its last plan was {plan}" if plan >= 0 else "before its first plan"
         if not collectives:
             return said
         return f"{said}, its last collective there number {collectives}, {self._name.value.decode()}"
 
     def begin(self, plan_id: int) -> None:
-        self._numbers[:] = plan_id, 0
+        self._numbers[2:] = plan_id, 0
+
+    def end(self) -> None:
+        """The plan is finished, or on a GPU all of it launched."""
+        self._numbers[0] = self._numbers[2]
+
+    def wait(self, begins: bool) -> None:
+        """It begins, or ceases, to wait for another pipeline stage."""
+        self._numbers[1] = begins
 
     def enter(self, collective: str) -> None:
         """Note a collective by its name, before it begins.  (A CUDA graph's are not seen.)"""
         self._name.value = collective.encode()[:31]
-        self._numbers[1] += 1
+        self._numbers[3] += 1
 
 
 class Pending(Protocol):
@@ -144,8 +156,9 @@ def run_worker(start: Start) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its owner's to answer
     threading.Thread(target=_leave_with_owner, args=(Path(start.rendezvous).parent,), daemon=True).start()
     logging.basicConfig(level=start.log_level, format=f"%(levelname)s worker {start.rank}: %(message)s")
-    seat = Seat(rank=start.rank, rendezvous=start.rendezvous, entered=start.progress.enter)
-    desk = Desk(start.outbox, start.rank, start.progress)
+    progress = start.progress
+    seat = Seat(rank=start.rank, rendezvous=start.rendezvous, entered=progress.enter, waiting=progress.wait)
+    desk = Desk(start.outbox, start.rank, progress)
     try:
         worker: Worker = load_object(start.worker)(start.resolved, seat)
         desk.send(Ready(worker.start()))
@@ -182,6 +195,7 @@ class Desk:
                 case StepPlan() as plan:
                     self._progress.begin(plan.id)
                     pending = worker.execute(plan)
+                    self._progress.end()
                     if worker.reports:
                         self._landing.put(pending)
                 case Call(name, args):
@@ -200,7 +214,7 @@ class Desk:
         """Say what went wrong; the process ends with it."""
         name = type(error).__name__
         said = f"worker {self._rank} has failed, {self._progress}: {name}: {error}"
-        is_users = isinstance(error, ValueError) and self._progress.value[0] < 0
+        is_users = isinstance(error, ValueError) and not self._progress.has_begun
         message = str(error) if is_users else f"{said}\n{traceback.format_exc()}"
         try:
             self.send(Failed(message, is_echo=name == ECHO, is_users=is_users))

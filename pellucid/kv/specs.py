@@ -14,7 +14,7 @@ class KVGroupSpec:
     """One group's cache: `num_layers` tensors `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
 
     block_size: int  # tokens
-    num_layers: int
+    num_layers: int  # on this rank: 0 where another pipeline stage has them
     num_kv_heads: int
     head_dim: int
     dtype: str  # torch's name, such as "bfloat16"

@@ -16,6 +16,10 @@ class VocabEmbedding(nn.Module):
         super().__init__()
         self.weight = weight
 
+    def table(self) -> Weight:
+        """What a tied head multiplies with."""
+        return self.weight
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] -> [T, D].  Ids must lie in the vocabulary."""
         return F.embedding(input_ids, self.weight)

@@ -10,10 +10,12 @@ from torch import Tensor
 from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.config import Resolved
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
+from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.leaf import Leaf, choose_leaf
+from pellucid.layers.stage import Inlet
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -28,9 +30,10 @@ class BuiltModel:
     """A loaded model, and what the worker must give it before it can run."""
 
     model: Model
-    kv_groups: tuple[KVGroupSpec, ...]
+    kv_groups: tuple[KVGroupSpec, ...]  # the same on every rank, but for the number of layers
     attention_layers: tuple[Attention, ...]  # each needs its `kv_cache`, of group number `layer.group`
     backend: AttentionBackend  # of every attention layer
+    inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
 
@@ -51,6 +54,7 @@ class BuildOptions:
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
+    stage: Stage = WHOLE_MODEL  # which of the layers are built
     first_group: int = 0  # KV groups before this model's
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
@@ -63,6 +67,7 @@ class Workshop:
 
     def __init__(self, resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> None:
         self.resolved, self.device, self.links = resolved, device, links
+        self.stage = Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts)
         self._num_groups = 0
 
     def build_target(self, *, tree_depth: int = 0) -> BuiltModel:
@@ -71,15 +76,21 @@ class Workshop:
         tree_depth: of the drafts that it verifies, if they are trees.
         """
         checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
-        return self._build(checkpoint, quantization, tree_depth=tree_depth)
+        return self._build(checkpoint, quantization, self.stage, tree_depth=tree_depth)
 
     def build_draft(self) -> BuiltModel:
-        """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes."""
+        """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
+
+        The last pipeline stage has all of it; the others have none of it, and know its KV groups.
+        """
         draft = self.resolved.draft
         assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
-        return self._build(draft, self.resolved.speculative.quantization)
+        stage = WHOLE_MODEL if self.stage.is_last else NOWHERE
+        return self._build(draft, self.resolved.speculative.quantization, stage)
 
-    def _build(self, checkpoint: Checkpoint, quantization: str | None, *, tree_depth: int = 0) -> BuiltModel:
+    def _build(
+        self, checkpoint: Checkpoint, quantization: str | None, stage: Stage, *, tree_depth: int = 0
+    ) -> BuiltModel:
         resolved = self.resolved
         options = BuildOptions(
             dtype=getattr(torch, resolved.dtype),
@@ -89,6 +100,7 @@ class Workshop:
             max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
             quantization=quantization,
             group=self.links.tp,
+            stage=stage,
             first_group=self._num_groups,
             tree_depth=tree_depth,
             seed=resolved.user.model.seed,
@@ -121,6 +133,7 @@ def build(
         max_model_len=options.max_model_len,
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
+        stage=options.stage,
         first_group=options.first_group,
         leaf=options.leaf or choose_leaf(options.device),
     )
@@ -134,12 +147,13 @@ def build(
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
     else:
-        load_weights(model, checkpoint, show_progress=options.show_progress)
+        load_weights(model, checkpoint, elsewhere=site.elsewhere, show_progress=options.show_progress)
     return BuiltModel(
         model=model,
         kv_groups=builder.kv_groups(),
         attention_layers=tuple(builder.attention_layers),
         backend=backend,
+        inlet=site.inlet,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
     )

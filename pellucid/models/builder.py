@@ -2,18 +2,22 @@
 
 The builder decides what a model file never sees: device, dtype, this rank's slices, the quantization method,
 the KV group, the attention backend.  Names are the checkpoint's, relative to `at(...)`; attributes are free.
+It also cuts pipelines, for which models keep to one rule: embedding, `layers`, norm, head, nothing between.
+What another stage holds is built on the meta device, so that every stage knows all KV groups and all names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec
 from pellucid.dist.collectives import ALONE, Group
+from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
@@ -23,6 +27,7 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
+from pellucid.layers.stage import Absent, Inlet, Outlet
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import (
     WHOLE,
@@ -41,6 +46,9 @@ from pellucid.quant.base import (
     vector,
 )
 from pellucid.quant.unquantized import Unquantized
+
+M = TypeVar("M", bound=nn.Module)
+META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,45 +73,71 @@ class Site:
     max_model_len: int  # tokens
     coords: Coords = WHOLE
     group: Group = ALONE  # the ranks that hold the other slices
+    stage: Stage = WHOLE_MODEL  # which of the layers are here
     leaf: Leaf = PLAIN  # norms and activations
     first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
-    attention_layers: list[Attention] = field(default_factory=list)
+    attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
-    groups: list[tuple[int, int]] = field(default_factory=list)  # (num_kv_heads, head_dim) of each KV group
+    # Of all stages, so that every rank numbers the groups alike:
+    groups: dict[tuple[int, int], list[AttentionSpec]] = field(default_factory=dict)  # by (KV heads, dim)
+    elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
+    inlet: Inlet | None = None  # on a stage behind the first
+
+    def shadow(self) -> Site:
+        """Where a layer of another stage is built, for what there is to know of it."""
+        return replace(self, device=META, attention_layers=[], ropes={})
 
 
 class Builder:
     """Makes the layers of one model on one rank."""
 
-    def __init__(self, site: Site, prefix: str = "") -> None:
+    def __init__(self, site: Site, prefix: str = "", *, in_layer: bool = False) -> None:
         self.site = site
         self.prefix = prefix
+        self.in_layer = in_layer  # or before and behind all layers
 
     # What models call
 
     def at(self, name: str) -> Builder:
         """A builder whose names begin with `name`."""
-        return Builder(self.site, self._path(name))
+        return Builder(self.site, self._path(name), in_layer=self.in_layer)
 
     def layers(
         self, num: int, make: Callable[[int, Builder], nn.Module], name: str = "layers"
     ) -> nn.ModuleList:
-        """`num` layers, each made by `make(index, builder)`."""
-        return nn.ModuleList(make(i, self.at(f"{name}.{i}")) for i in range(num))
+        """`num` layers, each made by `make(index, builder)`; of a pipeline those of this stage."""
+        layers, here = nn.ModuleList(), Builder(self.site, self.prefix, in_layer=True)
+        elsewhere = self._elsewhere(in_layer=True)
+        for i in range(num):
+            if self.site.stage.holds(i):
+                layers.append(make(i, here.at(f"{name}.{i}")))
+            else:
+                with META:
+                    self._note_names(make(i, elsewhere.at(f"{name}.{i}")))
+        return layers
 
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
-        coords = self._vocab_coords
+        coords, site = self._vocab_coords, self.site
         share = elements(vocab, coords.size)
-        spec = ParamSpec(shape=(share, dim), dtype=self.site.dtype, place=Sliced((share,)))
-        weight = Weight.empty(spec, (self._path(f"{name}.weight"),), (coords,), self.site.device)
-        group = self.site.group
-        return VocabEmbedding(weight) if group.size == 1 else SplitVocabEmbedding(weight, group)
+        spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
+
+        def table(device: torch.device) -> Weight:
+            return Weight.empty(spec, (self._path(f"{name}.weight"),), (coords,), device)
+
+        if site.stage.is_first:
+            weight = table(site.device)
+            return VocabEmbedding(weight) if site.group.size == 1 else SplitVocabEmbedding(weight, site.group)
+        site.inlet = Inlet(dim, site.dtype, lambda: table(site.device))
+        return self._stand_in(VocabEmbedding(table(META)), site.inlet)
 
     def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
         """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
         spec = ParamSpec(shape=(dim,), dtype=self.site.dtype, place=Replicated(), fill="near_one")
-        return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.site.leaf)
+        if self.in_layer or self.site.stage.is_last:
+            return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.site.leaf)
+        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), eps, self.site.leaf)
+        return self._stand_in(absent, Outlet())
 
     def qkv(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
         """The projection to queries, keys and values, packed in this order; `attention` takes its output."""
@@ -170,7 +204,7 @@ class Builder:
             spec,
             name=self._path(name),
             kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
-            group=self._group(local.num_kv, local.dim),
+            group=self._group(spec),
             scale=heads.dim**-0.5 if scale is None else scale,
             rope=rope,
             qk_norm=qk_norm,
@@ -183,12 +217,15 @@ class Builder:
     ) -> Linear | Unmerged:
         """The projection to logits, called as head(hidden): this rank's share of them, the last one padded.
 
-        tied: the embedding whose table it shares.
+        tied: the embedding whose table it shares, or has a copy of if that is on another stage.
         """
         shape = self._shape(dim, (elements(vocab, self.site.coords.size),), "out")
-        if tied is not None:
-            return Linear(shape, Unquantized(), {"weight": tied.weight})
-        return self._linear(name, shape, False, (self._vocab_coords,), kind="head")
+        is_here = self.site.stage.is_last
+        if tied is not None and is_here:
+            return Linear(shape, Unquantized(), {"weight": tied.table()})
+        b = self if is_here else self._elsewhere()
+        head = b._linear(name, shape, False, (self._vocab_coords,), kind="head")
+        return head if is_here else self._stand_in(head, Absent())
 
     # What those who build models call
 
@@ -199,7 +236,7 @@ class Builder:
 
     def attention_needs(self) -> AttentionSpec:
         """What one backend must support to serve every layer."""
-        specs = [layer.spec for layer in self.attention_layers]
+        specs = [spec for group in self.site.groups.values() for spec in group]
         windows = [spec.window for spec in specs if spec.window is not None]
         return replace(specs[0], window=min(windows, default=None))
 
@@ -213,6 +250,19 @@ class Builder:
         return tuple(self._group_spec(index) for index in range(len(self.site.groups)))
 
     # How
+
+    def _elsewhere(self, *, in_layer: bool = False) -> Builder:
+        return Builder(self.site.shadow(), self.prefix, in_layer=in_layer)
+
+    def _stand_in(self, absent: M, stand_in: nn.Module) -> M:
+        """Put `stand_in`, which is called alike, in the place of a layer that another stage holds."""
+        self._note_names(absent)
+        return cast("M", stand_in)
+
+    def _note_names(self, absent: nn.Module) -> None:
+        for weight in absent.parameters():
+            assert isinstance(weight, Weight), type(weight)
+            self.site.elsewhere.update(weight.sources)
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
@@ -292,20 +342,19 @@ class Builder:
         spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
         return Linear(shape, method, weights, weight("bias", spec))
 
-    def _group(self, num_kv_heads: int, head_dim: int) -> int:
+    def _group(self, spec: AttentionSpec) -> int:
         """Layers whose caches have the same shape share a group."""
-        key = (num_kv_heads, head_dim)
-        if key not in self.site.groups:
-            self.site.groups.append(key)
-        return self.site.first_group + self.site.groups.index(key)
+        key = (spec.num_kv_heads, spec.head_dim)
+        self.site.groups.setdefault(key, []).append(spec)
+        return self.site.first_group + list(self.site.groups).index(key)
 
     def _group_spec(self, index: int) -> KVGroupSpec:
-        num_kv_heads, head_dim = self.site.groups[index]
+        (num_kv_heads, head_dim), specs = list(self.site.groups.items())[index]
+        windows = [spec.window for spec in specs]
         group = self.site.first_group + index
-        windows = [layer.window for layer in self.attention_layers if layer.group == group]
         return KVGroupSpec(
             block_size=self.site.block_size,
-            num_layers=len(windows),
+            num_layers=sum(layer.group == group for layer in self.attention_layers),
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             dtype=str(self.site.kv_dtype).removeprefix("torch."),

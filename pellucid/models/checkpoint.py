@@ -93,6 +93,10 @@ class Checkpoint:
         return Fields(self.config).int("vocab_size")
 
     @property
+    def num_layers(self) -> int:
+        return Fields(self.config).int("num_hidden_layers")
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text, by config.json and generation_config.json together."""
         ids: dict[int, None] = {}

@@ -5,7 +5,8 @@ It knows no model and no quantization: each `Weight` names its tensors and place
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -22,18 +23,29 @@ from pellucid.quant.kv_scales import UNUSED, kv_scale_name
 MAX_NAMED = 5  # tensors listed in an error
 
 
-def load_weights(model: Model, checkpoint: Checkpoint, *, show_progress: bool = True) -> None:
+def load_weights(
+    model: Model, checkpoint: Checkpoint, *, elsewhere: Set[str] = frozenset(), show_progress: bool = True
+) -> None:
     """Stream the checkpoint's tensors into the model, then let the layers repack.
 
-    Each tensor is copied to its weight's device and dtype before the next is read.  Raises ValueError naming
-    tensors that are missing, misshapen, or that no weight claims.
+    Each tensor is copied to its weight's device and dtype before the next is read.  elsewhere: names of what
+    other pipeline stages hold, which is not read.  Raises ValueError naming tensors that are missing,
+    misshapen, or that no weight claims.
     """
+
+    def name_of(key: str) -> str:
+        return kv_scale_name(model.rename(key))
+
     wanted = {
         name: (weight, part) for weight in weights_of(model) for part, name in enumerate(weight.sources)
     }
     unloaded, unclaimed, misshapen = set(wanted), list[str](), list[str]()
-    for key, tensor in read_shards(checkpoint.shards, show_progress=show_progress):
-        name = kv_scale_name(model.rename(key))
+    skipped = elsewhere - wanted.keys()  # a tied table is wanted at both ends
+    tensors = read_shards(
+        checkpoint.shards, skips=lambda key: name_of(key) in skipped, show_progress=show_progress
+    )
+    for key, tensor in tensors:
+        name = name_of(key)
         if name in wanted:
             weight, part = wanted[name]
             try:
@@ -62,11 +74,13 @@ def fill_defaults(model: Model, unloaded: set[str]) -> set[str]:
 
 
 def fill_dummy(model: Model, seed: int) -> None:
-    """Fill every weight with random numbers, the same for the same seed and device; let the layers repack."""
-    generators: dict[torch.device, torch.Generator] = {}
+    """Fill every weight with random numbers, the same for the same seed and device; let the layers repack.
+
+    Each weight's follow from its name, so that they are the same on whichever pipeline stage it is.
+    """
     for weight in weights_of(model):
-        generator = generators.setdefault(weight.device, torch.Generator(weight.device).manual_seed(seed))
-        weight.fill(generator)
+        name = "".join(weight.sources).encode()
+        weight.fill(torch.Generator(weight.device).manual_seed(zlib.crc32(name, seed)))
     finish(model)
 
 
@@ -88,17 +102,24 @@ def torch_module(model: object) -> nn.Module:
     return model
 
 
-def read_shards(shards: tuple[Path, ...], *, show_progress: bool) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of every shard, in host memory only until the next is asked for."""
+def read_shards(
+    shards: tuple[Path, ...], *, skips: Callable[[str], bool], show_progress: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of every shard but those it `skips`, in host memory only until the next is asked for."""
     total = sum(shard.stat().st_size for shard in shards)
     hidden = None if show_progress else True  # None: shown on a terminal only
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
         for shard in shards:
+            left = shard.stat().st_size
             with safe_open(shard, framework="pt", device="cpu") as file:
                 for key in file.keys():  # noqa: SIM118 (it is no dict)
+                    if skips(key):
+                        continue
                     tensor = file.get_tensor(key)
                     yield key, tensor
                     bar.update(tensor.nbytes)
+                    left -= tensor.nbytes
+            bar.update(left)
 
 
 def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.output import SampleOutput
-from pellucid.spec.tree import depth_of
+from pellucid.spec.tree import depth_of, max_new
 
 if TYPE_CHECKING:
     from pellucid.models.build import BuiltModel, Workshop
@@ -33,7 +33,11 @@ class DraftShape:
     @property
     def max_new(self) -> int:
         """Most tokens that one verification can yield."""
-        return 1 + (self.num_drafts if self.parents is None else depth_of(self.parents))
+        return self.max_new_with(self.num_drafts)
+
+    def max_new_with(self, num_drafts: int) -> int:
+        """The same where no row has more than so many drafts."""
+        return max_new(self.parents, num_drafts)
 
     @property
     def tree_depth(self) -> int:

@@ -26,6 +26,11 @@ def depth_of(parents: tuple[int, ...]) -> int:
     return max(depths_of(parents))
 
 
+def max_new(parents: tuple[int, ...] | None, num_drafts: int) -> int:
+    """Most tokens that a row with up to `num_drafts` drafts can yield; parents: None is a chain."""
+    return 1 + (num_drafts if parents is None or not num_drafts else depth_of(parents))
+
+
 def paths_of(parents: tuple[int, ...]) -> list[list[int]]:
     """For every node the drafts on the way to it, itself the last."""
     paths: list[list[int]] = [[]]

@@ -19,7 +19,7 @@ from pellucid.config import SpeculativeConfig
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import LogitsBatch
-from pellucid.spec.tree import children_of, depth_of
+from pellucid.spec.tree import children_of, max_new
 
 if TYPE_CHECKING:
     from pellucid.spec.base import Drafts, DraftShape
@@ -41,9 +41,7 @@ class VerifyRows:
     @property
     def max_new(self) -> int:
         """K: most tokens that a row can yield."""
-        if self.parents is None or self.max_drafts == 0:
-            return 1 + self.max_drafts
-        return 1 + depth_of(self.parents)
+        return max_new(self.parents, self.max_drafts)
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Of each logit: its node within its row, [S] int64, and whether a chain's draft comes next, bool."""

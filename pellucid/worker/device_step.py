@@ -6,6 +6,7 @@ graph from end to end (graphs.py), and it is the same function when it is not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from pellucid.spec.base import Known, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.worker.inputs import InputBuilder, StepInput, StepRows
 from pellucid.worker.results import Packed, pack
-from pellucid.worker.slots import Slots
+from pellucid.worker.slots import RowState
 
 
 class Model(Protocol):
@@ -34,29 +35,63 @@ class Model(Protocol):
         ...
 
 
+class Forward:
+    """The model on what the slots hold."""
+
+    def __init__(self, model: Model, backend: AttentionBackend, inputs: InputBuilder) -> None:
+        self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
+
+    def __call__(self, rows: StepRows) -> tuple[StepInput, Tensor]:
+        """The step's input, and hidden states [T, D]."""
+        step = self.inputs.gather(rows)
+        fwd = step.fwd
+        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
+        return step, self.model(fwd)
+
+
+class StageStep:
+    """On a pipeline stage before the last: the forward, and no more."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+    def __call__(self, rows: StepRows) -> Tensor:
+        """Run the step; the residual stream [T, D], with which the next stage goes on."""
+        step, stream = self.forward(rows)
+        self.forward.slots.advance_chunks(step.rows)
+        return stream
+
+
+# From a step's rows, what they yielded and their drafts [B, k]: what other pipeline stages must be told.
+Tell = Callable[[RowState, SampleOutput, Tensor], Tensor | None]
+
+
+def tell_nobody(rows: RowState, output: SampleOutput, drafts: Tensor) -> None:
+    """There are no other stages."""
+
+
 class DeviceStep:
     """Every arrow of it is one call on one object."""
 
     def __init__(
-        self, model: Model, backend: AttentionBackend, slots: Slots, inputs: InputBuilder, sampler: Sampler,
-        proposer: Proposer, verifier: Verifier,
+        self, forward: Forward, sampler: Sampler, proposer: Proposer, verifier: Verifier,
+        tell: Tell = tell_nobody,
     ) -> None:  # fmt: skip
-        self.model, self.backend, self.slots, self.inputs = model, backend, slots, inputs
-        self.sampler, self.proposer, self.verifier = sampler, proposer, verifier
+        self.forward, self.model, self.slots = forward, forward.model, forward.slots
+        self.sampler, self.proposer, self.verifier, self.tell = sampler, proposer, verifier, tell
 
     def __call__(self, rows: StepRows) -> Packed:
         """Run the step; what the host will want of it, in one tensor."""
-        step = self.inputs.gather(rows)
+        step, hidden = self.forward(rows)
         fwd = step.fwd
-        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
-        hidden = self.model(fwd)
         output = self._sample(rows, step, hidden)
-        self.inputs.layout.settle(fwd, step.rows, output)
+        self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
         self.slots.advance(step.rows, output)
         drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
         self.slots.write_drafts(step.rows, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
-        return pack(output, self._score(rows, fwd, hidden))
+        told = self.tell(step.rows, output, drafts.tokens)
+        return pack(output, self._score(rows, fwd, hidden), told)
 
     def _sample(self, rows: StepRows, step: StepInput, hidden: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
@@ -69,7 +104,7 @@ class DeviceStep:
             inputs=fwd.input_ids[at],
             room=self.slots.room(step.rows),
             samples=step.rows.samples,
-            max_drafts=int(counts.num_drafts.max()),
+            max_drafts=counts.max_drafts,
             parents=self.proposer.shape.parents,
         )
         return self.verifier(self.model.logits(hidden[at]), batch, verify_rows, self.slots.token_ids)

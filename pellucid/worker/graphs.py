@@ -9,7 +9,7 @@ padding row is the spare slot, with no room for a token; it reads and writes pag
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,17 +17,17 @@ import torch
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.transfer import upload
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
-from pellucid.worker.results import Packed
 
-Step = Callable[[StepRows], Packed]
-Run = Callable[[], Packed]
+Y = TypeVar("Y")  # what a step yields, on the device
+Y_co = TypeVar("Y_co", covariant=True)
+Run = Callable[[], Y]
 LARGEST = 512  # rows; beyond it launches no longer matter
 
 
-class Launcher(Protocol):
+class Launcher(Protocol[Y_co]):
     """Runs the device's part of a step."""
 
-    def __call__(self, counts: StepCounts) -> Packed:
+    def __call__(self, counts: StepCounts) -> Y_co:
         """The step's yield, on the device; valid until the next call."""
         ...
 
@@ -40,13 +40,13 @@ class Launcher(Protocol):
         ...
 
 
-class EagerLauncher:
+class EagerLauncher(Generic[Y]):
     """Kernel by kernel."""
 
-    def __init__(self, step: Step, inputs: InputBuilder) -> None:
+    def __init__(self, step: Callable[[StepRows], Y], inputs: InputBuilder) -> None:
         self.step, self.inputs = step, inputs
 
-    def __call__(self, counts: StepCounts) -> Packed:
+    def __call__(self, counts: StepCounts) -> Y:
         return self.step(self.inputs.ship(counts))
 
     def measure(self) -> int:
@@ -93,20 +93,20 @@ class StaticRows:
         )
 
 
-class GraphLauncher:
+class GraphLauncher(Generic[Y]):
     """Replays a recording where there is one for the step; launches kernels one by one where there is none.
 
     make_recorder: makes what turns a function that launches a step on static rows into its replay.
     """
 
     def __init__(
-        self, eager: EagerLauncher, static: StaticRows, state: SamplingState,
-        make_recorder: Callable[[], Callable[[Run], Run]],
+        self, eager: EagerLauncher[Y], static: StaticRows, state: SamplingState,
+        make_recorder: Callable[[], Callable[[Run[Y]], Run[Y]]],
     ) -> None:  # fmt: skip
         self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
-        self._replays: dict[int, Run] = {}  # by rows
+        self._replays: dict[int, Run[Y]] = {}  # by rows
 
-    def __call__(self, counts: StepCounts) -> Packed:
+    def __call__(self, counts: StepCounts) -> Y:
         num_rows = self.num_rows_for(counts)
         if num_rows is None:
             return self.eager(counts)
@@ -155,16 +155,16 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: Run[Y]) -> Run[Y]:
         run()  # compiles and loads what it needs; nothing of that may happen while recording
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: NCCL asks for its events from another one.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            packed = run()
+            yielded = run()
 
-        def replay() -> Packed:
+        def replay() -> Y:
             graph.replay()
-            return packed
+            return yielded
 
         return replay

@@ -42,6 +42,19 @@ class StepCounts:
         return len(self.slots)
 
     @property
+    def num_tokens(self) -> int:
+        return int(self.num_query.sum())
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of any row."""
+        return int(self.num_drafts.max())
+
+    @property
+    def any_samples(self) -> bool:
+        return bool(self.num_sampled.any())
+
+    @property
     def uniform_query(self) -> int | None:
         """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
         num_query = int(self.num_query[0])
@@ -145,7 +158,7 @@ class InputBuilder:
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
         counts, slots = rows.counts, rows.slots
-        where, num_tokens = (slots, rows.cu_query), int(counts.num_query.sum())
+        where, num_tokens = (slots, rows.cu_query), counts.num_tokens
         max_query = int(counts.num_query.max(initial=0))
         tokens = self._gather_tokens(
             *where, self.slots.token_ids, self.slots.num_computed, num_tokens=num_tokens, max_query=max_query

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
-from pellucid.forward import ForwardInput, TreeMask
+from pellucid.forward import TreeMask
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.tree import ancestor_bits, depth_of, depths_of, paths_of
@@ -33,8 +33,11 @@ class DraftLayout(Protocol):
         """The way to the text before the logits of tokens `at` [S], of rows `row_of` [S]; places: [T]."""
         ...
 
-    def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
-        """Move the KV of accepted drafts to where their positions say."""
+    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
+        """Move the KV of accepted drafts to where their positions say.
+
+        block_tables: of the rows, per KV group [B, M].  roots: [B], the place of each row's node 0.
+        """
         ...
 
 
@@ -47,7 +50,7 @@ class ChainLayout:
     def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
         return IN_ORDER
 
-    def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
+    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """There is nothing to move."""
 
 
@@ -80,7 +83,7 @@ class TreeLayout:
         roots = rows.roots[row_of]
         return TreeBranches(roots, self.paths[(places[at] - roots).clamp(min=0)])
 
-    def settle(self, fwd: ForwardInput, rows: RowState, output: SampleOutput) -> None:
+    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """A row's new tokens but the last are accepted drafts: the one at depth i goes to i behind node 0.
 
         A step without any drafts tells no path, and has nothing to move.
@@ -89,9 +92,8 @@ class TreeLayout:
             return
         depth = torch.arange(1, output.path.shape[1], device=output.path.device)
         moves = (depth < output.num_new[:, None]) & (output.path[:, 1:] != depth)
-        root = rows.roots[:, None]
-        ways = [(root + node).where(moves, 0) for node in (output.path[:, 1:], depth)]
-        for group, (table, size) in enumerate(zip(fwd.block_tables, self.block_sizes, strict=True)):
+        ways = [(roots[:, None] + node).where(moves, 0) for node in (output.path[:, 1:], depth)]
+        for group, (table, size) in enumerate(zip(block_tables, self.block_sizes, strict=True)):
             sources, targets = (
                 (table.gather(1, way // size).long() * size + way % size).where(moves, 0) for way in ways
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,9 +28,10 @@ class Packed:
     shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, logprobs (3), scores (3)
     has_logprobs: bool
     has_scores: bool
+    feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
-def pack(output: SampleOutput, scores: LogprobTensors | None) -> Packed:
+def pack(output: SampleOutput, scores: LogprobTensors | None, feedback: Tensor | None = None) -> Packed:
     """All that the host will want, side by side."""
     tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
     return Packed(
@@ -37,7 +39,37 @@ def pack(output: SampleOutput, scores: LogprobTensors | None) -> Packed:
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,
+        feedback=feedback,
     )
+
+
+class Pending(Protocol):
+    """A result on its way to the host."""
+
+    def result(self) -> StepResult: ...
+
+
+class EmptyResult:
+    """Of a plan without rows, or on a rank that does not report."""
+
+    def __init__(self, plan_id: int) -> None:
+        self.plan_id = plan_id
+
+    def result(self) -> StepResult:
+        return StepResult(plan_id=self.plan_id, tokens=[])
+
+
+class Reader(Protocol):
+    """Where a step's yield goes."""
+
+    def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> Pending: ...
+
+
+class NoReader:
+    """Nowhere: another rank samples the same, and reports."""
+
+    def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> Pending:
+        return EmptyResult(plan_id)
 
 
 class HostBuffer:

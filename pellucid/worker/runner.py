@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Generic, TypeVar
 
 import torch
 
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import StepPlan
 from pellucid.worker.graphs import Launcher
+from pellucid.worker.handover import Handover
 from pellucid.worker.inputs import InputBuilder
-from pellucid.worker.results import ResultReader
+from pellucid.worker.results import EmptyResult, Pending
 from pellucid.worker.slots import Slots
 
-
-class Pending(Protocol):
-    """A result on its way to the host."""
-
-    def result(self) -> StepResult: ...
+Y = TypeVar("Y")
 
 
-class EmptyResult:
-    """Of a plan without rows, which only retires, grows or moves KV."""
-
-    def __init__(self, plan_id: int) -> None:
-        self.plan_id = plan_id
-
-    def result(self) -> StepResult:
-        return StepResult(plan_id=self.plan_id, tokens=[])
-
-
-class ModelRunner:
+class ModelRunner(Generic[Y]):
     """Runs plans in the order they come; every arrow of a step is one call on one object."""
 
-    def __init__(self, slots: Slots, state: SamplingState, inputs: InputBuilder, launcher: Launcher) -> None:
+    def __init__(
+        self, slots: Slots, state: SamplingState, inputs: InputBuilder, launcher: Launcher[Y],
+        handover: Handover[Y], *, num_stages: int = 1,
+    ) -> None:  # fmt: skip
         self.slots, self.state, self.inputs, self.launcher = slots, state, inputs, launcher
-        self.results = ResultReader()
+        self.handover, self.num_stages = handover, num_stages
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
         """Launch one step.  Nothing in it waits for the device; the result is read one plan later."""
+        self.handover.learn(max(plan.id - self.num_stages, plan.committed))  # law 6: before what follows
         self.slots.retire(plan.retired)
         self.slots.admit(plan.admitted)
         self.state.admit(plan.admitted)
@@ -47,5 +38,6 @@ class ModelRunner:
         if not plan.rows:
             return EmptyResult(plan.id)
         counts = self.inputs.count(plan.rows, plan.num_propose)
-        packed = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
-        return self.results.begin(plan.id, counts, packed)
+        self.handover.receive(counts)
+        yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
+        return self.handover.deliver(plan.id, counts, yielded)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
 from pellucid.transfer import upload
+from pellucid.worker.feedback import Feedback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,10 @@ class Slots:
     def retire(self, slots: list[int]) -> None:
         """Mark slots dead.  A plan never has a row on a dead slot."""
         self._alive[slots] = False
+
+    def are_alive(self, slots: np.ndarray) -> np.ndarray:
+        """Which of the slots are in use by the sequence that has last been admitted; [B] bool."""
+        return self._alive[slots]
 
     def admit(self, admissions: list[Admission]) -> None:
         """Fill slots: token ids, lengths and the blocks that a prefix hit brought."""
@@ -118,21 +124,48 @@ class Slots:
 
     def advance(self, rows: RowState, output: SampleOutput) -> None:
         """Write what was sampled behind the last known token, and move on by what was accepted."""
-        root = rows.roots
-        width = output.tokens.shape[1]
-        offsets = torch.arange(width, device=self.device)
-        kept = offsets < output.num_new[:, None]
-        slots = torch.where(kept, rows.slots[:, None], self.spare)
-        positions = torch.where(kept, root[:, None] + 1 + offsets, 0)
-        self.token_ids[slots, positions] = output.tokens
-        done = torch.where(rows.samples, root + output.num_new, rows.starts + rows.query_lens)
+        self._append(rows.slots, rows.roots, output.tokens, output.num_new)
+        done = torch.where(rows.samples, rows.roots + output.num_new, rows.starts + rows.query_lens)
         self.num_computed[rows.slots] = done
+
+    def advance_chunks(self, rows: RowState) -> None:
+        """Move on where nothing is sampled; of the other rows feedback will tell."""
+        ends = rows.starts + rows.query_lens
+        self.num_computed[rows.slots] = torch.where(rows.samples, rows.starts, ends)
 
     def write_drafts(self, rows: RowState, drafts: Tensor) -> None:
         """Put drafts [B, k] behind the last known token of rows that sample; the next step verifies them."""
-        if drafts.shape[1] == 0:
-            return
         slots = torch.where(rows.samples, rows.slots, self.spare)
         first = torch.where(rows.samples, self.num_computed[rows.slots] + 1, 0)
+        self._write_drafts(slots, first, drafts)
+
+    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, num_spec: int) -> Tensor:
+        """The message to other stages about a step that was sampled here; drafts: [B, up to num_spec]."""
+        known = self.num_computed[rows.slots] - output.num_new
+        return Feedback(
+            slots=torch.where(rows.samples, rows.slots, self.spare),
+            roots=torch.where(rows.samples, known, 0),
+            output=output,
+            drafts=F.pad(drafts, (0, num_spec - drafts.shape[1])),
+        ).pack()
+
+    def learn(self, feedback: Feedback) -> None:
+        """Do as the stage did that sampled: `advance` and `write_drafts`."""
+        slots, roots, num_new = feedback.slots, feedback.roots, feedback.output.num_new
+        self._append(slots, roots, feedback.output.tokens, num_new)
+        self.num_computed[slots] = roots + num_new
+        self._write_drafts(slots, roots + num_new + 1, feedback.drafts)
+
+    def _append(self, slots: Tensor, root: Tensor, tokens: Tensor, num_new: Tensor) -> None:
+        """Write the first `num_new` [B] of tokens [B, K] behind position `root`."""
+        offsets = torch.arange(tokens.shape[1], device=self.device)
+        kept = offsets < num_new[:, None]
+        positions = torch.where(kept, root[:, None] + 1 + offsets, 0)
+        self.token_ids[torch.where(kept, slots[:, None], self.spare), positions] = tokens
+
+    def _write_drafts(self, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
+        """Write drafts [B, k] from position `first` [B] on."""
+        if drafts.shape[1] == 0:
+            return
         positions = first[:, None] + torch.arange(drafts.shape[1], device=self.device)
         self.token_ids[slots[:, None], positions] = drafts

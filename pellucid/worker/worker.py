@@ -6,6 +6,9 @@ import gc
 import logging
 import math
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ import torch
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
-from pellucid.dist.mesh import Mesh
+from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
@@ -24,11 +27,13 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
-from pellucid.worker.device_step import DeviceStep
+from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
-from pellucid.worker.inputs import InputBuilder
+from pellucid.worker.handover import make_handover
+from pellucid.worker.inputs import InputBuilder, StepRows
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
-from pellucid.worker.runner import ModelRunner, Pending
+from pellucid.worker.results import NoReader, Pending, ResultReader
+from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -39,14 +44,18 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
-        self.mesh = Mesh(tp=resolved.user.parallel.tensor_parallel_size, rank=self.seat.rank)
-        first_gpu = resolved.user.parallel.first_gpu(resolved.replica)
+        parallel = resolved.user.parallel
+        self.mesh = Mesh(
+            pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
+        )
+        self.stage = Stage(self.mesh.rank_of("pp"), resolved.pipeline_cuts)
+        first_gpu = parallel.first_gpu(resolved.replica)
         self.device = choose_device(resolved.platform.device, self.mesh, first_gpu)
 
     @property
     def reports(self) -> bool:
-        """Every rank samples the same tokens; one tells."""
-        return self.mesh.rank == 0
+        """All ranks of the last stage sample the same tokens; one tells."""
+        return self.stage.is_last and self.mesh.rank_of("tp") == 0
 
     def start(self) -> Capacity:
         """Load this rank's part, agree on what is left for KV cache, and make it."""
@@ -54,12 +63,15 @@ class Worker:
             torch.set_num_threads(self.resolved.num_threads)
         else:
             torch.cuda.set_device(self.device)
-        self.links = connect(self.mesh, self.seat.rendezvous, self.device, self.seat.entered)
+        seat = self.seat
+        self.links = connect(
+            self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
+        )
         began = time.perf_counter()
         self._build()
         loaded = time.perf_counter()
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
-        num_blocks = self.links.world.minimum(num_blocks)
+        num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
         sized = time.perf_counter()
@@ -79,10 +91,13 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
+        if "runner" in self.__dict__:
+            self.runner.handover.close()
         for name in ("runner", "models"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
         disconnect()
 
@@ -99,26 +114,50 @@ class Worker:
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
         block_sizes = tuple(group.block_size for group in self.groups)
         inputs = InputBuilder(slots, block_sizes, self._make_layout(target, proposer.shape, block_sizes))
-        method = VERIFIERS.load(resolved.speculative.rejection_sample_method)
-        verifier = method.of(resolved.speculative, sampler, proposer.shape)
-        step = DeviceStep(target.model, target.backend, slots, inputs, sampler, proposer, verifier)
-        self.runner = ModelRunner(slots, state, inputs, self._make_launcher(step, proposer))
+        forward = Forward(target.model, target.backend, inputs)
+        if target.inlet is not None:
+            target.inlet.make_room(resolved.max_tokens_of_step, self.device)
+        handover = make_handover(
+            self.links.channels,
+            self.stage,
+            target.inlet,
+            inputs,
+            ResultReader() if self.reports else NoReader(),
+            shape=proposer.shape,
+            depth=resolved.depth,
+        )
+        step = self._make_step(forward, sampler, proposer)
+        launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
+        self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
-    def _make_layout(self, built: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]) -> DraftLayout:
+    def _make_layout(
+        self, target: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]
+    ) -> DraftLayout:
         if shape.parents is None:
             return ChainLayout()
-        layers, backend = built.attention_layers, built.backend
+        layers, backend = target.attention_layers, target.backend
         return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
-    def _make_launcher(self, step: DeviceStep, proposer: Proposer) -> Launcher:
+    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Callable[[StepRows], Any]:
+        """What this pipeline stage does of a step."""
+        if not self.stage.is_last:
+            return StageStep(forward)
+        speculative, shape = self.resolved.speculative, proposer.shape
+        verifier = VERIFIERS.load(speculative.rejection_sample_method).of(speculative, sampler, shape)
+        tell = partial(forward.slots.tell, num_spec=shape.num_drafts)
+        return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
+
+    def _make_launcher(
+        self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int
+    ) -> Launcher[Any]:
         """Graphs on a GPU, unless the user or an attention backend will have none."""
-        eager, num_query = EagerLauncher(step, step.inputs), 1 + proposer.shape.num_drafts
+        eager = EagerLauncher(step, forward.inputs)
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
         if not wanted or num_query > min(model.backend.max_graph_query for model in self.models):
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
-        static = StaticRows(max_rows, num_query, step.slots.spare, self.device)
-        return GraphLauncher(eager, static, step.sampler.state, CudaRecorder)
+        static = StaticRows(max_rows, num_query, forward.slots.spare, self.device)
+        return GraphLauncher(eager, static, state, CudaRecorder)
 
     def _kv_budget(self) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
@@ -130,9 +169,10 @@ class Worker:
         torch.cuda.reset_peak_memory_stats()
         plan = memory.largest_step(self.resolved, len(self.groups))
         self.runner.execute(plan).result()
+        self.runner.handover.learn(plan.id)  # nothing is under way any more
         self.runner.slots.retire([row.slot for row in plan.rows])
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
-        budget -= self.runner.launcher.measure()
+        budget -= self.runner.launcher.measure() + self.runner.handover.reserve
         torch.cuda.empty_cache()
         return budget
 
@@ -162,8 +202,8 @@ def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.
     first = first_gpu or 0
     if first + mesh.world > torch.cuda.device_count():
         raise ValueError(
-            f"{first + mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; "
-            "lower tensor_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
+            f"{first + mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; lower "
+            "tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, first + mesh.rank)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pellucid.dist.mesh import AXES, Mesh
+from pellucid.dist.mesh import AXES, WHOLE_MODEL, Mesh, Stage
 
 
 def test_the_tensor_parallel_ranks_of_a_stage_are_neighbours() -> None:
@@ -25,3 +25,11 @@ def test_groups_of_an_axis_hold_every_rank_once(dp: int, pp: int, tp: int) -> No
         for rank in range(mesh.world):
             here = Mesh(dp=dp, pp=pp, tp=tp, rank=rank)
             assert here.ranks(axis)[here.rank_of(axis)] == rank
+
+
+def test_each_layer_is_on_one_stage_and_the_ends_know_that_they_are() -> None:
+    stages = [Stage(index, (2, 3)) for index in range(3)]
+    assert [[layer for layer in range(5) if stage.holds(layer)] for stage in stages] == [[0, 1], [2], [3, 4]]
+    assert [stage.is_first for stage in stages] == [True, False, False]
+    assert [stage.is_last for stage in stages] == [False, False, True]
+    assert WHOLE_MODEL.is_first and WHOLE_MODEL.is_last and WHOLE_MODEL.holds(99)

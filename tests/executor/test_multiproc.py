@@ -31,7 +31,7 @@ def worker(rank: int) -> BaseProcess:
 
 
 def started(tiny: Path, **options: object) -> LLMEngine:
-    engine = LLMEngine.from_options(model=str(tiny), tensor_parallel_size=2, **(OPTIONS | options))
+    engine = LLMEngine.from_options(model=str(tiny), **(OPTIONS | options))
     for _ in range(3):
         engine.add_request([1, 2, 3], SamplingParams(max_tokens=200, ignore_eos=True))
     for _ in range(4):
@@ -47,9 +47,10 @@ def finish(engine: LLMEngine) -> list[str | None]:
     return reasons
 
 
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int) -> None:
-    engine = started(tiny, depth=2)
+def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int, parallel: str) -> None:
+    engine = started(tiny, depth=2, **{parallel: 2})
     worker(rank).kill()
     assert finish(engine) == ["error"] * 3
     assert f"worker {rank} has died (exit code -9), its last plan was" in (engine.engine.error or "")
@@ -58,7 +59,7 @@ def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int) 
 
 
 def test_a_worker_that_hangs_is_named_in_time(tiny: Path) -> None:
-    engine = started(tiny, worker_timeout=1.0)
+    engine = started(tiny, tensor_parallel_size=2, worker_timeout=1.0)
     os.kill(worker(1).pid or 0, signal.SIGSTOP)
     began = time.monotonic()
     assert finish(engine) == ["error"] * 3
@@ -165,6 +166,14 @@ def test_without_a_culprit_all_who_wait_are_named(hasty_toys: MultiprocExecutor)
         RuntimeError, match="waiting for worker 0, .* all_reduce; worker 1, .* all_reduce; raise"
     ):
         hasty_toys.submit(plan(0, "sleep 0")).result()
+
+
+def test_who_waits_for_another_stage_is_not_named(hasty_toys: MultiprocExecutor) -> None:
+    hasty_toys.submit(plan(1)).result()
+    with pytest.raises(
+        RuntimeError, match="for 1 s, waiting for worker 0, its last plan was 2, [^;]*; raise"
+    ):
+        hasty_toys.submit(plan(2, "linger 0")).result()
 
 
 def test_a_reader_that_stops_fills_the_ring_and_is_named(hasty_toys: MultiprocExecutor) -> None:

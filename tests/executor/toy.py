@@ -55,6 +55,11 @@ class ToyWorker:
             if is_here and what == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(FOREVER)
+        elif what == "linger":  # at work on its stage, for which the others wait
+            for _ in range(3 if is_here else 1):
+                self.seat.entered("all_reduce")
+            self.seat.waiting(not is_here)
+            time.sleep(FOREVER)
         elif is_here and what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif is_here and what == "raise":
@@ -91,6 +96,7 @@ def resolved(num_workers: int, worker_timeout: float) -> Resolved:
         depth=1,
         num_threads=1,
         executor="multiproc",
+        stage_layers=(1,),
     )
 
 

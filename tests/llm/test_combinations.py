@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.worker import pipeline  # noqa: F401 (registers the executor "lazy")
 
 QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 DRAFTER = {"speculative_model": "sprout-draft", "num_speculative_tokens": 4}
 TWO = {"tensor_parallel_size": 2}
+STAGES = {"executor": "lazy", "pipeline_parallel_size": 3, "num_gpu_blocks_override": 40}
 
 
 def answers(**options: object) -> list[list[int]]:
@@ -32,8 +34,11 @@ def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict)
     expected = answers(**storage)
     assert answers(**storage, **NGRAM) == expected
     assert answers(**storage, **NGRAM, **TWO) == expected
+    assert answers(**storage, **NGRAM, **STAGES) == expected
 
 
 @pytest.mark.parametrize("storage", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
 def test_so_do_two_ranks_and_a_draft_model(storage: dict) -> None:
-    assert answers(**storage, **DRAFTER, **TWO) == answers(**storage)
+    expected = answers(**storage)
+    assert answers(**storage, **DRAFTER, **TWO) == expected
+    assert answers(**storage, **DRAFTER, **STAGES) == expected

@@ -74,12 +74,49 @@ def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None
         assert torch.cuda.max_memory_reserved() <= 0.5 * total
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"num_gpu_blocks_override": 16}])
-def test_two_gpus_share_every_layer(tiny: Path, on_cpu, options: dict) -> None:
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}}
+
+
+@two_gpus
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize(
+    "options", [{}, {"enforce_eager": True}, {"num_gpu_blocks_override": 16}, {"depth": 4}, NGRAM], ids=str
+)
+def test_two_gpus_say_the_same(tiny: Path, on_cpu, parallel: str, options: dict) -> None:
     prompts, params, expected = on_cpu
-    tokens = run(tiny, prompts, params, device="cuda", tensor_parallel_size=2, **options)
+    tokens = run(tiny, prompts, params, device="cuda", **{parallel: 2}, **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
+def prompt_logprobs(model: str, **options: object) -> list[float]:
+    """Of four prompts' tokens."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompts = [[(7 * i + 3 * j) % 300 + 1 for j in range(120)] for i in range(4)]
+    with LLM(model, device="cuda", **options) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [
+        next(iter(entry.values())).logprob
+        for output in outputs
+        for entry in output.prompt_logprobs or []
+        if entry
+    ]
+
+
+@two_gpus
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_gpus_give_the_logprobs_of_one(tiny: Path, parallel: str) -> None:
+    expected = prompt_logprobs(str(tiny), **SMALL)
+    assert prompt_logprobs(str(tiny), **SMALL, **{parallel: 2}) == pytest.approx(expected, abs=1e-3)
+
+
+@two_gpus
+def test_two_stages_measure_their_memory_and_give_the_logprobs_of_one() -> None:
+    """In bfloat16, with dummy weights, which are the same on whichever stage they are."""
+    options = {"max_model_len": 2048, "gpu_memory_utilization": 0.3}
+    expected = prompt_logprobs("shape:qwen3-0.6b", **options)
+    got = prompt_logprobs("shape:qwen3-0.6b", pipeline_parallel_size=2, **options)
+    assert got == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pellucid.dist.mesh import WHOLE_MODEL, Stage
+from pellucid.layers.attention import Attention
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
 from pellucid.models.builder import Builder, Heads, Site
@@ -20,7 +22,12 @@ from tests.layers.test_rotary import make_rope
 DIM = 12
 
 
-def make_builder(coords: Coords = WHOLE, scheme: QuantScheme | None = None, first_group: int = 0) -> Builder:
+def make_builder(
+    coords: Coords = WHOLE,
+    scheme: QuantScheme | None = None,
+    first_group: int = 0,
+    stage: Stage = WHOLE_MODEL,
+) -> Builder:
     site = Site(
         scheme=scheme or UnquantizedScheme(),
         stacked=Decoder.stacked,
@@ -31,6 +38,7 @@ def make_builder(coords: Coords = WHOLE, scheme: QuantScheme | None = None, firs
         max_model_len=64,
         coords=coords,
         first_group=first_group,
+        stage=stage,
     )
     return Builder(site).at("model.layers.0")
 
@@ -158,3 +166,18 @@ def test_layers_with_equal_rotary_numbers_share_one_table() -> None:
 def test_experts_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="model.layers.0.mlp mixes 8 experts, which is not supported"):
         make_builder().experts("mlp", DIM, 16, 8, 2)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_stages_number_kv_groups_alike_whatever_layers_they_have(index: int) -> None:
+    b = make_builder(stage=Stage(index, (1, 2)))
+
+    def layer(i: int, at: Builder) -> Attention:
+        return at.attention("attn", Heads(4, (1, 2, 1)[i], 8), window=(7, 5, None)[i])
+
+    (mine,) = b.layers(3, layer)
+    assert isinstance(mine, Attention) and mine.group == (0, 1, 0)[index]
+    groups = b.kv_groups()
+    assert [(group.num_kv_heads, group.window) for group in groups] == [(1, None), (2, 5)]
+    assert [group.num_layers for group in groups] == [int(mine.group == 0), int(mine.group == 1)]
+    assert mine.k_scale_weight is not None and not mine.k_scale_weight.is_meta

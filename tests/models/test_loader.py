@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pellucid.config import ModelConfig
+from pellucid.dist.mesh import Stage
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
-from pellucid.models.loader import weights_of
+from pellucid.models.loader import read_shards, weights_of
 from tests.models.conftest import Folder
 from tests.models.harness import CPU, Harness, load
 
@@ -113,3 +114,83 @@ def test_a_tied_head_is_packed_beside_its_table(folder: Folder) -> None:
     assert "model.embed_tokens.weight" in sources
     (logits,) = Harness(built, num_seqs=1, max_len=16).step({0: [1, 2, 3]})
     assert logits.isfinite().all()
+
+
+def stages(folder: Folder, **changes: object) -> list[BuiltModel]:
+    """Both stages of the model, cut after its first layer."""
+    folder.config |= changes
+    folder.write()
+    return [stage_of(folder, index) for index in (0, 1)]
+
+
+def stage_of(folder: Folder, index: int) -> BuiltModel:
+    checkpoint = Checkpoint.open(ModelConfig(model=str(folder.path)))
+    return build(checkpoint, CPU, replace(OPTIONS, stage=Stage(index, (1,))), "torch")
+
+
+def names_of(built: BuiltModel) -> set[str]:
+    return {source for weight in weights_of(built.model) for source in weight.sources}
+
+
+def test_each_stage_holds_its_layers_and_together_they_hold_all(folder: Folder) -> None:
+    first, last = (names_of(built) for built in stages(folder))
+    assert first.isdisjoint(last)
+    assert first | last == names_of(load_folder(folder))
+    assert "model.embed_tokens.weight" in first and {"model.norm.weight", "lm_head.weight"} <= last
+
+
+def test_a_stage_that_lacks_a_tensor_is_told_and_the_other_is_not(folder: Folder) -> None:
+    del folder.tensors["model.layers.1.mlp.up_proj.weight"]
+    folder.write()
+    stage_of(folder, 0)
+    with pytest.raises(ValueError, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight;"):
+        stage_of(folder, 1)
+
+
+def test_a_stranger_among_the_tensors_is_named_by_every_stage(folder: Folder) -> None:
+    folder.tensors["model.layers.1.mlp.up_proj.lora_A"] = torch.zeros(2, 16)
+    folder.write()
+    for index in (0, 1):
+        with pytest.raises(ValueError, match=r"no use for these tensors: model\S+lora_A"):
+            stage_of(folder, index)
+
+
+def test_what_is_skipped_is_not_read(folder: Folder) -> None:
+    folder.write()
+    shards = Checkpoint.open(ModelConfig(model=str(folder.path))).shards
+    read = read_shards(shards, skips=lambda key: ".layers." in key, show_progress=False)
+    assert {key for key, _ in read} == {name for name in folder.tensors if ".layers." not in name}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_one_after_the_other_are_the_model(folder: Folder, tied: bool) -> None:
+    """To the bit: what the cut adds up is what the next norm would have added."""
+    if tied:
+        del folder.tensors["lm_head.weight"]
+    first, last = stages(folder, tie_word_embeddings=tied)
+    work = {0: [1, 2, 3, 7]}
+    (expected,) = Harness(load_folder(folder), num_seqs=1, max_len=16).step(work)
+    assert first.inlet is None and last.inlet is not None
+    last.inlet.stream = first.model(Harness(first, num_seqs=1, max_len=16).inputs(work))
+    hidden = last.model(Harness(last, num_seqs=1, max_len=16).inputs(work))
+    assert torch.equal(last.model.logits(hidden), expected)
+
+
+def test_dummy_weights_are_the_same_on_any_stage(folder: Folder) -> None:
+    folder.write()
+    checkpoint = Checkpoint.open(ModelConfig(model=str(folder.path), load_format="dummy"))
+    whole, *parts = (
+        {name: weight for weight in weights_of(built.model) for name in weight.sources}
+        for built in (
+            build(checkpoint, CPU, replace(OPTIONS, stage=stage), "torch")
+            for stage in (Stage(), Stage(0, (1,)), Stage(1, (1,)))
+        )
+    )
+    for part in parts:
+        assert all(torch.equal(weight, whole[name]) for name, weight in part.items())
+
+
+def test_every_stage_knows_every_kv_group(folder: Folder) -> None:
+    for built in stages(folder):
+        (group,) = built.kv_groups
+        assert (group.num_layers, group.num_kv_heads, group.head_dim) == (1, 1, 8)

@@ -1,0 +1,67 @@
+"""How a model's layers are cut among pipeline stages, and how many plans fill the pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.platform import Platform
+
+
+def resolved(num_layers: int, *, device: str = "cpu", **options: object) -> Resolved:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": num_layers,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+    }
+    checkpoint = Checkpoint(name="m", path=Path("m"), config=config)
+    platform = Platform(device=device, name=device, memory_total=0, memory_free=0, num_cores=8)
+    return resolve(EngineConfig.from_options(options), platform, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "layers"),
+    [
+        (28, 1, (28,)),
+        (28, 2, (14, 14)),
+        (7, 2, (4, 3)),  # the last stage has the head
+        (32, 3, (11, 11, 10)),
+        (31, 3, (10, 11, 10)),  # first those that have neither embedding nor head
+        (63, 4, (16, 16, 16, 15)),
+        (4, 4, (1, 1, 1, 1)),
+    ],
+)
+def test_layers_are_cut_evenly(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> None:
+    choice = resolved(num_layers, pipeline_parallel_size=num_stages)
+    assert choice.stage_layers == layers
+    assert choice.num_pipeline_stages == choice.num_workers == num_stages
+
+
+@pytest.mark.parametrize("split", ["10,12,6", " 10, 12, 6", [10, 12, 6]])
+def test_layers_are_cut_by_hand(split: object) -> None:
+    choice = resolved(28, pipeline_parallel_size=3, pipeline_split=split)
+    assert choice.stage_layers == (10, 12, 6)
+    assert choice.pipeline_cuts == (10, 22)
+
+
+@pytest.mark.parametrize("split", ["14,14", "28,0,0", "20,10,-2", "1,2,3"])
+def test_a_cut_that_does_not_add_up_is_refused_with_its_numbers(split: str) -> None:
+    words = f"pipeline_split is {split}: .* pipeline_parallel_size is 3 and the model has 28 layers"
+    with pytest.raises(ValueError, match=words):
+        resolved(28, pipeline_parallel_size=3, pipeline_split=split)
+
+
+@pytest.mark.parametrize(("device", "depths"), [("cpu", [1, 2, 4]), ("cuda", [2, 3, 5])])
+def test_as_many_plans_as_stages_are_under_way_and_one_more_on_a_gpu(device: str, depths: list[int]) -> None:
+    choices = [resolved(28, device=device, pipeline_parallel_size=num) for num in (1, 2, 4)]
+    assert [choice.depth for choice in choices] == depths
+
+
+def test_ranks_share_the_cores() -> None:
+    choice = resolved(28, pipeline_parallel_size=2, tensor_parallel_size=2)
+    assert (choice.num_workers, choice.num_threads) == (4, 2)
