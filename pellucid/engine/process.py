@@ -129,7 +129,8 @@ def pack(update: SeqUpdate) -> Packed:
 
 def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) -> None:
     """The process's life.  folder: where `address` is, the owner's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its owner's to answer
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # its owner's to answer; what it does is done here, too
     logging.basicConfig(level=log_level, format=f"%(levelname)s engine {replica}: %(message)s")
     threading.Thread(target=_leave_with_owner, args=(folder,), daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
