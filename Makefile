@@ -1,11 +1,12 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
+# make test-parallel   every layout of ranks on every model, which takes long
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test lint mutants eval clean
+.PHONY: install demo test test-parallel lint mutants eval clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +23,9 @@ demo: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-parallel: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel
 
 lint: install
 	$(BIN)/ruff check .

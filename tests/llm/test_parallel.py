@@ -26,7 +26,7 @@ COMPANIES = {
         "speculative_config": NGRAM, "max_num_batched_tokens": 40, "num_gpu_blocks_override": 60,
     },
 }  # fmt: skip
-LAYOUTS: list[Layout] = [(2, 1, 1), (1, 2, 1), (2, 2, 1)]
+LAYOUTS: list[Layout] = list(itertools.product((1, 2), repeat=3))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,8 @@ def check(folder: str, layout: Layout, company: str) -> None:
     expected = answers_of_one(folder)
     got = answers(folder, aborts=True, depth=3, **options_for(layout), **COMPANIES[company])
     assert got.keys() == expected.keys()
-    assert any(output.outputs[0].finish_reason == "abort" for output in got.values())
+    if layout[2] == 1:  # several engines may be through before they hear of it
+        assert any(output.outputs[0].finish_reason == "abort" for output in got.values())
     for request_id, output in got.items():
         mine, whole = output.outputs[0], expected[request_id].outputs[0]
         if mine.finish_reason == "abort":
@@ -98,6 +99,7 @@ def chosen(logprobs: list | None) -> list[float]:
         ((2, 1, 1), "one kv head, odd vocabulary", "at ease"),
         ((1, 2, 1), "tied, three layers", "a pool that runs dry"),
         ((2, 2, 1), "tied, odd vocabulary", "drafts, small chunks"),
+        ((1, 2, 2), "tied, three layers", "at ease"),
     ],
     ids=str,
 )
