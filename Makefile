@@ -1,6 +1,6 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
-# make test-parallel   every layout of ranks on every model, which takes long
+# make test-parallel    every layout of ranks (tensor, pipeline, data), on every model
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
@@ -25,7 +25,7 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 test-parallel: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm/test_parallel.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -179,9 +179,7 @@ class SpeculativeConfig:
     rejection_sample_method: str = "strict"  # strict, standard or synthetic: see docs/speculation.md
     # synthetic: the share of verifications in which the first, the first two, .. drafts stand
     synthetic_acceptance_rates: tuple[float, ...] | None = None
-    synthetic_acceptance_length: float | None = (
-        None  # synthetic: mean tokens a verification, instead of rates
-    )
+    synthetic_acceptance_length: float | None = None  # the same as mean tokens of a verification
 
     def __post_init__(self) -> None:
         for f in fields(self):

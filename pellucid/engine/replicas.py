@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
@@ -108,7 +108,9 @@ class Replica:
     def flush(self) -> None:
         """Send all that was posted, as one message."""
         if self._outbox:
-            self._socket.send(encode(self._outbox))
+            # Without a reader a send would wait for ever; it has died then, as `receive` will tell.
+            with suppress(zmq.Again):
+                self._socket.send(encode(self._outbox), zmq.NOBLOCK)
             self._outbox = []
             self._num_sent += 1
             self._heard = time.monotonic() if self._is_quiet else self._heard

@@ -29,7 +29,7 @@ class EngineStats:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
-    is_synthetic: bool = False  # drafts stood by chance: neither they nor the speed are the model's own
+    is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
 
     @property
     def spec_decode(self) -> dict[str, int | tuple[int, ...]]:
@@ -60,6 +60,7 @@ class EngineStats:
             num_running=sum(part.num_running for part in parts),
             num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
+            is_synthetic=any(part.is_synthetic for part in parts),
         )
 
 

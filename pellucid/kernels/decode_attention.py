@@ -3,8 +3,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
 
-The keys that a row sees are cut into chunks, one program each, and a second kernel merges the chunks.  How
-they are cut follows from the row's length and from how many rows there are, never from the other rows'
+The keys that a row sees are cut into chunks, one program each, and the last of a row's to finish merges them.
+How they are cut follows from the row's length and from how many rows there are, never from the other rows'
 lengths.  The grid depends on nothing that only the device knows: programs without work leave at once.
 
 Moves each key and value once.  On an H200, pages of 64, bfloat16, head dim 128: 256 rows of 100 to 2,000 keys
@@ -15,6 +15,8 @@ a KV head, H head dim.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -38,6 +40,7 @@ MAX_QUERY = 8  # queries a row
 MIN_CHUNKS = ((32, 64), (128, 128), (512, 256), (1024, 512))
 LARGE_CHUNK = 2048
 MAX_PROGRAMS = 8192  # of a launch, chunks without work included
+MAX_CHUNKS = 32  # of a row
 
 decode_attention_ref = paged_attention_ref
 
@@ -45,8 +48,17 @@ decode_attention_ref = paged_attention_ref
 def cut(num_pairs: int, max_keys: int) -> tuple[int, int]:
     """(fewest keys of a chunk, most chunks of a row) for so many pairs of a row and a KV head."""
     min_chunk = next((chunk for pairs, chunk in MIN_CHUNKS if num_pairs <= pairs), LARGE_CHUNK)
-    most = max(8, MAX_PROGRAMS // num_pairs // 8 * 8)
-    return min_chunk, min(most, 128, triton.cdiv(max_keys, min_chunk))
+    most = max(8, min(MAX_CHUNKS, MAX_PROGRAMS // num_pairs))
+    return min_chunk, min(most, triton.cdiv(max_keys, min_chunk))
+
+
+@cache
+def arrivals(num_pairs: int, device: torch.device) -> Tensor:
+    """Zeros in which the chunks of each pair are counted; zeros again when a launch is done.
+
+    One for all launches, so two on different streams of a process must not overlap.
+    """
+    return torch.zeros(num_pairs, dtype=torch.int32, device=device)
 
 
 def decode_attention(
@@ -87,19 +99,13 @@ def decode_attention(
     dim_padded = triton.next_power_of_2(head_dim)
     tile = keys_per_tile(block_size, q.dtype)
     padded = max(16, triton.next_power_of_2(packed))
-    shape = {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP_SIZE": group_size,
-        "HEAD_DIM": head_dim,
-        "DIM_PADDED": dim_padded,
-    }
-    split = {"PACKED": packed, "WINDOW": window or 0, "TILE": tile}
     decode_kernel[(rows.num_rows, num_kv_heads, num_chunks)](
         q,
         kv_cache,
         out,
         partial,
         statistics,
+        arrivals(triton.next_power_of_2(rows.num_rows * num_kv_heads), q.device),
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
@@ -112,30 +118,20 @@ def decode_attention(
         q.stride(1),
         out.stride(0),
         rows.block_table.stride(0),
-        **shape,
-        **split,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP_SIZE=group_size,
+        HEAD_DIM=head_dim,
+        DIM_PADDED=dim_padded,
+        PACKED=packed,
+        WINDOW=window or 0,
+        TILE=tile,
+        MAX_CHUNKS=MAX_CHUNKS,
         BLOCK_SIZE=block_size,
         M=padded,
         TREE=rows.tree is not None,
         num_warps=4,
         num_stages=min(2, stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize)),
     )
-    if num_chunks > 1:
-        merge_kernel[(rows.num_rows, num_kv_heads * packed)](
-            out,
-            partial,
-            statistics,
-            rows.seq_lens,
-            rows.cu_seqlens_q,
-            v_scale,
-            min_chunk,
-            num_chunks,
-            out.stride(0),
-            **shape,
-            **split,
-            CHUNKS_PADDED=16 if num_chunks <= 16 else 128,
-            num_warps=4,
-        )
     return out
 
 
@@ -159,6 +155,7 @@ def decode_kernel(
     out_ptr,
     partial_ptr,  # [B, K, S, PACKED, H]
     statistics_ptr,  # [B, K, S, PACKED, 2]: maximum, total
+    arrivals_ptr,  # [B, K]
     block_table_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
@@ -180,6 +177,7 @@ def decode_kernel(
     PACKED: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
     TREE: tl.constexpr,
@@ -214,6 +212,8 @@ def decode_kernel(
         q,
         block_table_ptr + row * block_table_stride,
         cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
+        None,
+        0,
         seq_len - num_query,
         seq_len - 1,
         begin,
@@ -237,52 +237,48 @@ def decode_kernel(
         out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
         tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        line = ((row * NUM_KV_HEADS + kv_head) * num_chunks + chunk) * PACKED + packed
+        pair = row * NUM_KV_HEADS + kv_head
+        line = (pair * num_chunks + chunk) * PACKED + packed
         tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
         tl.store(statistics_ptr + line * 2, maximum, mask=query < num_query)
         tl.store(statistics_ptr + line * 2 + 1, total, mask=query < num_query)
+        # All of this program's threads have stored before one of them reports.
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks_in_sight - 1:
+            tl.store(arrivals_ptr + pair, 0)
+            out_ptr += first_token * out_token_stride + kv_head * GROUP_SIZE * HEAD_DIM
+            for i in range(0, num_query * GROUP_SIZE):
+                merge_chunks(
+                    out_ptr + (i // GROUP_SIZE) * out_token_stride + (i % GROUP_SIZE) * HEAD_DIM,
+                    partial_ptr, statistics_ptr, pair * num_chunks * PACKED + i, chunks_in_sight, v_scale,
+                    HEAD_DIM, DIM_PADDED, PACKED, MAX_CHUNKS,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["min_chunk", "num_chunks"])
-def merge_kernel(
-    out_ptr,
+@triton.jit
+def merge_chunks(
+    out_ptr,  # of this query and head
     partial_ptr,
     statistics_ptr,
-    seq_lens_ptr,
-    cu_seqlens_q_ptr,
+    first_line,  # of its first chunk
+    chunks_in_sight,
     v_scale,
-    min_chunk,
-    num_chunks,
-    out_token_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNKS_PADDED: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
 ):
-    """One program a row, query and head: the weighted mean of its chunks."""
-    row = tl.program_id(0).to(tl.int64)
-    kv_head, packed = tl.program_id(1) // PACKED, tl.program_id(1) % PACKED
-    query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
-    first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
-    num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
-    seq_len = tl.load(seq_lens_ptr + row)
-    _, _, chunks_in_sight = chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE, WINDOW)
-    if (query >= num_query) | (chunks_in_sight == 1):
-        return
-
-    chunk = tl.arange(0, CHUNKS_PADDED)
+    """The weighted mean of a query's chunks, for one head."""
+    chunk = tl.arange(0, MAX_CHUNKS)
     dim = tl.arange(0, DIM_PADDED)
-    line = ((row * NUM_KV_HEADS + kv_head) * num_chunks + chunk) * PACKED + packed
+    line = first_line + chunk * PACKED
     present = chunk < chunks_in_sight
-    maximum = tl.load(statistics_ptr + line * 2, mask=present, other=float("-inf"))
-    total = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0)
+    # Written by other programs: not to be found in this one's cache.
+    maximum = tl.load(statistics_ptr + line * 2, mask=present, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
     inside = present[:, None] & (dim < HEAD_DIM)[None, :]
-    accumulator = tl.load(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
+    at = partial_ptr + line[:, None] * HEAD_DIM + dim[None, :]
+    accumulator = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
     weight = tl.exp2(maximum - tl.max(maximum, 0))
     result = tl.sum(accumulator * weight[:, None], 0) * v_scale / tl.sum(total * weight, 0)
-    out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
-    tl.store(out_ptr + out_at + dim, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(out_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)

@@ -131,6 +131,8 @@ def attend_pages(
     total,  # [M] float32
     pages_ptr,  # this row's block table
     keys_ptr,  # this KV head's keys in page 0
+    lines,  # a descriptor of the cache as lines [TILE, H], for tiles that every query sees whole; or None
+    first_line,  # of this KV head's keys in page 0
     begin,  # first key, a multiple of TILE
     end,  # behind the last key
     position,  # [M], of each packed row's query
@@ -152,17 +154,22 @@ def attend_pages(
     dim = tl.arange(0, DIM_PADDED)
     inside = dim[None, :] < HEAD_DIM
     for start in range(begin, end, TILE):
-        page = tl.load(pages_ptr + start // BLOCK_SIZE).to(tl.int64)
-        at = keys_ptr + page * PAGE_STRIDE + (start % BLOCK_SIZE + key)[:, None] * HEAD_DIM + dim[None, :]
+        page = tl.load(pages_ptr + start // BLOCK_SIZE)
+        line = page * (PAGE_STRIDE // HEAD_DIM) + first_line + start % BLOCK_SIZE
+        at = keys_ptr + page.to(tl.int64) * PAGE_STRIDE
+        at = at + (start % BLOCK_SIZE + key)[:, None] * HEAD_DIM + dim[None, :]
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = inside & ((start + key) < end)[:, None] if MASKED else inside
-        if MASKED or DIM_PADDED != HEAD_DIM:
+        if lines is not None and not MASKED:
+            k = lines.load([line, 0])
+            v = lines.load([line + VALUES_OFFSET // HEAD_DIM, 0])
+        elif MASKED or DIM_PADDED != HEAD_DIM:
             k = tl.load(at, mask=present, other=0.0)
             v = tl.load(at + VALUES_OFFSET, mask=present, other=0.0)
         else:
             k = tl.load(at)
             v = tl.load(at + VALUES_OFFSET)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             distance = position[:, None] - (start + key)[None, :]
             visible = distance >= 0
@@ -174,8 +181,8 @@ def attend_pages(
                 seen = ((bits & 1) != 0) & (draft < 64)[None, :]
                 visible = tl.where((draft >= 0)[None, :], seen, visible)
             scores = tl.where(visible, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
@@ -189,6 +196,8 @@ def attend_range(
     q,
     pages_ptr,
     keys_ptr,
+    lines,
+    first_line,
     first_position,  # of the oldest query, before the first draft
     last_position,  # of the newest query
     begin,  # keys before it are not looked at, a multiple of TILE
@@ -229,17 +238,20 @@ def attend_range(
         whole_begin = tl.minimum(tl.maximum(everybody, begin), whole_end)
         window_end = tl.minimum(whole_begin, end)
         accumulator, maximum, total = attend_pages(
-            q, accumulator, maximum, total, pages_ptr, keys_ptr, begin, window_end, position,
+            q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            begin, window_end, position,
             ancestors, first_draft, scale,
             VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
         )  # fmt: skip
     accumulator, maximum, total = attend_pages(
-        q, accumulator, maximum, total, pages_ptr, keys_ptr, whole_begin, whole_end, position,
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_begin, whole_end, position,
         ancestors, first_draft, scale,
         VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, False,
     )  # fmt: skip
     accumulator, maximum, total = attend_pages(
-        q, accumulator, maximum, total, pages_ptr, keys_ptr, whole_end, end, position,
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_end, end, position,
         ancestors, first_draft, scale,
         VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
     )  # fmt: skip

@@ -45,23 +45,23 @@ class Trial:
 class StandardVerifier:
     """Keeps what each draft was drawn from, slot by slot, until its verification."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, num_drafts: int) -> None:
+        self.sampler, self.num_drafts = sampler, num_drafts
         # [slots, K, V] float32; made when a proposer first brings some, so one that is certain costs nothing.
         self.probs: Tensor | None = None
 
     @classmethod
     def of(cls, config: SpeculativeConfig, sampler: Sampler, shape: DraftShape) -> Self:
         check_is_chain("standard", shape)
-        return cls(sampler)
+        return cls(sampler, shape.num_drafts)
 
     def keep(self, slots: Tensor, drafts: Drafts) -> None:
         if drafts.probs is None:
             return
         if self.probs is None:
-            num_slots = len(self.sampler.state.table)
-            self.probs = drafts.probs.new_zeros((num_slots, *drafts.probs.shape[1:]), dtype=torch.float32)
-        self.probs[slots] = drafts.probs
+            num_slots, vocab_size = len(self.sampler.state.table), drafts.probs.shape[2]
+            self.probs = drafts.probs.new_zeros((num_slots, self.num_drafts, vocab_size), dtype=torch.float32)
+        self.probs[slots, : drafts.probs.shape[1]] = drafts.probs
 
     def __call__(
         self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows, token_ids: Tensor

@@ -130,10 +130,12 @@ class Worker:
         launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
-    def _make_layout(self, built: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]) -> DraftLayout:
+    def _make_layout(
+        self, target: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]
+    ) -> DraftLayout:
         if shape.parents is None:
             return ChainLayout()
-        layers, backend = built.attention_layers, built.backend
+        layers, backend = target.attention_layers, target.backend
         return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
     def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Callable[[StepRows], Any]:

@@ -11,7 +11,7 @@ from pellucid.engine.statistics import EngineStats
 
 
 def stats(num_drafts: int, num_tokens: int, num_accepted: int, per_position: tuple[int, ...]) -> EngineStats:
-    rest = dict.fromkeys((f.name for f in fields(EngineStats) if f.name != "is_synthetic"), 0)
+    rest = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {"is_synthetic": False}
     drafts = {
         "num_drafts": num_drafts,
         "num_draft_tokens": num_tokens,

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
-from pellucid.kernels.decode_attention import decode_kernel, merge_kernel
+from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
@@ -163,9 +163,8 @@ def compile_attention() -> None:
                 "DIM_PADDED": dim,
             },
             **{
-                "CHUNK": 256,
-                "NUM_CHUNKS": 32,
-                "CHUNKS_PADDED": 32,
+                "MAX_CHUNKS": MAX_CHUNKS,
+                "lines": None,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
                 "TREE": tree,
@@ -175,7 +174,6 @@ def compile_attention() -> None:
         launches = (
             (decode_kernel, 16, 2),
             (prefill_kernel, PACKED_ROWS, 8),
-            (merge_kernel, 1, 4),
             (kv_move_kernel, 1, 1),
         )
         for kernel, rows, warps in launches:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
@@ -117,7 +118,8 @@ def test_engines_are_not_idle_before_they_have_read_everything(pair: LLM) -> Non
     engine = engines_of(pair)
     engine.clear_prefix_cache()
     engine.poll()
-    time.sleep(0.5)  # they say that they have no work
+    while len(wait(engine.files)) < 2:  # both say that they have no work
+        time.sleep(0.05)
     for pid in engine_pids():
         os.kill(pid, signal.SIGSTOP)
     engine.clear_prefix_cache()
@@ -140,8 +142,18 @@ def test_an_engine_that_dies_takes_its_requests_and_no_others(
         for stream in streams:
             next(stream)
         os.kill(pids["pellucid engine 0"], signal.SIGKILL)
-        ends = [list(stream)[-1] for stream in streams]
-        assert [end.outputs[0].finish_reason for end in ends] == ["error", "length"] * 2
+        while psutil.Process(pids["pellucid engine 0"]).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.05)
+        time.sleep(0.2)  # its socket is gone, too, and yet the next request is sent to it
+        streams.append(llm.stream([1, 2, 4], LONG))
+        ends = [list(stream)[-1] for stream in reversed(streams)]
+        assert [end.outputs[0].finish_reason for end in ends] == [
+            "error",
+            "length",
+            "error",
+            "length",
+            "error",
+        ]
         assert ends[0].error == "engine 0 has died (exit code -9)"
         # The other one goes on, and gets all that comes.
         assert llm.llm_engine.engine.error is None

@@ -198,28 +198,39 @@ def test_trees_are_refused(method: str) -> None:
 
 # Through the engine
 
-CERTAIN = NGRAM | {"rejection_sample_method": "standard"}
+
+STANDARD_DRAFTS = {"rejection_sample_method": "standard", "num_speculative_tokens": 3}
+OPTIONS = BASE | {"depth": 2, "max_num_batched_tokens": 256}
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: Path) -> Iterator[LLM]:
-    with LLM(str(tiny), **BASE, depth=2, max_num_batched_tokens=256, speculative_config=CERTAIN) as llm:
+def certain(tiny: Path) -> Iterator[LLM]:
+    """An engine whose drafts are certain."""
+    with LLM(str(tiny), **OPTIONS, speculative_config=NGRAM | STANDARD_DRAFTS) as llm:
         yield llm
 
 
-def test_greedy_requests_keep_their_tokens(tiny: Path, engine: LLM) -> None:
+@pytest.fixture(scope="module")
+def drawn(tiny: Path, tiny_draft: Path) -> Iterator[LLM]:
+    """One whose drafts are drawn."""
+    with LLM(str(tiny), **OPTIONS, speculative_config=STANDARD_DRAFTS | {"model": str(tiny_draft)}) as llm:
+        yield llm
+
+
+def test_greedy_requests_keep_their_tokens(tiny: Path, certain: LLM, drawn: LLM) -> None:
     prompts, params = random_requests(30, seed=8)
     greedy = [sampling.clone(temperature=0) for sampling in params]
     with LLM(str(tiny), **BASE) as llm:
         expected = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
-    assert [o.outputs[0].token_ids for o in engine.generate(prompts, greedy, use_tqdm=False)] == expected
+    for engine in (certain, drawn):
+        assert [o.outputs[0].token_ids for o in engine.generate(prompts, greedy, use_tqdm=False)] == expected
 
 
-def test_sampled_requests_keep_their_distribution(tiny: Path, engine: LLM) -> None:
+def test_sampled_requests_keep_their_distribution_beside_certain_drafts(certain: LLM) -> None:
     """Three tokens of three that are allowed, so that look-ups hit: against the model's own numbers."""
     allowed, prompt = [60, 61, 62], [60, 61, 62, 61, 60, 62, 62, 60]
     texts = list(product(allowed, repeat=3))
-    scored = engine.generate(
+    scored = certain.generate(
         [[*prompt, *text] for text in texts],
         SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0),
         use_tqdm=False,
@@ -234,11 +245,37 @@ def test_sampled_requests_keep_their_distribution(tiny: Path, engine: LLM) -> No
         own = [raw[text][i] for i in range(3)]
         chances.append(np.prod([np.exp(o) / np.exp(r).sum() for o, r in zip(own, rivals, strict=True)]))
     assert sum(chances) == pytest.approx(1)
-    before = engine.llm_engine.stats.num_accepted_tokens
+    before = certain.llm_engine.stats.num_accepted_tokens
     params = [
         SamplingParams(allowed_token_ids=allowed, max_tokens=3, ignore_eos=True, seed=i) for i in range(1500)
     ]
-    drawn = [tuple(o.outputs[0].token_ids) for o in engine.generate([prompt] * 1500, params, use_tqdm=False)]
-    observed = np.array([drawn.count(text) for text in texts], float)
-    assert engine.llm_engine.stats.num_accepted_tokens - before > 300
+    said = [tuple(o.outputs[0].token_ids) for o in certain.generate([prompt] * 1500, params, use_tqdm=False)]
+    observed = np.array([said.count(text) for text in texts], float)
+    assert certain.llm_engine.stats.num_accepted_tokens - before > 300
     assert abs(chi_square_z(observed, np.array(chances) * 1500)) < 4
+
+
+def test_sampled_requests_keep_their_distribution_beside_drawn_drafts(tiny: Path, drawn: LLM) -> None:
+    """The first two tokens, the second of which was drafted, against transformers' numbers."""
+    from transformers import AutoModelForCausalLM
+
+    prompt, temperature, count = [9, 8, 7, 6, 5], 0.5, 3000
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        first = model(torch.tensor([prompt])).logits[0, -1]
+        second = model(torch.tensor([[*prompt, token] for token in range(len(first))])).logits[:, -1]
+    chances = (first / temperature).softmax(-1)[:, None] * (second / temperature).softmax(-1)
+    before = drawn.llm_engine.stats.num_accepted_tokens
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=4, ignore_eos=True, seed=i) for i in range(count)
+    ]
+    outputs = drawn.generate([prompt] * count, params, use_tqdm=False)
+    assert drawn.llm_engine.stats.num_accepted_tokens - before > 500
+    observed = np.zeros(chances.shape)
+    for output in outputs:
+        observed[tuple(output.outputs[0].token_ids[:2])] += 1
+    expected = chances.double().numpy() * count
+    common = expected >= 5
+    observed = np.append(observed[common], observed[~common].sum())
+    assert abs(chi_square_z(observed, np.append(expected[common], expected[~common].sum()))) < 4
+    assert common.sum() > 12
