@@ -75,7 +75,8 @@ def check(folder: str, layout: Layout, company: str) -> None:
     expected = answers_of_one(folder)
     got = answers(folder, aborts=True, depth=3, **options_for(layout), **COMPANIES[company])
     assert got.keys() == expected.keys()
-    assert any(output.outputs[0].finish_reason == "abort" for output in got.values())
+    if layout[2] == 1:  # several engines may be through before they hear of it
+        assert any(output.outputs[0].finish_reason == "abort" for output in got.values())
     for request_id, output in got.items():
         mine, whole = output.outputs[0], expected[request_id].outputs[0]
         if mine.finish_reason == "abort":

@@ -39,7 +39,12 @@ COMPANIES = {
     "five stages": {"pipeline_parallel_size": 5},
     "cut by hand": {"pipeline_parallel_size": 3, "pipeline_split": "1,3,1"},
     "one plan more than stages": {"pipeline_parallel_size": 2, "depth": 3},
-    "one plan at a time, few slots": {"pipeline_parallel_size": 3, "depth": 1, "max_num_seqs": 3},
+    "one plan at a time, few slots, small chunks": {
+        "pipeline_parallel_size": 3,
+        "depth": 1,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 16,
+    },
     "small chunks, no prefix cache": {
         "pipeline_parallel_size": 3,
         "max_num_batched_tokens": 24,
