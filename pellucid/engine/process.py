@@ -130,7 +130,7 @@ def pack(update: SeqUpdate) -> Packed:
 def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) -> None:
     """The process's life.  folder: where `address` is, the owner's."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # its owner's to answer; what it does is done here, too
+        signal.signal(number, signal.SIG_IGN)  # its owner's to answer; this process ends with it
     logging.basicConfig(level=log_level, format=f"%(levelname)s engine {replica}: %(message)s")
     threading.Thread(target=_leave_with_owner, args=(folder,), daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
