@@ -111,7 +111,7 @@ class DeviceConfig:
     enforce_eager: bool = option(False, "run every step kernel by kernel, without CUDA graphs")
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str | None = option(
-        None, "how plans reach the workers: local or multiproc; default local for one worker"
+        None, "how plans reach the workers: local or multiproc; default local for one, multiproc for more"
     )
     quantization: str | None = option(
         None, "fp8 or int8 quantize plain weights as they load; default the checkpoint's own scheme"
