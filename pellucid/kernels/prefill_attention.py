@@ -7,8 +7,8 @@ Queries are cut into tiles, and the map from tile to row is made on the host, wh
 row has; how many keys stand before them only the device knows.  On a Hopper GPU tiles of keys that every
 query sees whole come through the TMA unit.
 
-Reaches on an H200, bfloat16, head dim 128, causal: 517 to 528 TFLOP/s for a prompt of 8,192 tokens, 410 to
-423 for four of 2,048, 480 to 520 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
+Reaches on an H200, bfloat16, head dim 128, 32 heads on 8, causal: 489 TFLOP/s for a prompt of 8,192 tokens,
+398 for four of 2,048, 474 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
 
 Legend: T tokens, B rows, M packed rows of a tile, N query heads, K KV heads, G query heads a KV head, H head
 dim.
