@@ -185,6 +185,10 @@ class SpeculativeConfig:
         for f in fields(self):
             _check_type(f.name, getattr(self, f.name), str(f.type))
         if self.method == "none":
+            if self.num_speculative_tokens or self.model is not None:
+                raise ValueError(
+                    "method none drafts nothing; leave out num_speculative_tokens and model, or name a method"
+                )
             return
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ValueError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pellucid.platform import has_triton
+
 if TYPE_CHECKING:
     import triton
     import triton.language as tl
@@ -29,4 +31,4 @@ else:
 
         triton = tl = Missing()
 
-__all__ = ["tl", "triton"]
+__all__ = ["has_triton", "tl", "triton"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.kernels.language import has_triton
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref
 
@@ -29,4 +30,4 @@ FUSED = Leaf(add_rms_norm, silu_mul)
 
 def choose_leaf(device: torch.device) -> Leaf:
     """The faster one for tensors on `device`."""
-    return FUSED if device.type == "cuda" else PLAIN
+    return FUSED if device.type == "cuda" and has_triton() else PLAIN

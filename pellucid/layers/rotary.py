@@ -82,9 +82,12 @@ FREQUENCIES: dict[str, Callable[[RopeConfig, int], Tensor]] = {
 }
 
 
-def rotary_table(config: RopeConfig, max_len: int) -> Tensor:
-    """float32 [max_len, 2, 1, rotary_dim]: cosines, and sines that are negative in the first half."""
+def rotary_table(config: RopeConfig, max_len: int, num_spec: int = 0) -> Tensor:
+    """float32 [max_len + num_spec, 2, 1, rotary_dim]: cosines, and sines that are negative in the first half.
+
+    num_spec: positions behind max_len, for drafts; they change no frequency.
+    """
     frequencies = FREQUENCIES[config.kind](config, max_len)
-    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
+    angles = torch.arange(max_len + num_spec, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).unsqueeze(2)

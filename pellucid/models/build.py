@@ -50,11 +50,12 @@ class BuildOptions:
     dtype: torch.dtype  # of weights and activations
     device: torch.device
     block_size: int  # tokens
-    max_model_len: int  # tokens; rotary tables are this long
+    max_model_len: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
     quantization: str | None = None  # a scheme's name; default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     stage: Stage = WHOLE_MODEL  # which of the layers are built
+    num_spec: int = 0  # drafts that may reach past max_model_len
     first_group: int = 0  # KV groups before this model's
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
@@ -97,7 +98,8 @@ class Workshop:
             kv_dtype=getattr(torch, resolved.kv_dtype),
             device=self.device,
             block_size=resolved.block_size,
-            max_model_len=resolved.max_model_len + resolved.num_spec,  # drafts may reach past the end
+            max_model_len=resolved.max_model_len,
+            num_spec=resolved.num_spec,
             quantization=quantization,
             group=self.links.tp,
             stage=stage,
@@ -135,6 +137,7 @@ def build(
         group=options.group,
         stage=options.stage,
         first_group=options.first_group,
+        num_spec=options.num_spec,
         leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(site)

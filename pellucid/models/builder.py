@@ -75,6 +75,7 @@ class Site:
     group: Group = ALONE  # the ranks that hold the other slices
     stage: Stage = WHOLE_MODEL  # which of the layers are here
     leaf: Leaf = PLAIN  # norms and activations
+    num_spec: int = 0  # drafts that may reach past max_model_len
     first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
     attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
@@ -172,7 +173,8 @@ class Builder:
         """The table of a rotary embedding; layers that ask for the same numbers share one."""
         ropes = self.site.ropes
         if config not in ropes:
-            ropes[config] = rotary_table(config, self.site.max_model_len).to(self.site.device)
+            table = rotary_table(config, self.site.max_model_len, self.site.num_spec)
+            ropes[config] = table.to(self.site.device)
         return ropes[config]
 
     def attention(

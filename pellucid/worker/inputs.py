@@ -19,6 +19,7 @@ from pellucid.kernels.gather_rows import (
     gather_tokens,
     gather_tokens_ref,
 )
+from pellucid.platform import has_triton
 from pellucid.sample.branches import Branches
 from pellucid.schedule.plan import Row
 from pellucid.transfer import upload
@@ -110,7 +111,7 @@ class InputBuilder:
     def __init__(self, slots: Slots, block_sizes: tuple[int, ...], layout: DraftLayout) -> None:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
         self.layout = layout
-        on_gpu = self.device.type == "cuda"
+        on_gpu = self.device.type == "cuda" and has_triton()
         self._gather_tokens = gather_tokens if on_gpu else gather_tokens_ref
         self._gather_blocks = gather_blocks if on_gpu else gather_blocks_ref
         self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled

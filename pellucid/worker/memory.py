@@ -32,7 +32,7 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
     blocks = [0] * -(-(length + 1) // resolved.block_size)
     admitted = [
         Admission(
-            seq_id=slot,
+            seq_id=-1 - slot,  # no sequence's: rows of real plans are never equal to these
             slot=slot,
             token_ids=[0] * length,
             prompt_len=length,
@@ -45,7 +45,7 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
         for slot in range(num_rows)
     ]
     num_draft = min(resolved.num_spec, length - 1)
-    rows = [Row(slot, 0, slot, length, num_draft, 1 + num_draft) for slot in range(num_rows)]
+    rows = [Row(-1 - slot, 0, slot, length, num_draft, 1 + num_draft) for slot in range(num_rows)]
     return StepPlan(id=-1, committed=-1, num_propose=resolved.num_spec, rows=rows, admitted=admitted)
 
 

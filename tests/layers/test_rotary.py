@@ -67,3 +67,10 @@ def test_half_precision_is_turned_in_float32_and_rounded_once() -> None:
 def test_how_far_each_kind_reaches(kind: str, reach: int, stretched: int) -> None:
     config = make_rope(8, kind, factor=4.0)
     assert (config.reach, config.stretched) == (reach, stretched)
+
+
+def test_room_for_drafts_changes_no_angle() -> None:
+    config = make_rope(8, kind="dynamic", factor=4.0)
+    table = rotary_table(config, 64)
+    longer = rotary_table(config, 64, num_spec=5)
+    assert len(longer) == 69 and torch.equal(longer[:64], table)

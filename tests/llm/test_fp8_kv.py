@@ -120,7 +120,8 @@ OLD_GPU = Platform(
 
 def kv_dtype(wish: str, scheme: object, platform: Platform = CPU) -> str:
     """What the cache will be made of for a checkpoint with this kv_cache_scheme, its dtype bfloat16."""
-    config = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 64, "torch_dtype": "bfloat16"}
+    sizes = {"max_position_embeddings": 64, "num_hidden_layers": 2}
+    config = {"architectures": ["Qwen3ForCausalLM"], "torch_dtype": "bfloat16", **sizes}
     if scheme is not None:
         config["quantization_config"] = compressed(kv_cache_scheme=scheme)
     checkpoint = Checkpoint(name="test", path=Path(), config=config)
