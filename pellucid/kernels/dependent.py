@@ -1,0 +1,44 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
+
+What a kernel does before `wait` overlaps with the end of the kernel before it: its launch, and reading what no
+kernel writes, such as weights.  The law: every program of a kernel launched with `dependent()` calls `wait`
+before it touches what other kernels write, before it writes anything, and before it ends; then waiting for one
+kernel is waiting for all before it.  On GPUs before Hopper, and in the interpreter, kernels just follow one
+another.  CUDA C++ Programming Guide, "Programmatic Dependent Launch"; works within CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from pellucid.kernels.language import tl, triton
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # no Triton, or one without it
+    gdc_launch_dependents = gdc_wait = None
+
+
+@cache
+def dependent() -> dict[str, bool]:
+    """What to launch a kernel with, beside its arguments: `kernel[grid](..., **dependent())`."""
+    knows_how = gdc_wait is not None and not triton.knobs.runtime.interpret
+    if knows_how and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0):
+        return {"DEPENDENT": True, "launch_pdl": True}
+    return {"DEPENDENT": False}
+
+
+@triton.jit
+def let_next_start(DEPENDENT: tl.constexpr):
+    """The next kernel may be launched, once every program has said so: as its programs find room."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(DEPENDENT: tl.constexpr):
+    """Until all kernels before this one have ended and what they wrote can be read."""
+    if DEPENDENT:
+        gdc_wait()
