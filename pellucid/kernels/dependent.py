@@ -1,14 +1,16 @@
+# pyright: reportOptionalCall=false
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
 
-What a kernel does before `wait` overlaps with the end of the kernel before it: its launch, and reading what no
-kernel writes, such as weights.  The law: every program of a kernel launched with `dependent()` calls `wait`
-before it touches what other kernels write, before it writes anything, and before it ends; then waiting for one
-kernel is waiting for all before it.  On GPUs before Hopper, and in the interpreter, kernels just follow one
-another.  CUDA C++ Programming Guide, "Programmatic Dependent Launch"; works within CUDA graphs.
+What a kernel does before `wait` overlaps with the end of the kernel before it: its launch, and reading what
+no kernel writes, such as weights.  The law: every program of a kernel launched with `dependent()` calls
+`wait` before it touches what other kernels write, before it writes anything, and before it ends; then to
+wait for one kernel is to wait for all before it.  On GPUs before Hopper, and in the interpreter, kernels just
+follow one another.  Works within CUDA graphs.  CUDA C++ Programming Guide, "Programmatic Dependent Launch".
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import torch
@@ -24,7 +26,7 @@ except ImportError:  # no Triton, or one without it
 @cache
 def dependent() -> dict[str, bool]:
     """What to launch a kernel with, beside its arguments: `kernel[grid](..., **dependent())`."""
-    knows_how = gdc_wait is not None and not triton.knobs.runtime.interpret
+    knows_how = gdc_wait is not None and not os.environ.get("TRITON_INTERPRET")
     if knows_how and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
