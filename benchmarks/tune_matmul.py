@@ -55,12 +55,12 @@ GEMVS = [
     Gemv(4, 4096, 16),
 ]
 SPLIT_KS = [
-    SplitK(16, 256, 1, 4, 3),
-    SplitK(32, 128, 1, 4, 4),
-    SplitK(32, 256, 1, 4, 3),
-    SplitK(64, 128, 1, 4, 3),
-    SplitK(64, 64, 1, 4, 4),
-    SplitK(128, 64, 1, 4, 4),
+    SplitK(64, 64, 1, 4, 6),
+    SplitK(64, 128, 1, 4, 4),
+    SplitK(64, 128, 1, 4, 6),
+    SplitK(64, 256, 1, 4, 3),
+    SplitK(128, 64, 1, 4, 6),
+    SplitK(128, 128, 1, 8, 4),
 ]
 WIDE = [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)]  # from 65 rows on
 SPLITS = (1, 2, 4, 8)

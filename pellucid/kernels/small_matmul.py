@@ -83,7 +83,7 @@ def small_matmul(
     if tile.splits > 1:
         assert arrivals is not None and len(arrivals) >= grid_n, "arrivals: one for each block of outputs"
         partial = torch.empty(
-            (grid_n, tile.splits, padded, tile.block_n), dtype=torch.float32, device=x.device
+            (grid_n, tile.splits, tile.block_n, padded), dtype=torch.float32, device=x.device
         )
     split_k_kernel[(grid_n, tile.splits)](
         *operands,
@@ -211,6 +211,7 @@ def prefetch(at):
 
 
 LINE_BYTES = tl.constexpr(128)
+AHEAD = tl.constexpr(2)  # tiles of W to ask for before the kernel before this one has ended
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -221,7 +222,7 @@ def split_k_kernel(
     x_scale_ptr,
     weight_scale_ptr,
     out_ptr,
-    partial_ptr,  # [blocks of N, splits, ROWS, BLOCK_N]
+    partial_ptr,  # [blocks of N, splits, BLOCK_N, ROWS]
     arrivals_ptr,  # [blocks of N]
     num_rows,
     num_out,
@@ -240,39 +241,39 @@ def split_k_kernel(
     k = tl.arange(0, BLOCK_K)
     length = tl.cdiv(tl.cdiv(num_in, BLOCK_K), num_splits) * BLOCK_K
     begin = split * length
+    known = (column < num_out)[:, None]
     w_rows = weight_ptr + output_of(column, num_out, ACT).to(tl.int64)[:, None] * num_in
     if DEPENDENT:
         elements: tl.constexpr = LINE_BYTES // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        line = tl.arange(0, (BLOCK_K + elements - 1) // elements) * elements
-        for start in range(begin, tl.minimum(begin + length, num_in), BLOCK_K):
-            inside = (column < num_out)[:, None] & (start + line < num_in)[None, :]
-            prefetch(tl.where(inside, w_rows + start + line[None, :], weight_ptr))
+        line = begin + tl.arange(0, AHEAD * BLOCK_K // elements)[None, :] * elements
+        prefetch(tl.where(known & (line < num_in), w_rows + line, weight_ptr))
     wait(DEPENDENT)
-    x_at = x_ptr + row[:, None] * x_stride + k[None, :]
+    # W stands on the left: its rows are many enough for the tensor cores' tile, those of x are not.
+    x_at = x_ptr + row[None, :] * x_stride + k[:, None]
     w_at = w_rows + k[None, :]
-    y = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    y = tl.zeros((BLOCK_N, ROWS), tl.float32)
     for start in range(begin, tl.minimum(begin + length, num_in), BLOCK_K):
-        inside = (start + k < num_in)[None, :]
-        x = tl.load(x_at + start, mask=(row < num_rows)[:, None] & inside, other=0.0)
-        w = tl.load(w_at + start, mask=(column < num_out)[:, None] & inside, other=0.0)
+        inside = start + k < num_in
+        w = tl.load(w_at + start, mask=known & inside[None, :], other=0.0)
+        x = tl.load(x_at + start, mask=(row < num_rows)[None, :] & inside[:, None], other=0.0)
         if x.dtype.primitive_bitwidth == 8:
             x = x.to(tl.float16)
-        y = tl.dot(x, w.to(x.dtype).T, y, input_precision="ieee")
+        y = tl.dot(w.to(x.dtype), x, y, input_precision="ieee")
 
     if partial_ptr is not None:
-        at = row[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        partials = partial_ptr + block * num_splits * ROWS * BLOCK_N + at
-        tl.store(partials + split * ROWS * BLOCK_N, y)
+        at = tl.arange(0, BLOCK_N)[:, None] * ROWS + row[None, :]
+        partials = partial_ptr + block * num_splits * BLOCK_N * ROWS + at
+        tl.store(partials + split * BLOCK_N * ROWS, y)
         # All of this program's threads have stored before one of them reports.
         tl.debug_barrier()
         if tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel") < num_splits - 1:
             return
         tl.store(arrivals_ptr + block, 0)
-        y = tl.zeros((ROWS, BLOCK_N), tl.float32)
+        y = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for i in range(num_splits):
-            y += tl.load(partials + i * ROWS * BLOCK_N, cache_modifier=".cg")
+            y += tl.load(partials + i * BLOCK_N * ROWS, cache_modifier=".cg")
     store_result(
-        y,
+        y.T,
         row[:, None],
         block * BLOCK_N,
         num_rows,
