@@ -85,6 +85,8 @@ def candidates(shape: Shape, num_rows: int) -> Iterator[Tile | None]:
     yield None
     if num_rows <= MAX_GEMV_ROWS:
         yield from (tile for tile in GEMVS if tile.block_k < 2 * num_in)
+    if num_rows == 1:
+        return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
     for tile in SPLIT_KS if num_rows <= 64 else WIDE:
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in
