@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from fastapi import Request
 
 from pellucid.async_llm import AsyncLLM, Mailbox
-from pellucid.server.errors import overloaded, unknown_model, users_fault
+from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
 from pellucid.server.limits import check_limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
@@ -67,6 +67,11 @@ class Server:
     def check_room(self, num_new: int) -> None:
         """Raise a 503 if the engine is gone, or too many completions wait for it."""
         most, waiting = self.options.max_waiting, self.llm.num_waiting
+        at_once = most + self.llm.resolved.max_num_seqs * len(self.llm.stats_per_engine)
+        if num_new > at_once:
+            raise ApiError(
+                400, f"the request asks for {num_new:,} completions, at most {at_once:,} are taken"
+            )
         if self.llm.error is not None:
             raise overloaded(self.llm.error)
         if waiting and waiting + num_new > most:
