@@ -15,6 +15,7 @@ from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
+from pellucid.server.parsers.compose import choose
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
 ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.router)
@@ -23,7 +24,9 @@ ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.ro
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     """What the routes share."""
     names = options.served_model_name or (llm.resolved.user.model.model,)
-    return Server(llm=llm, options=options, metrics=Metrics(llm, names[0]), names=names)
+    template = llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None
+    parsers = choose(template, reasoning=options.reasoning_parser, tools=options.tool_call_parser)
+    return Server(llm=llm, options=options, metrics=Metrics(llm, names[0]), names=names, parsers=parsers)
 
 
 def make_app(server: Server) -> FastAPI:

@@ -26,6 +26,13 @@ class ServeOptions:
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
     max_body_mib: float = option(32.0, "most MiB of a request's body")
+    reasoning_parser: str = option(
+        "auto", "how reasoning is told from the answer: qwen3, plain (not at all), auto (by the chat template)"
+    )
+    tool_call_parser: str = option(
+        "auto", "how tool calls are found: hermes, llama3_json, plain (not), auto (by the chat template)"
+    )
+    enable_auto_tool_choice: bool = option(True, "let the model itself decide whether to call a tool")
     access_log: bool = option(False, "log every request")
 
     def __post_init__(self) -> None:
