@@ -86,6 +86,7 @@ async def _tokenize(body: ChatRequest, server: Server) -> TokenPrompt:
     prompt = await server.llm.tokenize_chat(
         body.messages,
         tools=None if body.tool_choice == "none" else body.tools,
+        chat_template=server.chat_template,
         chat_template_kwargs=options,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),

@@ -34,6 +34,7 @@ class Server:
     options: ServeOptions
     metrics: Metrics
     names: tuple[str, ...]  # of the model; answers carry the first
+    chat_template: str | None = None  # instead of the model's own
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way
