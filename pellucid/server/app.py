@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -24,9 +25,16 @@ ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.ro
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     """What the routes share."""
     names = options.served_model_name or (llm.resolved.user.model.model,)
-    template = llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None
-    parsers = choose(template, reasoning=options.reasoning_parser, tools=options.tool_call_parser)
-    return Server(llm=llm, options=options, metrics=Metrics(llm, names[0]), names=names, parsers=parsers)
+    template = None if options.chat_template is None else Path(options.chat_template).read_text("utf-8")
+    shown = template or (llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None)
+    return Server(
+        llm=llm,
+        options=options,
+        metrics=Metrics(llm, names[0]),
+        names=names,
+        chat_template=template,
+        parsers=choose(shown, reasoning=options.reasoning_parser, tools=options.tool_call_parser),
+    )
 
 
 def make_app(server: Server) -> FastAPI:

@@ -68,9 +68,7 @@ async def open_answer(body: ChatRequest, server: Server) -> Answer:
 
 def tool_use(body: ChatRequest, server: Server) -> ToolUse:
     """The tools that the answer may call.  Raises ValueError if it cannot."""
-    use = ToolUse.from_request(
-        body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls
-    )
+    use = ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
     use.check_parser(server.parsers.tools, is_auto_enabled=server.options.enable_auto_tool_choice)
     return use
 
@@ -102,6 +100,7 @@ async def _tokenize(body: ChatRequest, use: ToolUse, server: Server) -> TokenPro
     prompt = await server.llm.tokenize_chat(
         body.messages,
         tools=use.tools or None,
+        chat_template=server.chat_template,
         chat_template_kwargs=options,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),

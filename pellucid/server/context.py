@@ -35,6 +35,7 @@ class Server:
     options: ServeOptions
     metrics: Metrics
     names: tuple[str, ...]  # of the model; answers carry the first
+    chat_template: str | None = None  # instead of the model's own
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new

@@ -107,7 +107,6 @@ def _choice(choice: object) -> str | None:
     name = _function(choice).get("name") if isinstance(choice, Mapping) else None
     if not isinstance(name, str):
         raise ValueError(
-            "tool_choice must be auto, none, required, or "
-            '{"type": "function", "function": {"name": ...}}'
+            'tool_choice must be auto, none, required, or {"type": "function", "function": {"name": ...}}'
         )
     return name
