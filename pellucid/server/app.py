@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
-from pellucid.server import chat, completions, models, ops, tokens
+from pellucid.server import anthropic, chat, completions, models, ops, tokens
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
@@ -19,7 +19,7 @@ from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import choose
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
-ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.router)
+ROUTERS = (completions.router, chat.router, anthropic.router, models.router, tokens.router, ops.router)
 
 
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:

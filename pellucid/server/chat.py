@@ -93,15 +93,31 @@ def _sampling(body: ChatRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, max_tokens=most_tokens(wish, server.options), logprobs=logprobs)
 
 
-async def _tokenize(body: ChatRequest, use: ToolUse, server: Server) -> TokenPrompt:
-    options = dict(body.chat_template_kwargs or {})
+async def render(body: ChatRequest, server: Server) -> str:
+    """The prompt as text, however long.  Raises ValueError for what the template refuses."""
+    return await server.llm.render_chat(
+        body.messages,
+        tools=tool_use(body, server).tools or None,
+        chat_template=server.chat_template,
+        chat_template_kwargs=_template_options(body),
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
+def _template_options(body: ChatRequest) -> dict[str, object]:
+    options: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
+    return options
+
+
+async def _tokenize(body: ChatRequest, use: ToolUse, server: Server) -> TokenPrompt:
     prompt = await server.llm.tokenize_chat(
         body.messages,
         tools=use.tools or None,
         chat_template=server.chat_template,
-        chat_template_kwargs=options,
+        chat_template_kwargs=_template_options(body),
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
     )
