@@ -247,6 +247,10 @@ class AsyncLLM:
         return self._engine.error
 
     @property
+    def has_tokenizer(self) -> bool:
+        return self._front.tokenizer is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's.  Raises ValueError if it was started without one."""
         if self._front.tokenizer is None:
