@@ -60,6 +60,8 @@ class Server:
         """Hand prompts to the engine.  Raises a 400 for what it cannot serve, a 503 if it cannot now."""
         with users_fault(sampling.__dict__):
             check_limits(sampling, self.options)
+            if sampling.logprobs is not None and not self.llm.has_tokenizer:
+                raise ValueError("logprobs are shown with text, but this server has no tokenizer")
         self.check_room(len(prompts) * sampling.n)
         for _ in prompts:
             self.metrics.accepted(sampling.n)

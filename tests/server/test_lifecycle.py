@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -67,14 +68,19 @@ def test_an_engine_that_dies_is_started_anew_once() -> None:
         assert server.process.wait(15) == 1
 
 
-def test_a_guarded_server_drains() -> None:
+def test_a_guarded_server_drains(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
     limits = ["--max-waiting", "2", "--max-body-mib", "0.01", "--max-output-tokens", "200"]
     names = ["--served-model-name", "tree", "plant", "--allowed-origins", '["http://a.org"]']
     # The key that ps shows is not the only one.
-    with running(*limits, *names, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}) as server:
+    template = ["--chat-template", str(tmp_path / "template")]
+    with running(
+        *limits, *names, *template, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}
+    ) as server:
         _check_keys(server)
         _check_sizes(server)
         _check_names(server)
+        _check_template(server)
         _check_origins(server)
         _check_waiting(server)
         _check_drain(server)
@@ -112,6 +118,14 @@ def _check_names(server: Running) -> None:
     assert client.completions.create(model="plant", prompt="a", max_tokens=1).model == "plant"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="sprout", prompt="a", max_tokens=1)
+
+
+def _check_template(server: Running) -> None:
+    headers = {"Authorization": "Bearer first"}
+    body = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body, headers=headers).json()["tokens"]
+    plain = httpx.post(f"{server.url}/tokenize", json={"prompt": "a!b!"}, headers=headers).json()["tokens"]
+    assert tokens == plain
 
 
 def _check_origins(server: Running) -> None:
