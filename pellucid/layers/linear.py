@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,18 @@ class Unmerged(nn.Module):
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsummed:
+    """A sum of which each rank holds a part [T, D].  Norms take it, and may sum it on the way."""
+
+    part: Tensor
+    group: Group
+
+    def sum(self) -> Tensor:
+        """[T, D], the same on every rank, in the place of `part`."""
+        return self.group.all_reduce(self.part)
+
+
 class Reduced(nn.Module):
     """A linear layer whose input features ranks divide among them: each has a part of the sum."""
 
@@ -61,6 +74,6 @@ class Reduced(nn.Module):
         self.part = part
         self.group = group
 
-    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
-        """x [T, this rank's in_features] -> [T, out_features], the same on every rank."""
-        return self.group.all_reduce(self.part(x, fwd))
+    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Unsummed:
+        """x [T, this rank's in_features] -> [T, out_features]."""
+        return Unsummed(self.part(x, fwd), self.group)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from pellucid.forward import ForwardInput
 from pellucid.layers.activation import activation
 from pellucid.layers.leaf import Leaf
-from pellucid.layers.linear import Linear, Reduced, Unmerged
+from pellucid.layers.linear import Linear, Reduced, Unmerged, Unsummed
 
 
 class GatedMLP(nn.Module):
-    """x [T, D] -> [T, D]."""
+    """x [T, D] -> [T, D], for a norm."""
 
     def __init__(
         self,
@@ -26,5 +26,5 @@ class GatedMLP(nn.Module):
         self.act = activation(act)
         self.leaf = leaf
 
-    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Unsummed:
         return self.down(self.leaf.gated(self.gate_up(x, fwd), self.act), fwd)

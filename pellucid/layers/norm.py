@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from pellucid.kernels.all_reduce import sum_add_rms_norm
 from pellucid.layers.leaf import Leaf
+from pellucid.layers.linear import Unsummed
 from pellucid.layers.weight import Weight
 
 
@@ -17,9 +19,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.leaf = leaf
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor | Unsummed, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add x [T, D] to the residual stream and normalize it.  Returns (normalized, residual stream).
 
         The stream is added to in place: who wants to keep what it was copies it.
         """
+        if isinstance(x, Unsummed):
+            mailbox = x.group.mailbox_for(x.part)
+            if mailbox is not None:
+                return sum_add_rms_norm(x.part, residual, self.weight, self.eps, mailbox)
+            x = x.sum()
         return self.leaf.add_norm(x, residual, self.weight, self.eps)

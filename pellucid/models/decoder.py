@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
+from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.builder import Builder, Heads
@@ -113,7 +114,9 @@ class DecoderLayer(nn.Module):
         self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)
         self.mlp = b.gated_mlp("mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias)
 
-    def forward(self, x: Tensor, residual: Tensor | None, fwd: ForwardInput) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor | Unsummed, residual: Tensor | None, fwd: ForwardInput
+    ) -> tuple[Tensor | Unsummed, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
         x = self.o(self.attention(self.qkv(x, fwd), fwd), fwd)
