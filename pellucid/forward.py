@@ -59,34 +59,37 @@ class ForwardInput:
         return self.slots.shape[0]
 
     def restart(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
-        """The same rows with one query each: `tokens` [B] int32 at `positions` [B] int64.
+        """The same rows with n queries each: `tokens` [B, n] int32 at consecutive `positions` [B, n] int64.
 
         With `next` this is how a proposer goes from a step's input to those of its own steps.
         """
-        num_rows = self.num_rows
+        num_rows, num_query = tokens.shape
+        ends = torch.arange(0, (num_rows + 1) * num_query, num_query, device=tokens.device)
         rows = replace(
             self,
-            cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=tokens.device),
-            logits_index=torch.arange(num_rows, device=tokens.device),
+            cu_seqlens_q=ends.to(torch.int32),
+            logits_index=ends[1:] - 1,
             tree=None,
-            query_lens=[1] * num_rows,
-            max_query=1,
+            query_lens=[num_query] * num_rows,
+            max_query=num_query,
         )
         return rows._moved(tokens, positions)
 
     def next(self, tokens: Tensor) -> ForwardInput:
-        """One position further, of rows with one query each: `tokens` [B] int32 behind what they fed."""
-        return self._moved(tokens, self.positions + 1)
+        """One query a row, one position further: `tokens` [B] int32 behind what a restart has fed."""
+        positions = self.positions.view(self.num_rows, -1)[:, -1:] + 1
+        move = self._moved if self.max_query == 1 else self.restart
+        return move(tokens[:, None], positions)
 
     def _moved(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
         places = zip(self.block_tables, self.block_sizes, strict=True)
         return replace(
             self,
-            input_ids=tokens,
-            positions=positions,
-            seq_lens=(positions + 1).to(torch.int32),
+            input_ids=tokens.flatten(),
+            positions=positions.flatten(),
+            seq_lens=(positions[:, -1] + 1).to(torch.int32),
             slot_mappings=tuple(
-                table.gather(1, positions[:, None] // size)[:, 0].long() * size + positions % size
+                (table.gather(1, positions // size).long() * size + positions % size).flatten()
                 for table, size in places
             ),
             attn=(),

@@ -52,7 +52,7 @@ class Group(Protocol):
         ...
 
     def mailbox_for(self, x: Tensor) -> Mailbox | None:
-        """Through which one kernel may sum x [T, D] and do more; the caller launches it.  None: `all_reduce`."""
+        """Where the caller's next kernel may sum x [T, D] and do more; None: `all_reduce` must do it."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ ALONE = Alone()
 
 
 class TorchGroup:
-    """A group of several, over gloo (CPU) or NCCL (CUDA), and what is small through mailboxes if it has them."""
+    """A group of several, over gloo (CPU) or NCCL (CUDA), and for what is small through mailboxes if any."""
 
     def __init__(
         self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[str], None]

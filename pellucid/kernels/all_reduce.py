@@ -1,6 +1,7 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 """Small sums and gathers over the GPUs of one host in one shot: every rank writes into every rank's memory.
 
 A word of 32 bits travels with the number of the use, its epoch, in a packet of 64 bits that arrives as a

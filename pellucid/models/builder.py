@@ -151,7 +151,7 @@ class Builder:
     def row(
         self, name: str, in_features: int, out_features: int, *, bias: bool = False
     ) -> Linear | Reduced | Unmerged:
-        """A projection back to the residual stream.  What it returns is for a norm, which sums it over ranks."""
+        """A projection back to the residual stream.  What it returns is for a norm, which sums over ranks."""
         shape = self._shape(self._share(in_features), (out_features,), "in")
         part = self._linear(name, shape, bias, (self.site.coords,))
         return part if self.site.group.size == 1 else Reduced(part, self.site.group)

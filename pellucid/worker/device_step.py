@@ -116,6 +116,7 @@ class DeviceStep:
             lengths=self.slots.num_computed[rows.slots] + 1,
             samples=step.rows.samples,
             host_slots=rows.counts.slots,
+            has_chunks=rows.counts.has_chunks,
             num_wanted=rows.counts.num_propose,
         )
 

@@ -56,6 +56,11 @@ class StepCounts:
         return bool(self.num_sampled.any())
 
     @property
+    def has_chunks(self) -> bool:
+        """Whether some row computes more than its last known token and the drafts behind it."""
+        return bool((self.num_query > self.num_sampled).any())
+
+    @property
     def uniform_query(self) -> int | None:
         """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
         num_query = int(self.num_query[0])
