@@ -21,14 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pellucid.dist.mesh import Mesh
-from pellucid.kernels.all_reduce import (
-    Mailbox,
-    can_gather,
-    can_sum,
-    gather_ranks,
-    memory_shape,
-    sum_rows,
-)
+from pellucid.kernels.all_reduce import Mailbox, gather_ranks, memory_shape, sum_rows
 from pellucid.platform import has_triton
 
 logger = logging.getLogger(__name__)
@@ -46,13 +39,10 @@ class Group(Protocol):
 
     rank: int  # within the group
     size: int
+    mailbox: Mailbox | None  # for kernels that speak to other ranks themselves, if these can
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        ...
-
-    def mailbox_for(self, x: Tensor) -> Mailbox | None:
-        """Where the caller's next kernel may sum x [T, D] and do more; None: `all_reduce` must do it."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
@@ -69,12 +59,10 @@ class Alone:
 
     rank = 0
     size = 1
+    mailbox: Mailbox | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
-
-    def mailbox_for(self, x: Tensor) -> Mailbox | None:
-        return None
 
     def gather(self, x: Tensor) -> Tensor:
         return x[None]
@@ -95,7 +83,7 @@ class TorchGroup:
         self.rank, self.size = ranks.index(world_rank), len(ranks)
         self._device, self._entered = device, entered
         self._group = _new_group(ranks)
-        self._mailbox: Mailbox | None = None
+        self.mailbox: Mailbox | None = None
 
     def open_mailbox(self) -> None:
         """Let the ranks write into each other's memory, if all of them can.  Call it once, on every rank."""
@@ -115,26 +103,18 @@ class TorchGroup:
         except RuntimeError as error:
             logger.warning("no memory that ranks share, small sums go through NCCL: %s", error)
         if self.minimum(mailbox is not None):  # and every mailbox is empty before a rank sends
-            self._mailbox = mailbox
+            self.mailbox = mailbox
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        mailbox = self.mailbox_for(x)
-        if mailbox is not None:
-            return sum_rows(x, mailbox)
+        if self.mailbox is not None and self.mailbox.can_sum(x):
+            return sum_rows(x, self.mailbox)
         with self._calling("all_reduce"):
             dist.all_reduce(x, group=self._group)
         return x
 
-    def mailbox_for(self, x: Tensor) -> Mailbox | None:
-        if self._mailbox is None or not can_sum(x):
-            return None
-        self._entered("all_reduce")
-        return self._mailbox
-
     def gather(self, x: Tensor) -> Tensor:
-        if self._mailbox is not None and can_gather(x):
-            self._entered("all_gather")
-            return gather_ranks(x, self._mailbox)
+        if self.mailbox is not None and self.mailbox.can_send(x) and x.nbytes % 4 == 0:
+            return gather_ranks(x, self.mailbox)
         gathered = x.new_empty((self.size, *x.shape))
         with self._calling("all_gather"):
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)

@@ -11,7 +11,10 @@ heard from all in the next one, which they began when they were through with thi
 device, so a CUDA graph may replay these kernels.  Sums add up in the order of ranks, in float32: the same
 bits everywhere.
 
-Legend: T tokens, D model dim, R ranks, W words.
+Two H200, D = 4,096, bfloat16, in a graph, sum, addition and norm together: 3.2 us for one token, 4.9 us for
+32, 6.5 us for 64; NCCL's sum and the norm's kernel take 8.1, 10.5 and 12.1 us.
+
+Legend: T tokens, D model dim, R ranks, S logits.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.rms_norm import add_rms_norm_ref, warps_for
 
-MAX_ROWS = 64
+MAX_ROWS = 256
 MAX_WORDS = 4096  # of a row
+MAX_BYTES = 2 << 20  # that a rank sends to all others together; what is larger needs the links' full rate
 GATHER_WORDS = 1024  # of a row of what is gathered, if there are rows enough
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -49,6 +53,16 @@ class Mailbox:
     def size(self) -> int:
         return self.memory.shape[1]
 
+    def can_send(self, x: Tensor) -> bool:
+        """Whether x goes faster this way."""
+        return 0 < x.nbytes * (self.size - 1) <= MAX_BYTES
+
+    def can_sum(self, x: Tensor) -> bool:
+        """Whether x [T, D] is of a kind and size that these kernels sum."""
+        if x.dim() != 2 or x.dtype not in DTYPES or not x.is_contiguous() or not self.can_send(x):
+            return False
+        return len(x) <= MAX_ROWS and x.shape[1] <= 2 * MAX_WORDS and x.shape[1] % 2 == 0
+
     @property
     def constants(self) -> dict[str, int]:
         """What every kernel knows of it."""
@@ -61,20 +75,9 @@ def memory_shape(size: int) -> tuple[int, int, int, int]:
     return (2, size, MAX_ROWS, MAX_WORDS)
 
 
-def can_sum(x: Tensor) -> bool:
-    """Whether x [T, D] is of a kind and size that these kernels sum."""
-    fits = x.dim() == 2 and 0 < len(x) <= MAX_ROWS and x.shape[1] <= 2 * MAX_WORDS
-    return fits and x.shape[1] % 2 == 0 and x.dtype in DTYPES and x.is_contiguous()
-
-
-def can_gather(x: Tensor) -> bool:
-    """Whether x is of a size that these kernels gather."""
-    return x.nbytes % 4 == 0 and 0 < x.nbytes <= 4 * MAX_ROWS * MAX_WORDS
-
-
 def sum_rows(x: Tensor, mailbox: Mailbox) -> Tensor:
     """x [T, D] of all ranks, added up in place."""
-    assert can_sum(x), (x.shape, x.dtype, x.stride())
+    assert mailbox.can_sum(x), (x.shape, x.dtype, x.stride())
     num_words = x.shape[1] // 2
     sum_kernel[(len(x),)](
         x.view(torch.int32),
@@ -98,7 +101,7 @@ def sum_add_rms_norm(
     Without a residual x becomes that sum.  Returns (normalized, residual stream).
     """
     stream = x if residual is None else residual
-    assert can_sum(x), (x.shape, x.dtype, x.stride())
+    assert mailbox.can_sum(x), (x.shape, x.dtype, x.stride())
     assert stream.shape == x.shape and stream.is_contiguous(), (stream.shape, x.shape, stream.stride())
     assert weight.shape == x.shape[1:] and weight.is_contiguous(), (weight.shape, x.shape)
     assert x.dtype == stream.dtype == weight.dtype, (x.dtype, stream.dtype, weight.dtype)
@@ -123,8 +126,8 @@ def sum_add_rms_norm(
 
 
 def gather_ranks(x: Tensor, mailbox: Mailbox) -> Tensor:
-    """Every rank's x, of any type and shape: [...] -> [R, ...]."""
-    assert can_gather(x), (x.shape, x.dtype)
+    """Every rank's x, of any type and shape, whole words together: [...] -> [R, ...]."""
+    assert mailbox.can_send(x) and x.nbytes % 4 == 0, (x.shape, x.dtype)
     gathered = x.new_empty((mailbox.size, *x.shape))
     words = x.contiguous().view(-1).view(torch.int32)
     num_words = len(words)
@@ -141,6 +144,36 @@ def gather_ranks(x: Tensor, mailbox: Mailbox) -> Tensor:
         **dependent(),
     )
     return gathered
+
+
+def best_of_ranks(values: Tensor, ids: Tensor, mailbox: Mailbox) -> Tensor:
+    """Of each of S, the id with the highest of all ranks' values, the lowest such id.
+
+    values: [S] float32, up to MAX_WORDS / 2 of them.  ids: [S] int32.  Returns [S] int32.
+    """
+    num, padded = len(values), triton.next_power_of_2(len(values))
+    assert values.dtype == torch.float32 and ids.dtype == torch.int32, (values.dtype, ids.dtype)
+    assert values.shape == ids.shape == (num,) and values.is_contiguous() and ids.is_contiguous()
+    assert 0 < num <= MAX_WORDS // 2, num
+    best = torch.empty_like(ids)
+    best_kernel[(1,)](
+        values.view(torch.int32),
+        ids,
+        best,
+        mailbox.addresses,
+        mailbox.epochs,
+        num,
+        PADDED=padded,
+        num_warps=warps_for(padded),
+        **mailbox.constants,
+        **dependent(),
+    )
+    return best
+
+
+def best_of_ranks_ref(values: Tensor, ids: Tensor) -> Tensor:
+    """The same for all ranks' values and ids, [R, S] each."""
+    return ids.where(values == values.amax(0), torch.iinfo(ids.dtype).max).amin(0)
 
 
 def sum_rows_ref(parts: Tensor) -> Tensor:
@@ -182,12 +215,45 @@ def gather_kernel(
     send(tl.load(x_ptr + at, mask=inside, other=0), word, inside, epoch, row,
          addresses_ptr, RANK, SIZE, ROWS, WORDS)  # fmt: skip
     for rank in tl.static_range(SIZE):
-        place = place_of(word, epoch, row, rank, SIZE, ROWS, WORDS)
-        packet = tl.load(inbox(addresses_ptr, RANK) + place, mask=inside, other=0, volatile=True)
-        while is_late(packet, inside, epoch) > 0:
-            packet = tl.load(inbox(addresses_ptr, RANK) + place, mask=inside, other=0, volatile=True)
-        tl.store(out_ptr + rank * num_words.to(tl.int64) + at, packet.to(tl.int32), mask=inside)
+        words = receive(word, inside, epoch, row, rank, addresses_ptr, RANK, SIZE, ROWS, WORDS)
+        tl.store(out_ptr + rank * num_words.to(tl.int64) + at, words, mask=inside)
     tl.store(epochs_ptr + row, epoch)
+
+
+@triton.jit(do_not_specialize=["num"])
+def best_kernel(
+    values_ptr,
+    ids_ptr,
+    best_ptr,
+    addresses_ptr,
+    epochs_ptr,
+    num,
+    PADDED: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program for all.  Values are sent as one row's first words, ids behind them."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
+    word = tl.arange(0, PADDED)
+    inside = word < num
+    epoch = tl.load(epochs_ptr) + 1
+    send(tl.load(values_ptr + word, mask=inside, other=0), word, inside, epoch, 0,
+         addresses_ptr, RANK, SIZE, ROWS, WORDS)  # fmt: skip
+    send(tl.load(ids_ptr + word, mask=inside, other=0), PADDED + word, inside, epoch, 0,
+         addresses_ptr, RANK, SIZE, ROWS, WORDS)  # fmt: skip
+    best, best_id = tl.zeros((PADDED,), tl.float32), tl.zeros((PADDED,), tl.int32)
+    for rank in tl.static_range(SIZE):
+        value = receive(word, inside, epoch, 0, rank, addresses_ptr, RANK, SIZE, ROWS, WORDS)
+        its_id = receive(PADDED + word, inside, epoch, 0, rank, addresses_ptr, RANK, SIZE, ROWS, WORDS)
+        value = value.to(tl.float32, bitcast=True)
+        wins = (rank == 0) | (value > best) | ((value == best) & (its_id < best_id))
+        best, best_id = tl.where(wins, value, best), tl.where(wins, its_id, best_id)
+    tl.store(best_ptr + word, best_id, mask=inside)
+    tl.store(epochs_ptr, epoch)
 
 
 @triton.jit
@@ -316,9 +382,24 @@ def receive_sum(
 
 
 @triton.jit
-def is_late(packet, inside, epoch):
-    """How many packets are still those of an earlier use."""
-    return tl.sum((inside & ((packet >> 32).to(tl.int32) != epoch)).to(tl.int32), 0)
+def receive(
+    word,
+    inside,
+    epoch,
+    row,
+    rank,
+    addresses_ptr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """The words of one rank once they have come."""
+    at = inbox(addresses_ptr, RANK) + place_of(word, epoch, row, rank, SIZE, ROWS, WORDS)
+    packet = tl.load(at, mask=inside, other=0, volatile=True)
+    while tl.sum((inside & ((packet >> 32).to(tl.int32) != epoch)).to(tl.int32), 0) > 0:
+        packet = tl.load(at, mask=inside, other=0, volatile=True)
+    return packet.to(tl.int32)
 
 
 @triton.jit

@@ -25,8 +25,8 @@ class RMSNorm(nn.Module):
         The stream is added to in place: who wants to keep what it was copies it.
         """
         if isinstance(x, Unsummed):
-            mailbox = x.group.mailbox_for(x.part)
-            if mailbox is not None:
+            mailbox = x.group.mailbox
+            if mailbox is not None and mailbox.can_sum(x.part):
                 return sum_add_rms_norm(x.part, residual, self.weight, self.eps, mailbox)
             x = x.sum()
         return self.leaf.add_norm(x, residual, self.weight, self.eps)

@@ -14,8 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
+from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
+from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
@@ -99,6 +102,29 @@ def main() -> None:
     compile_draw()
     compile_quantization()
     compile_passes()
+    compile_exchanges()
+
+
+def compile_exchanges() -> None:
+    """Between ranks; words of 32 bits."""
+    for size in (2, 8):
+        _, _, rows, words = memory_shape(size)
+        mailbox = {"RANK": 1, "SIZE": size, "ROWS": rows, "WORDS": words, "DEPENDENT": False}
+        row = {"NUM_WORDS": words, "PADDED": words, "DTYPE": triton.language.bfloat16}
+        for kernel, constants, num_warps in (
+            (sum_kernel, row, 16),
+            (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16),
+            (gather_kernel, {"PADDED": 1024}, 8),
+            (best_of_ranks_kernel, {"PADDED": words // 2}, 8),
+        ):
+            types = dict.fromkeys(kernel.arg_names, "*i32")
+            types |= {"addresses_ptr": "*i64", "eps": "fp32", "num_words": "i32", "num": "i32"}
+            sized = compiled_size(kernel, types, mailbox | constants, num_warps=num_warps)
+            sys.stdout.write(f"{kernel.fn.__name__} {size} {sized}\n")
+    types = {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("first", "share", "dim"), "i32")
+    sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
+    sys.stdout.write(f"embed_share_kernel 1024 {sized}\n")
 
 
 def compile_passes() -> None:

@@ -17,9 +17,10 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.all_reduce import (
     MAX_ROWS,
+    MAX_WORDS,
     Mailbox,
-    can_gather,
-    can_sum,
+    best_of_ranks,
+    best_of_ranks_ref,
     gather_ranks,
     memory_shape,
     sum_add_rms_norm,
@@ -92,10 +93,21 @@ def check_gathers(rank: int, size: int, box: Mailbox) -> None:
     sum_rows(part_of(rank, 0, (2, 64)), box)  # the rows of one kind of use are those of the other
 
 
+def check_best(rank: int, size: int, box: Mailbox) -> None:
+    """Ties, infinities, and as many as there may be."""
+    for use, num in enumerate((1, 5, 300, MAX_WORDS // 2)):
+        values = torch.stack([part_of(r, use, (num,)).float().round() for r in range(size)])
+        values[:, 0] = -torch.inf
+        ids = torch.arange(size * num, dtype=torch.int32).view(num, size).T.flip(0).contiguous()
+        best = best_of_ranks(values[rank], ids[rank], box)
+        assert torch.equal(best, best_of_ranks_ref(values, ids))
+
+
 CHECKS: dict[str, Callable[[int, int, Mailbox], None]] = {
     "sums": check_sums,
     "norms": check_norms,
     "gathers": check_gathers,
+    "best": check_best,
 }
 
 
@@ -108,13 +120,20 @@ def run_rank(rank: int, size: int, folder: str, name: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_agree_with_the_reference(tmp_path: Path, name: str, size: int) -> None:
     for rank in range(size):
-        (tmp_path / str(rank)).write_bytes(bytes(8 * torch.Size(memory_shape(size)).numel()))
+        with (tmp_path / str(rank)).open("wb") as file:
+            file.truncate(8 * torch.Size(memory_shape(size)).numel())
     torch.multiprocessing.spawn(run_rank, (size, str(tmp_path), name), nprocs=size)
 
 
 def test_what_they_cannot_do_is_left_to_others() -> None:
-    x = torch.zeros(MAX_ROWS, 8192, dtype=torch.bfloat16)
-    assert can_sum(x) and can_sum(x[:1])
-    too_many, too_wide = x.new_zeros(MAX_ROWS + 1, 64), x.new_zeros(1, 8194)
-    assert not any(map(can_sum, (too_many, too_wide, x[:0], x[:, :64], x[:, :63].contiguous(), x.float())))
-    assert can_gather(x) and not can_gather(x.float()) and not can_gather(x[0, :3]) and not can_gather(x[:0])
+    def box(size: int) -> Mailbox:
+        memory = torch.empty(memory_shape(size), dtype=torch.int64, device="meta")
+        return Mailbox(rank=0, memory=memory, addresses=torch.empty(0), epochs=torch.empty(0))
+
+    x = torch.zeros(MAX_ROWS, 4096, dtype=torch.bfloat16)
+    assert box(2).can_sum(x) and box(2).can_sum(x[:1])
+    assert not box(3).can_sum(x), "what each rank sends counts"
+    assert box(3).can_sum(x[: MAX_ROWS // 2])
+    unfit = (x.new_zeros(MAX_ROWS + 1, 64), x.new_zeros(1, 8194), x[:0], x[:, :64], x[:, :63].contiguous())
+    assert not any(box(2).can_sum(y) for y in (*unfit, x[:1].float(), x[0]))
+    assert box(2).can_send(x[0].double()) and not box(2).can_send(x.float())
