@@ -30,7 +30,7 @@ from pellucid.kernels.rms_norm import add_rms_norm_ref, warps_for
 
 MAX_ROWS = 256
 MAX_WORDS = 4096  # of a row
-MAX_BYTES = 2 << 20  # that a rank sends to all others together; what is larger needs the links' full rate
+MAX_BYTES = 1 << 20  # that a rank sends to all others together; what is larger needs the links' full rate
 GATHER_WORDS = 1024  # of a row of what is gathered, if there are rows enough
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -245,12 +245,14 @@ def best_kernel(
          addresses_ptr, RANK, SIZE, ROWS, WORDS)  # fmt: skip
     send(tl.load(ids_ptr + word, mask=inside, other=0), PADDED + word, inside, epoch, 0,
          addresses_ptr, RANK, SIZE, ROWS, WORDS)  # fmt: skip
-    best, best_id = tl.zeros((PADDED,), tl.float32), tl.zeros((PADDED,), tl.int32)
-    for rank in tl.static_range(SIZE):
+    best = receive(word, inside, epoch, 0, 0, addresses_ptr, RANK, SIZE, ROWS, WORDS)
+    best = best.to(tl.float32, bitcast=True)
+    best_id = receive(PADDED + word, inside, epoch, 0, 0, addresses_ptr, RANK, SIZE, ROWS, WORDS)
+    for rank in tl.static_range(1, SIZE):
         value = receive(word, inside, epoch, 0, rank, addresses_ptr, RANK, SIZE, ROWS, WORDS)
         its_id = receive(PADDED + word, inside, epoch, 0, rank, addresses_ptr, RANK, SIZE, ROWS, WORDS)
         value = value.to(tl.float32, bitcast=True)
-        wins = (rank == 0) | (value > best) | ((value == best) & (its_id < best_id))
+        wins = (value > best) | ((value == best) & (its_id < best_id))
         best, best_id = tl.where(wins, value, best), tl.where(wins, its_id, best_id)
     tl.store(best_ptr + word, best_id, mask=inside)
     tl.store(epochs_ptr, epoch)

@@ -130,7 +130,7 @@ def test_what_they_cannot_do_is_left_to_others() -> None:
         memory = torch.empty(memory_shape(size), dtype=torch.int64, device="meta")
         return Mailbox(rank=0, memory=memory, addresses=torch.empty(0), epochs=torch.empty(0))
 
-    x = torch.zeros(MAX_ROWS, 4096, dtype=torch.bfloat16)
+    x = torch.zeros(MAX_ROWS, 2048, dtype=torch.bfloat16)
     assert box(2).can_sum(x) and box(2).can_sum(x[:1])
     assert not box(3).can_sum(x), "what each rank sends counts"
     assert box(3).can_sum(x[: MAX_ROWS // 2])
