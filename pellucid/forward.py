@@ -58,6 +58,10 @@ class ForwardInput:
     def num_rows(self) -> int:
         return self.slots.shape[0]
 
+    def sampled(self, x: Tensor) -> Tensor:
+        """Of x [T, D] the rows whose logits are sampled, [S, D]."""
+        return x if len(self.logits_index) == len(x) else x[self.logits_index]
+
     def restart(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
         """The same rows with n queries each: `tokens` [B, n] int32 at consecutive `positions` [B, n] int64.
 

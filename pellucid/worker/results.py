@@ -34,8 +34,9 @@ class Packed:
 def pack(output: SampleOutput, scores: LogprobTensors | None, feedback: Tensor | None = None) -> Packed:
     """All that the host will want, side by side."""
     tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
+    flat = output.flat if len(tensors) == 2 else None
     return Packed(
-        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]),
+        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,

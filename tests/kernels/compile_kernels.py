@@ -14,11 +14,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
 from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
 from pellucid.kernels.embedding import embed_share_kernel
+from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
@@ -28,13 +30,14 @@ from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
+from pellucid.kernels.verify_chain import verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
 POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"} | {
-    "arrivals_ptr",
-    "tokens_ptr",
-    "part_tokens_ptr",
+    *("arrivals_ptr", "tokens_ptr", "part_tokens_ptr", "token_ids_ptr", "input_ids_ptr"),
+    *("cu_seqlens_ptr", "logit_inputs_ptr", "table_ptr", "rows_ptr"),
+    *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr"),
 }
 PARTIAL = {
     "partial_ptr",
@@ -49,6 +52,9 @@ LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_pt
     "ancestors_ptr",
     "sources_ptr",
     "targets_ptr",
+    *("cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr", "num_computed_ptr", "limits_ptr", "places_ptr"),
+    *("starts_ptr", "roots_ptr", "room_ptr", "logit_slots_ptr", "logit_places_ptr", "mapping_ptr"),
+    *("query_lens_ptr", "known_ptr", "first_ptr"),
 }
 FP8_TYPES = {
     "x_scale_ptr": "*fp32",
@@ -70,6 +76,8 @@ def signature_of(name: str, stored: str) -> str:
         return "*i64"
     if name == "temperatures_ptr":
         return "*fp64"
+    if name == "samples_ptr":
+        return "*i1"
     return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps")) else "i32"
 
 
@@ -103,6 +111,7 @@ def main() -> None:
     compile_quantization()
     compile_passes()
     compile_exchanges()
+    compile_ends()
 
 
 def compile_exchanges() -> None:
@@ -125,6 +134,17 @@ def compile_exchanges() -> None:
     types |= dict.fromkeys(("first", "share", "dim"), "i32")
     sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
     sys.stdout.write(f"embed_share_kernel 1024 {sized}\n")
+
+
+def compile_ends() -> None:
+    """What lies before the model, and behind the draw."""
+    for block_size in (16, 64):
+        constants = {"BLOCK_SIZE": block_size, "BLOCK": 256, "IS_FIRST": True, "DEPENDENT": True}
+        size = shared_memory(rows_kernel, "", constants)
+        sys.stdout.write(f"rows_kernel {block_size} {size}\n")
+    for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
+        size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
+        sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")
 
 
 def compile_passes() -> None:
@@ -169,9 +189,9 @@ def compile_products() -> None:
 
 def compile_draw() -> None:
     for rows, block in ((1, 1024), (8, 256)):
-        tile = {"ROWS": rows, "BLOCK": block, "IS_NVIDIA": True}
+        tile = {"ROWS": rows, "BLOCK": block, "IS_NVIDIA": True, "DEPENDENT": True}
         sys.stdout.write(f"draw_kernel {rows} {shared_memory(draw_kernel, '', tile, num_warps=4)}\n")
-    size = shared_memory(best_kernel, "", {"PARTS_PADDED": 1024}, num_warps=4)
+    size = shared_memory(best_kernel, "", {"PARTS_PADDED": 1024, "DEPENDENT": True}, num_warps=4)
     sys.stdout.write(f"best_kernel 1024 {size}\n")
 
 
