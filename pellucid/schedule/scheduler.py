@@ -96,7 +96,9 @@ class Scheduler:
             tokens=list(prompt),
             host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
+            is_quiet=request.is_quiet,
             min_len=len(prompt) + request.sampling.min_tokens,
+            num_told=len(prompt),
         )
         self._sequences[seq_id] = self._by_request[request.id] = seq
         self._waiting.add(seq)
@@ -140,13 +142,13 @@ class Scheduler:
             self._waiting.remove(seq)
         # A load under way keeps its blocks until it ends.
         self._forget(seq)
-        update = _update(seq, [])
+        update = _update(seq, seq.take_untold())
         update.finish_reason, update.stop_reason = reason, stop_reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        updates = [_update(seq, []) for seq in self._sequences.values()]
+        updates = [_update(seq, seq.take_untold()) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
         for seq in list(self._sequences.values()):
@@ -177,35 +179,43 @@ class Scheduler:
     def _plan_decodes(self, step: Step) -> None:
         """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
         plan_id, next_ready = step.id, step.id + self.options.pp
-        rows, num_propose = step.rows, step.num_propose
-        left = -(-len(self._decoding) // self.options.pp)  # a pipeline's share
-        kept = self._prompt_share()
+        rows, kept = step.rows, self._prompt_share()
+        most = -(-len(self._decoding) // self.options.pp)  # a pipeline's share
         for seq in self._decoding:
             if seq.ready_at > plan_id:
                 continue
-            if step.budget <= kept or not left:
+            if step.budget <= kept or len(rows) == most:
                 self._let_go_first(seq)
                 break
-            num_draft = seq.num_drafts
-            if num_draft:
-                num_draft = min(num_draft, step.budget - kept - 1)
-            num_planned = seq.num_planned + 1 + num_draft
-            num_written = num_planned + num_propose
-            if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
-                continue
-            row = seq.decode_row
-            if row is None or row.num_draft != num_draft:
-                row = seq.make_decode_row(num_draft)
-            rows.append(row)
-            step.budget -= 1 + num_draft
-            left -= 1
-            seq.num_planned = num_planned
-            seq.num_inflight += 1
-            seq.num_certain += 1
-            seq.num_drafts = num_propose
-            seq.ready_at = next_ready
-            if seq.host_bound or seq.num_certain >= seq.limit:
-                self._hold_back(step, seq)
+            if seq.num_planned < seq.calm_plan and seq.decode_row is not None:
+                rows.append(seq.decode_row)
+                step.budget -= 1
+                seq.num_planned += 1
+                seq.num_inflight += 1
+                seq.ready_at = next_ready
+            else:
+                self._plan_decode(step, seq, step.budget - kept)
+
+    def _plan_decode(self, step: Step, seq: Sequence, budget: int) -> None:
+        """A row of at most `budget` tokens, if there are blocks for it."""
+        num_draft = min(seq.num_drafts, budget - 1)
+        num_planned = seq.num_planned + 1 + num_draft
+        num_written = num_planned + step.num_propose
+        if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
+            return
+        row = seq.decode_row
+        if row is None or row.num_draft != num_draft:
+            row = seq.make_decode_row(num_draft)
+        step.add_decode(row)
+        seq.num_planned = num_planned
+        seq.num_inflight += 1
+        seq.num_unsure += num_draft
+        seq.ready_at = step.id + self.options.pp
+        seq.num_drafts = step.num_propose
+        if seq.host_bound or seq.num_certain >= seq.limit:
+            self._hold_back(step, seq)
+        elif not self.options.num_spec:
+            seq.calm_plan = min(seq.table.capacity, seq.limit - 2)
 
     def _prompt_share(self) -> int:
         """Tokens that decodes leave to prompts, so that neither starves the other."""
@@ -248,7 +258,6 @@ class Scheduler:
         """The last chunk is planned; it samples."""
         self._prefilling.remove(seq)
         self._decoding.append(seq)
-        seq.num_certain += 1
         seq.ready_at = step.id + self.options.pp
         if seq.host_bound or seq.num_certain >= seq.limit:
             self._hold_back(step, seq)
@@ -389,6 +398,12 @@ class Scheduler:
                 self._land_stale(row)  # law 4
                 continue
             seq.num_inflight -= 1
+            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and not has_extras:
+                seq.num_computed += 1
+                seq.tokens += new
+                if not seq.is_quiet:
+                    updates.append(_update(seq, new))
+                continue
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
             if has_extras:
                 _add_extras(update, seq, index, result)
@@ -417,7 +432,7 @@ class Scheduler:
         if row.num_draft:
             self.counters.count_drafts(row.num_draft, len(new) - 1)
             seq.num_planned -= wasted  # law 3: correct the upper bound
-            seq.num_certain += len(new) - 1
+            seq.num_unsure -= row.num_draft
             if seq.num_certain >= seq.limit:
                 seq.ready_at = NEVER  # the rows in flight finish it
         if not seq.stop_token_ids.isdisjoint(new):
@@ -427,11 +442,16 @@ class Scheduler:
             self.kv.publish(seq.table, tokens, min(seq.num_computed, len(tokens)))
         if len(tokens) >= seq.limit and update.finish_reason is None:
             update.finish_reason = FinishReason.LENGTH
+        if seq.is_quiet:
+            is_due = update.finish_reason is not None or seq.num_told == seq.prompt_len
+            update.new_token_ids = seq.take_untold() if is_due else []
         if update.finish_reason is not None:
             self._retire(seq)
             self._forget(seq)
         elif seq.host_bound:
             seq.ready_at = 0
+        elif not self.options.num_spec:
+            seq.calm_landing = min(seq.table.publish_at - 1, seq.limit - 2)
         return update
 
     # What others ask

@@ -50,6 +50,10 @@ class Step:
     has_grammar: bool = False
     has_preempted: bool = False
 
+    def add_decode(self, row: Row) -> None:
+        self.rows.append(row)
+        self.budget -= row.num_query
+
     def add_chunk(self, row: Row) -> None:
         self.rows.append(row)
         self.num_chunks += 1
