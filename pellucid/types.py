@@ -155,7 +155,7 @@ class SamplingParams:
             raise ValueError("bad_words contains an empty string; remove it")
 
     def check_token_ids(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError for lists of token ids that are empty, or outside of the vocabulary if it is known."""
+        """Raise ValueError for token ids that are empty, or not in a vocabulary of this size."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError(
                 "allowed_token_ids is empty, so no token could be generated; list some or leave it out"

@@ -8,6 +8,7 @@ older ones are in flight; `commit` corrects what was an upper bound.  Knows noth
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -72,6 +73,7 @@ class Scheduler:
         self._retired: list[int] = []  # slots that the next plan reports
         self._transfers = Transfers(kv, connector or NullConnector())
         self._watermark = [int(options.watermark * pool.num_blocks) for pool in kv.pools]
+        self._inflight: deque[list[Sequence]] = deque()  # whose rows they are, of plans not yet committed
         self._next_seq_id = self._next_plan_id = 0
         self._committed = -1
 
@@ -174,31 +176,35 @@ class Scheduler:
         if not step.rows and not kv_meta:
             return None
         retired, self._retired = self._retired, []
+        self._inflight.append(step.seqs)
         return step.to_plan(self._committed, retired, kv_meta)
 
     def _plan_decodes(self, step: Step) -> None:
         """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
         plan_id, next_ready = step.id, step.id + self.options.pp
-        rows, kept = step.rows, self._prompt_share()
-        most = -(-len(self._decoding) // self.options.pp)  # a pipeline's share
+        rows, seqs, kept = step.rows, step.seqs, self._prompt_share()
+        share = -(-len(self._decoding) // self.options.pp)  # a pipeline's
+        max_rows = min(share, step.budget - kept)
         for seq in self._decoding:
             if seq.ready_at > plan_id:
                 continue
-            if step.budget <= kept or len(rows) == most:
+            if len(rows) >= max_rows:
                 self._let_go_first(seq)
                 break
-            if seq.num_planned < seq.calm_plan and seq.decode_row is not None:
-                rows.append(seq.decode_row)
-                step.budget -= 1
+            row = seq.decode_row
+            if row is not None and seq.num_planned < seq.calm_plan:
+                rows.append(row)
+                seqs.append(seq)
                 seq.num_planned += 1
                 seq.num_inflight += 1
                 seq.ready_at = next_ready
             else:
-                self._plan_decode(step, seq, step.budget - kept)
+                self._plan_decode(step, seq, kept)
+                max_rows = min(share, len(rows) + step.budget - kept)
 
-    def _plan_decode(self, step: Step, seq: Sequence, budget: int) -> None:
-        """A row of at most `budget` tokens, if there are blocks for it."""
-        num_draft = min(seq.num_drafts, budget - 1)
+    def _plan_decode(self, step: Step, seq: Sequence, kept: int) -> None:
+        """A row, if there are blocks for it, that leaves `kept` tokens of the budget."""
+        num_draft = min(seq.num_drafts, step.budget - kept - 1)
         num_planned = seq.num_planned + 1 + num_draft
         num_written = num_planned + step.num_propose
         if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
@@ -206,7 +212,7 @@ class Scheduler:
         row = seq.decode_row
         if row is None or row.num_draft != num_draft:
             row = seq.make_decode_row(num_draft)
-        step.add_decode(row)
+        step.add(seq, row)
         seq.num_planned = num_planned
         seq.num_inflight += 1
         seq.num_unsure += num_draft
@@ -244,7 +250,7 @@ class Scheduler:
         end = seq.num_planned + row.num_query
         if not self._reserve(step, seq, end + step.num_propose):
             return
-        step.add_chunk(row)
+        step.add_chunk(seq, row)
         seq.num_planned = end
         seq.num_inflight += 1
         seq.num_drafts = step.num_propose
@@ -391,10 +397,9 @@ class Scheduler:
         assert result.plan_id == plan.id, f"plan {plan.id} is due, plan {result.plan_id} came home"
         self._committed = plan.id
         updates: list[SeqUpdate] = []
-        sequences, has_extras = self._sequences, result.has_extras
-        for index, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
-            seq = sequences.get(row.seq_id)
-            if seq is None or seq.epoch != row.epoch:
+        seqs, has_extras = self._inflight.popleft(), result.has_extras
+        for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
+            if seq.epoch != row.epoch:
                 self._land_stale(row)  # law 4
                 continue
             seq.num_inflight -= 1

@@ -146,6 +146,7 @@ def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request
         seed=rng.randrange(3),
         eos_token_ids=EOS,
         grammar="parity" if rng.random() < 0.2 else None,
+        is_quiet=rng.random() < 0.5 and sampling.logprobs is None and sampling.prompt_logprobs is None,
         priority=rng.choice([0, 0, 0, -1, 1]),
         arrival=float(index),
     )
