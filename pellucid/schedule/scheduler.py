@@ -15,6 +15,7 @@ from itertools import chain
 
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
+from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Key, Sequence, Status
@@ -68,6 +69,8 @@ class Scheduler:
         self._waiting = AgeQueue()
         self._prefilling = AgeQueue()
         self._decoding: list[Sequence] = []  # the first goes first; a removal replaces the list
+        self._last: list[Sequence] = []  # whose rows the last plan had, if it had nothing but decodes
+        self._chorus: Chorus | None = None  # of all that decode
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._quarantine: dict[tuple[int, int], list[int]] = {}  # (seq id, epoch): [slot, rows in flight]
         self._retired: list[int] = []  # slots that the next plan reports
@@ -144,13 +147,13 @@ class Scheduler:
             self._waiting.remove(seq)
         # A load under way keeps its blocks until it ends.
         self._forget(seq)
-        update = _update(seq, seq.take_untold())
+        update = seq.update(seq.take_untold())
         update.finish_reason, update.stop_reason = reason, stop_reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        updates = [_update(seq, seq.take_untold()) for seq in self._sequences.values()]
+        updates = [seq.update(seq.take_untold()) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
         for seq in list(self._sequences.values()):
@@ -182,7 +185,12 @@ class Scheduler:
     def _plan_decodes(self, step: Step) -> None:
         """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
         plan_id, next_ready = step.id, step.id + self.options.pp
-        rows, seqs, kept = step.rows, step.seqs, self._prompt_share()
+        kept = self._prompt_share()
+        if self._chorus is not None:
+            if not kept and self._chorus.plan(step, self.kv):
+                return
+            self._break_up()
+        rows, seqs = step.rows, step.seqs
         share = -(-len(self._decoding) // self.options.pp)  # a pipeline's
         max_rows = min(share, step.budget - kept)
         for seq in self._decoding:
@@ -201,6 +209,21 @@ class Scheduler:
             else:
                 self._plan_decode(step, seq, kept)
                 max_rows = min(share, len(rows) + step.budget - kept)
+        if not kept and seqs:
+            self._form_chorus(seqs, rows)
+
+    def _form_chorus(self, seqs: list[Sequence], rows: list[Row]) -> None:
+        """If a plan has the same rows as the one before, and all that decode, the next ones are like it."""
+        are_all = len(seqs) == len(self._decoding) and seqs == self._last
+        if are_all and self.options.pp == 1 and not self.options.num_spec:
+            self._chorus = Chorus.form(seqs, rows, self.options.min_chorus)
+        self._last = seqs
+
+    def _break_up(self) -> None:
+        """From now on each sequence goes its own way."""
+        if self._chorus is not None:
+            self._chorus.settle()
+            self._chorus = None
 
     def _plan_decode(self, step: Step, seq: Sequence, kept: int) -> None:
         """A row, if there are blocks for it, that leaves `kept` tokens of the budget."""
@@ -365,6 +388,7 @@ class Scheduler:
 
         Law 5: blocks are free at once, for work later in stream order; the slot when its last row has landed.
         """
+        self._break_up()
         self._transfers.offer_for_save(seq)
         self.kv.release(seq.table)
         self._retired.append(seq.slot)
@@ -396,8 +420,22 @@ class Scheduler:
         """Take in what a plan yielded.  Plans come home in the order in which they were made."""
         assert result.plan_id == plan.id, f"plan {plan.id} is due, plan {result.plan_id} came home"
         self._committed = plan.id
+        seqs, updates = self._inflight.popleft(), None
+        if self._chorus is not None and seqs is self._chorus.seqs:
+            if not result.has_extras:
+                updates = self._chorus.land(result.tokens, self.kv)
+            if updates is None:
+                self._break_up()
+        if updates is None:
+            updates = self._commit_rows(seqs, plan, result)
+        self.counters.num_sampled_tokens += sum(map(len, result.tokens))
+        self._end_transfers(result.kv_done)
+        return updates
+
+    def _commit_rows(self, seqs: list[Sequence], plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
+        """Row by row."""
         updates: list[SeqUpdate] = []
-        seqs, has_extras = self._inflight.popleft(), result.has_extras
+        has_extras = result.has_extras
         for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
             if seq.epoch != row.epoch:
                 self._land_stale(row)  # law 4
@@ -407,15 +445,13 @@ class Scheduler:
                 seq.num_computed += 1
                 seq.tokens += new
                 if not seq.is_quiet:
-                    updates.append(_update(seq, new))
+                    updates.append(seq.update(new))
                 continue
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
             if has_extras:
                 _add_extras(update, seq, index, result)
             if update.new_token_ids or update.prompt_logprobs:
                 updates.append(update)
-        self.counters.num_sampled_tokens += sum(map(len, result.tokens))
-        self._end_transfers(result.kv_done)
         return updates
 
     def _land_stale(self, row: Row) -> None:
@@ -428,10 +464,10 @@ class Scheduler:
     def _commit_chunk(self, seq: Sequence, row: Row) -> SeqUpdate:
         seq.num_computed += row.num_query
         assert seq.num_computed < seq.prefill_len, f"a row yielded nothing, below the limit of {seq.limit}"
-        return _update(seq, [])
+        return seq.update([])
 
     def _commit_tokens(self, seq: Sequence, row: Row, new: list[int]) -> SeqUpdate:
-        tokens, update = seq.tokens, _update(seq, new)
+        tokens, update = seq.tokens, seq.update(new)
         wasted = 1 + row.num_draft - len(new)
         seq.num_computed += row.num_query - wasted
         if row.num_draft:
@@ -505,6 +541,8 @@ class Scheduler:
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
+        if self._chorus is not None:
+            self._chorus.settle()
         self.kv.check([*(s.table.blocks for s in self._running()), *(t.blocks for t in self._transfers)])
         taken = [*(s.slot for s in self._running()), *(slot for slot, _ in self._quarantine.values())]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"
@@ -519,10 +557,6 @@ class Scheduler:
             assert self.kv.is_private_from(seq.table, seq.first_write), "its next row writes a shared block"
         resting = {key: num_rows for key, (_, num_rows) in self._quarantine.items()}
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
-
-
-def _update(seq: Sequence, new: list[int]) -> SeqUpdate:
-    return SeqUpdate(seq.request.id, new, None, None, None, None, seq.num_cached_tokens, seq.first_scheduled)
 
 
 def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult) -> None:

@@ -127,6 +127,12 @@ class Sequence:
             num_logits = max(1, num_logits)  # the last one is sampled
         return Row(self.id, self.epoch, self.slot, end - start, 0, num_logits)
 
+    def update(self, new: list[int]) -> SeqUpdate:
+        """What the user is told of `new` tokens."""
+        return SeqUpdate(
+            self.request.id, new, None, None, None, None, self.num_cached_tokens, self.first_scheduled
+        )
+
     def take_untold(self) -> list[int]:
         """The tokens of a quiet sequence that no update has brought; they count as brought from now on."""
         if not self.is_quiet:

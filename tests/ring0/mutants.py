@@ -24,6 +24,7 @@ MODULES = {  # in the order of import
     "queue": "pellucid.schedule.queue",
     "step": "pellucid.schedule.step",
     "transfers": "pellucid.schedule.transfers",
+    "chorus": "pellucid.schedule.chorus",
     "scheduler": "pellucid.schedule.scheduler",
     "core": "pellucid.engine.core",
     "model": "tests.ring0.model",
@@ -91,6 +92,23 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "3 a calm landing overlooks a stop": [
         ("scheduler", "seq.calm_landing and new[0] not in seq.stop_token_ids", "seq.calm_landing")
+    ],
+    "3 a chorus gets no blocks": [("chorus", "self._short.pop(self._num_planned, ())", "()")],
+    "3 a chorus goes on past an end": [("chorus", "if self._num_planned == self._num_plans:", "if False:")],
+    "3 a chorus overlooks a stop": [("chorus", "if not self._stop_token_ids.isdisjoint", "if () and")],
+    "5 one leaves a chorus with counts of old": [
+        (
+            "scheduler",
+            "        self._break_up()\n        self._transfers",
+            "        self._chorus = None\n        self._transfers",
+        )
+    ],
+    "8 a chorus publishes what it has planned": [
+        (
+            "chorus",
+            "+ self._num_landed - self._settled_landed\n",
+            "+ self._num_planned - self._settled_landed\n",
+        )
     ],
     "3 blocks without end": [
         ("scheduler", "return min(num_tokens, seq.limit + self.options.num_spec)", "return num_tokens")
