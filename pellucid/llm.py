@@ -142,12 +142,11 @@ class LLM:
         """Run all prompts to their ends.  Interrupted, it aborts them, so that the next call starts clean."""
         params = one_for_each(sampling_params, len(prompts), "sampling_params")
         priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
-        given = {id(sampling): sampling for sampling in params}  # often one object for all
-        own = {key: self.llm_engine.own_sampling(sampling) for key, sampling in given.items()}
+        own = self._own_sampling(params)
         done: dict[str, RequestOutput] = {}
         with short_collections():
             with whole():
-                ids = self._add_all(prompts, [own[id(sampling)] for sampling in params], priorities)
+                ids = self._add_all(prompts, own, priorities)
             with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
                 for output in self._outputs(ids):
                     done[output.request_id] = output
@@ -155,6 +154,14 @@ class LLM:
         if self.llm_engine.engine.error is not None:
             raise RuntimeError(f"the engine has died: {self.llm_engine.engine.error}")
         return [done[request_id] for request_id in ids]
+
+    def _own_sampling(self, params: Sequence[SamplingParams | None]) -> list[SamplingParams]:
+        """Checked copies; neighbours that are alike, as they mostly are, share one."""
+        own: list[SamplingParams] = []
+        for i, sampling in enumerate(params):
+            is_alike = i > 0 and sampling == params[i - 1]
+            own.append(own[-1] if is_alike else self.llm_engine.own_sampling(sampling))
+        return own
 
     def _add_all(
         self,

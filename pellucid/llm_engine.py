@@ -29,6 +29,7 @@ class LLMEngine:
         self.resolved, self.capacity = started.resolved, started.capacity
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
+        self.eos_token_ids = self._all_eos_token_ids()
         self.outputs = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._seeds = random.Random(config.model.seed)
@@ -175,13 +176,6 @@ class LLMEngine:
     # Facts
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
-        own = self.resolved.checkpoint.eos_token_ids
-        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return own if named is None or named in own else (*own, named)
-
-    @property
     def vocab_size(self) -> int:
         return self.resolved.checkpoint.vocab_size
 
@@ -201,6 +195,12 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
+
+    def _all_eos_token_ids(self) -> tuple[int, ...]:
+        """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
+        own = self.resolved.checkpoint.eos_token_ids
+        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return own if named is None or named in own else (*own, named)
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not sampling.bad_words:
