@@ -7,6 +7,7 @@ block tables from the slots (`gather`), which a CUDA graph can do again and agai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -22,9 +23,9 @@ from pellucid.worker.layout import DraftLayout
 from pellucid.worker.slots import Slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepCounts:
-    """A step as the host knows it; numbers of B rows each."""
+    """A step as the host knows it; numbers of B rows each.  Steps that are alike share one."""
 
     slots: np.ndarray
     num_query: np.ndarray  # tokens to compute
@@ -50,12 +51,12 @@ class StepCounts:
     def any_samples(self) -> bool:
         return bool(self.num_sampled.any())
 
-    @property
+    @cached_property
     def has_chunks(self) -> bool:
         """Whether some row computes more than its last known token and the drafts behind it."""
         return bool((self.num_query > self.num_sampled).any())
 
-    @property
+    @cached_property
     def uniform_query(self) -> int | None:
         """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
         num_query = int(self.num_query[0])

@@ -124,11 +124,13 @@ class PendingResult:
         """Wait for the copy, and unpack it."""
         packed, num_rows = self._packed, self._counts.num_rows
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
-        tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
-        new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
+        tokens, num_new = tokens[:num_rows], num_new[:num_rows]
+        new_tokens: list[list[int]] = tokens.tolist()
+        if (num_new != tokens.shape[1]).any():
+            new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens)
         if packed.has_logprobs:
-            entries = _entries(rest[:3])
+            entries, counts = _entries(rest[:3]), num_new.tolist()
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
