@@ -1,6 +1,7 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Round activations to FP8 (E4M3) in one pass: find the largest, scale, round, store.
 
 A number is multiplied with the inverse of its scale, both rounded to float32, and then rounded to the nearest

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.registry import Registry
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
@@ -181,6 +182,31 @@ class LinearMethod(Protocol):
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         """x [..., in_features] -> [..., out_features], bias added.  fwd is None for the head."""
+        ...
+
+
+@runtime_checkable
+class Gates(Protocol):
+    """A method that may gate in the same pass in which it multiplies."""
+
+    def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        """act(gate) * up of the [gate | up] that `apply` gives for x [..., in_features].
+
+        act: see kernels/silu_mul.py.  None: for so many rows a product and a gate apart are no slower.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesRounded(Protocol):
+    """A method that may multiply rows rounded to FP8, each with a scale of its own."""
+
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        """Whether it rounds the activations of such a layer: then who computes them may do so."""
+        ...
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        """What `apply` gives for rows that are not rounded yet."""
         ...
 
 
