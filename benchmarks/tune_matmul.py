@@ -111,6 +111,8 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
     yield None
     if num_rows <= MOST_GEMV_ROWS[bits]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
+    if num_rows == 1:
+        return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
     for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in

@@ -86,7 +86,7 @@ def by_rows(choices: Choices) -> list[Tile | None]:
 
 
 def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
-    """What is seldom slower than the library: GEMV, and split-K where outputs are too few to fill a GPU.
+    """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
 
     The library's FP8 product is slow for all numbers of rows of which it takes a tile's worth.
     """
@@ -95,10 +95,8 @@ def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
         splits = min(8, max(1, 256 // blocks), max(1, num_in // 512))
         return {1: Gemv(4, min(4096, power_of_two(num_in)), 4), 64: SplitK(64, 128, splits, 4, 4)}
     gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
-    choices: Choices = {MAX_GEMV_ROWS: gemv}
-    if num_out <= 2048:
-        choices[16] = SplitK(32, 128, 8 if num_in >= 2048 else 4, 4, 4)
-    return choices
+    splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
+    return {1: gemv, 32: SplitK(64, 128, splits, 4, 3)}
 
 
 def power_of_two(n: int) -> int:

@@ -146,8 +146,8 @@ def compile_products() -> None:
         launches = (
             (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
             (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
-            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 32, "BLOCK_K": 256, "ACT": None}, 4, 3),
-            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 32, "BLOCK_K": 256, "ACT": "silu"}, 4, 3),
+            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
+            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
             (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
             (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
         )
