@@ -87,10 +87,11 @@ SPLIT_KS = {
 }
 WIDE = {  # from 65 rows on
     16: [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)],
-    8: [SplitK(64, 128, 1, 4, 4), SplitK(64, 256, 1, 4, 2)],
+    8: [SplitK(64, 128, 1, 4, 4), SplitK(64, 256, 1, 4, 3), SplitK(64, 256, 1, 4, 4)],
 }
 SPLITS = (1, 2, 3, 4, 8)
 MAX_PROGRAMS = 2048
+SHARED_BYTES = 220 << 10  # that a program's tiles may take
 
 Shape = tuple[int, int]  # outputs, inputs
 
@@ -116,7 +117,9 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
     for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in
-            if not too_short and splits * num_out <= MAX_PROGRAMS * tile.block_n:
+            held = tile.num_stages * tile.block_k * (tile.block_n + num_rows) * bits // 8
+            fits = held <= SHARED_BYTES and splits * num_out <= MAX_PROGRAMS * tile.block_n
+            if fits and not too_short:
                 yield replace(tile, splits=splits)
 
 

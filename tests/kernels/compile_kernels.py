@@ -140,21 +140,19 @@ def compile_passes() -> None:
 
 
 def compile_products() -> None:
-    """Weights as they are, and FP8 ones with scales; the largest tiles that tables may name."""
-    for stored in ("*bf16", "*fp8e4nv"):
-        scale = {"weight_scale_ptr": None, "x_scale_ptr": None} if stored == "*bf16" else {}
-        launches = (
-            (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
-            (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
-            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
-            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
-            (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
-            (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
-        )
-        for kernel, tile, warps, stages in launches:
-            constants = tile | scale | {"bias_ptr": None}
-            size = shared_memory(kernel, stored, constants, num_warps=warps, num_stages=stages)
-            sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
+    """Of weights as they are; the largest tiles that tables may name."""
+    launches = (
+        (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
+        (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
+        (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
+        (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
+        (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
+        (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
+    )
+    for kernel, tile, warps, stages in launches:
+        constants = tile | {"weight_scale_ptr": None, "x_scale_ptr": None, "bias_ptr": None}
+        size = shared_memory(kernel, "*bf16", constants, num_warps=warps, num_stages=stages)
+        sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
 
 
 def compile_draw() -> None:
@@ -221,10 +219,10 @@ def compile_quantization() -> None:
         types = FROM_FP8 | {"x_ptr": x}
         size = compiled_size(fp8_gemv_kernel, types, constants | rounded, num_warps=8)
         sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {size}\n")
-    for rows in (16, 64):
-        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": 256, "ACT": None, "bias_ptr": None}
+    for rows, block_k in ((16, 256), (64, 256), (256, 128)):
+        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "ACT": None, "bias_ptr": None}
         size = compiled_size(split_k_kernel, FROM_FP8, tile, num_warps=4, num_stages=4)
-        sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {rows} {size}\n")
+        sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {size}\n")
     for num_tokens in (1, 64, 1000):
         rows, columns, warps = tile_for(num_tokens)
         constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}

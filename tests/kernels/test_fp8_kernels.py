@@ -97,7 +97,7 @@ def test_a_gate_may_round_what_it_lets_through(act: str, hidden: int) -> None:
     gate_up = activations(4, 2 * hidden, torch.float32) / 100
     ours = silu_mul_fp8(gate_up, act)
     assert_same_rows(ours, round_rows(silu_mul(gate_up, act)))
-    torch.testing.assert_close(ours.scales, silu_mul_fp8_ref(gate_up, act).scales, rtol=1e-4, atol=1e-20)
+    torch.testing.assert_close(ours.scales, silu_mul_fp8_ref(gate_up, act).scales, rtol=1e-3, atol=1e-6)
 
 
 GEMVS = [Gemv(4, 128, 4), Gemv(2, 256, 2)]
