@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
         dim, heads = cfg.hidden_size, cfg.heads
         self.input_norm = b.norm("input_layernorm", dim, cfg.rms_norm_eps)
         a = b.at("self_attn")
-        self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias)
+        self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias, norm=self.input_norm)
         self.attention = a.attention(
             "attn",
             heads,
@@ -112,7 +112,9 @@ class DecoderLayer(nn.Module):
         )
         self.o = a.row("o_proj", heads.num * heads.dim, dim, bias=cfg.o_bias)
         self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)
-        self.mlp = b.gated_mlp("mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias)
+        self.mlp = b.gated_mlp(
+            "mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias, norm=self.post_norm
+        )
 
     def forward(
         self, x: Tensor | Unsummed, residual: Tensor | None, fwd: ForwardInput

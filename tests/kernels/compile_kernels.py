@@ -20,15 +20,17 @@ from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
 from pellucid.kernels.embedding import embed_share_kernel
+from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
-from pellucid.kernels.quantize_fp8 import FP8_MAX, INVERSE_MAX, SMALLEST, quantize_fp8_kernel
+from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
+from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
-from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
+from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 
@@ -61,6 +63,20 @@ FP8_TYPES = {
     "weight_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "static_ptr": "*fp32",
+}
+
+TO_FP8 = FP8_TYPES | {
+    **dict.fromkeys(("x_ptr", "gate_up_ptr", "stream_ptr", "weight_ptr"), "*bf16"),
+    **dict.fromkeys(("x_stride", "gate_up_stride", "stream_stride"), "i32"),
+    "out_ptr": "*fp8e4nv",
+    "eps": "fp32",
+}
+FROM_FP8 = FP8_TYPES | {
+    **dict.fromkeys(("x_ptr", "weight_ptr"), "*fp8e4nv"),
+    **dict.fromkeys(("num_rows", "num_out", "num_in", "x_stride"), "i32"),
+    "out_ptr": "*bf16",
+    "partial_ptr": "*fp32",
+    "arrivals_ptr": "*i32",
 }
 
 
@@ -160,7 +176,7 @@ def compile_passes() -> None:
         size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
         sys.stdout.write(f"qkv_rope_kernel {head_dim} {size}\n")
     for dim in (1024, MAX_DIM):
-        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True}
+        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True, "scales_ptr": None}
         size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
         sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
     for act in ACTIVATIONS:
@@ -170,21 +186,19 @@ def compile_passes() -> None:
 
 
 def compile_products() -> None:
-    """Weights as they are, and FP8 ones with scales; the largest tiles that tables may name."""
-    for stored in ("*bf16", "*fp8e4nv"):
-        scale = {"weight_scale_ptr": None, "x_scale_ptr": None} if stored == "*bf16" else {}
-        launches = (
-            (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
-            (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
-            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
-            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
-            (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
-            (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
-        )
-        for kernel, tile, warps, stages in launches:
-            constants = tile | scale | {"bias_ptr": None}
-            size = shared_memory(kernel, stored, constants, num_warps=warps, num_stages=stages)
-            sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
+    """Of weights as they are; the largest tiles that tables may name."""
+    launches = (
+        (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
+        (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
+        (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
+        (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
+        (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
+        (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
+    )
+    for kernel, tile, warps, stages in launches:
+        constants = tile | {"weight_scale_ptr": None, "x_scale_ptr": None, "bias_ptr": None}
+        size = shared_memory(kernel, "*bf16", constants, num_warps=warps, num_stages=stages)
+        sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
 
 
 def compile_draw() -> None:
@@ -234,13 +248,27 @@ def compile_attention() -> None:
 def compile_quantization() -> None:
     """Rounding to FP8, by rows and by blocks, and products of blocks."""
     for features, group in ((12288, 12288), (12288, 128)):
-        constants = {"K": features, "GROUP": group, "GROUPS": features // group, "IS_STATIC": False}
-        constants |= {"LIMIT": FP8_MAX, "INVERSE_LIMIT": INVERSE_MAX, "SMALLEST": SMALLEST}
-        constants |= {"GROUP_PADDED": triton.next_power_of_2(group)}
-        constants |= {"GROUPS_PADDED": triton.next_power_of_2(features // group)}
-        types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "x_stride": "i32", **FP8_TYPES}
-        size = compiled_size(quantize_fp8_kernel, types, constants, num_warps=16)
+        groups = features // group
+        parts, part = cut(group)
+        constants = {"K": features, "GROUP": group, "GROUPS": groups, "IS_STATIC": False}
+        constants |= {"PARTS": parts, "PART": part, "GROUPS_PADDED": triton.next_power_of_2(groups)}
+        size = compiled_size(quantize_fp8_kernel, TO_FP8, constants, num_warps=warps_to_round(features))
         sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
+    constants = {"HIDDEN": 12288, "ACT": "silu", "PARTS": 3, "PART": 4096}
+    size = compiled_size(silu_mul_fp8_kernel, TO_FP8, constants, num_warps=16)
+    sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
+    constants = {"DIM": 4096, "DIM_PADDED": 4096, "HAS_RESIDUAL": True}
+    size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
+    sys.stdout.write(f"add_rms_norm_kernel fp8 {size}\n")
+    for x, rounded in (("*fp8e4nv", {}), ("*bf16", {"x_scale_ptr": None})):
+        constants = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
+        types = FROM_FP8 | {"x_ptr": x}
+        size = compiled_size(fp8_gemv_kernel, types, constants | rounded, num_warps=8)
+        sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {size}\n")
+    for rows, block_k in ((16, 256), (64, 256), (256, 128)):
+        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "ACT": None, "bias_ptr": None}
+        size = compiled_size(split_k_kernel, FROM_FP8, tile, num_warps=4, num_stages=4)
+        sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {size}\n")
     for num_tokens in (1, 64, 1000):
         rows, columns, warps = tile_for(num_tokens)
         constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}
