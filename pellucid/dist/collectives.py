@@ -75,7 +75,7 @@ ALONE = Alone()
 
 
 class TorchGroup:
-    """A group of several, over gloo (CPU) or NCCL (CUDA), and for what is small through mailboxes if any."""
+    """A group of several, over gloo (CPU) or NCCL (CUDA), and through a mailbox what is small."""
 
     def __init__(
         self, ranks: tuple[int, ...], world_rank: int, device: torch.device, entered: Callable[[str], None]
@@ -95,7 +95,7 @@ class TorchGroup:
             if peer != self._device.index
         )
         if not self.minimum(can_reach and has_triton()):
-            logger.info("GPUs that cannot reach each other's memory: small sums go through NCCL")
+            logger.info("without Triton, or GPUs that reach each other's memory, small sums go through NCCL")
             return
         mailbox = None
         try:
