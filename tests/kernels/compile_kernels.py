@@ -14,11 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pellucid.kernels import decode_attention as decode
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
 from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
-from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
@@ -122,6 +122,7 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
 
 def main() -> None:
     compile_attention()
+    compile_decode()
     compile_products()
     compile_draw()
     compile_quantization()
@@ -226,7 +227,6 @@ def compile_attention() -> None:
                 "DIM_PADDED": dim,
             },
             **{
-                "MAX_CHUNKS": MAX_CHUNKS,
                 "lines": None,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
@@ -235,7 +235,6 @@ def compile_attention() -> None:
             **{"BLOCK_SIZE": 64, "TILE": tile, "TILE_QUERIES": PACKED_ROWS // 2},
         }
         launches = (
-            (decode_kernel, 16, 2),
             (prefill_kernel, PACKED_ROWS, 8),
             (kv_move_kernel, 1, 1),
         )
@@ -243,6 +242,32 @@ def compile_attention() -> None:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
             size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
+
+
+def compile_decode() -> None:
+    """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
+    for head_dim, num_query, window, tree, num_pairs, stored in (
+        (128, 1, 0, False, 8, "*bf16"),
+        (80, 4, 500, True, 8, "*bf16"),
+        (256, 1, 0, False, 256, "*bf16"),
+        (128, 1, 0, False, 2048, "*bf16"),
+        (128, 8, 0, True, 256, "*bf16"),
+        (128, 1, 0, False, 2048, "*i16"),
+        (128, 8, 0, False, 8, "*i16"),
+    ):
+        packed, is_fp8 = num_query * 4, stored == "*i16"
+        rows = max(16, triton.next_power_of_2(packed))
+        cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
+        tile = decode.tile_for(num_pairs, cache, DTYPE, rows)
+        constants: dict[str, float | str | None] = {
+            **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
+            **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
+            **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": decode.merged_at_once(packed, head_dim)},
+        }
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        size = shared_memory(decode.decode_kernel, stored, constants, **options)
+        sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {size}\n")
 
 
 def compile_quantization() -> None:
