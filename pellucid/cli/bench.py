@@ -98,6 +98,7 @@ ROWS = (
     ("peak KV use", "peak_kv_usage", "{:.1%}"),
     ("cached tokens", "num_cached_tokens", "{:,}"),
     ("preemptions", "num_preemptions", "{:,}"),
+    ("kernels compiled late", "num_late_compilations", "{:,}"),
     ("bytes to move, GB", "limit_gigabytes", "{:,.1f}"),
     ("TFLOPs to compute", "limit_teraflops", "{:,.2f}"),
     ("machine GB/s", "machine_gigabytes_per_second", "{:,.1f}"),
@@ -140,5 +141,5 @@ def print_table(figures: list[dict[str, object]]) -> None:
     speculates = any(column["acceptance_rates"] for column in figures)
     for title, key, form in ROWS + (DRAFT_ROWS if speculates else ()):
         values = [_cell(column[key], form) for column in figures]
-        table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_preemptions"))
+        table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_late_compilations"))
     terminal().print(table)

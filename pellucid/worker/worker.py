@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
@@ -18,6 +19,7 @@ from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
+from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.sampler import Sampler
@@ -32,6 +34,7 @@ from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLa
 from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder, StepRows
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
+from pellucid.worker.rehearsal import largest_step, rehearsals
 from pellucid.worker.results import NoReader, Pending, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
@@ -44,6 +47,7 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
+        self.late = LateCompilations()
         parallel = resolved.user.parallel
         self.mesh = Mesh(
             pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
@@ -67,23 +71,21 @@ class Worker:
         self.links = connect(
             self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
         )
-        began = time.perf_counter()
+        phases = Phases()
         self._build()
-        loaded = time.perf_counter()
+        phases.end("weights")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
-        sized = time.perf_counter()
+        phases.end("KV cache")
+        self._rehearse()
+        phases.end("kernels")
         self.runner.launcher.capture()
-        logger.info(
-            "weights %.1f s, memory %.1f s, graphs %.1f s; KV cache: %s blocks of %d tokens",
-            loaded - began,
-            sized - loaded,
-            time.perf_counter() - sized,
-            ", ".join(map(str, capacity.num_blocks)),
-            self.resolved.block_size,
-        )
+        phases.end("graphs")
+        blocks = ", ".join(map(str, capacity.num_blocks))
+        logger.info("%s; KV cache: %s blocks of %d tokens", phases, blocks, self.resolved.block_size)
+        self.late.begin()
         return capacity
 
     def execute(self, plan: StepPlan) -> Pending:
@@ -93,6 +95,7 @@ class Worker:
         """Give the memory back; a second time there is nothing to give."""
         if "runner" in self.__dict__:
             self.runner.handover.close()
+        self.late.end()
         for name in ("runner", "models"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -122,7 +125,7 @@ class Worker:
             self.stage,
             target.inlet,
             inputs,
-            ResultReader() if self.reports else NoReader(),
+            ResultReader(self.late) if self.reports else NoReader(),
             shape=proposer.shape,
             depth=resolved.depth,
         )
@@ -167,14 +170,25 @@ class Worker:
         self._bind_kv(tuple(0 for _ in self.groups))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        plan = memory.largest_step(self.resolved, len(self.groups))
-        self.runner.execute(plan).result()
-        self.runner.handover.learn(plan.id)  # nothing is under way any more
-        self.runner.slots.retire([row.slot for row in plan.rows])
+        self._try(largest_step(self.resolved, len(self.groups)))
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
         budget -= self.runner.launcher.measure() + self.runner.handover.reserve
         torch.cuda.empty_cache()
         return budget
+
+    def _rehearse(self) -> None:
+        """On a GPU, run steps of all kinds, so that no kernel is compiled once requests have come."""
+        if self.device.type == "cpu":
+            return
+        for plan in rehearsals(self.resolved, len(self.groups)):
+            self._try(plan)
+        torch.cuda.synchronize()
+
+    def _try(self, plan: StepPlan) -> None:
+        """Run a step that is no sequence's, and forget it."""
+        self.runner.execute(plan).result()
+        self.runner.handover.learn(plan.id)  # nothing is under way any more
+        self.runner.slots.retire([row.slot for row in plan.rows])
 
     def _bind_kv(self, num_blocks: tuple[int, ...]) -> None:
         """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
@@ -188,6 +202,24 @@ class Worker:
     ) -> torch.Tensor:
         layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
         return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
+
+
+class Phases:
+    """How long the parts of a start took, as a line."""
+
+    def __init__(self) -> None:
+        self._ended = time.perf_counter()
+        # Since the process began: in a worker's own process that is importing, and little else.
+        self._said = [f"imports {time.time() - psutil.Process().create_time():.1f} s"]
+
+    def end(self, name: str) -> None:
+        """A phase has ended."""
+        now = time.perf_counter()
+        self._said.append(f"{name} {now - self._ended:.1f} s")
+        self._ended = now
+
+    def __str__(self) -> str:
+        return ", ".join(self._said)
 
 
 def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.device:
