@@ -6,7 +6,6 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from pellucid.executor.base import Capacity, Seat
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
+from pellucid.sample.grammar import TokenMasks
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
@@ -30,9 +30,17 @@ from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
-from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
+from pellucid.worker.graphs import (
+    LARGEST,
+    CudaRecorder,
+    EagerLauncher,
+    GraphLauncher,
+    Launcher,
+    StaticRows,
+    Step,
+)
 from pellucid.worker.handover import make_handover
-from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.rehearsal import largest_step, rehearsals
 from pellucid.worker.results import NoReader, Pending, ResultReader
@@ -130,7 +138,9 @@ class Worker:
             depth=resolved.depth,
         )
         step = self._make_step(forward, sampler, proposer)
-        launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
+        masks = TokenMasks(target.vocab_size, self.device, sampler.vocabulary.first)
+        eager = EagerLauncher(step, inputs, masks)
+        launcher = self._make_launcher(eager, state, num_query=1 + proposer.shape.num_drafts)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
     def _make_layout(
@@ -141,7 +151,7 @@ class Worker:
         layers, backend = target.attention_layers, target.backend
         return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
-    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Callable[[StepRows], Any]:
+    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Step[Any, Any]:
         """What this pipeline stage does of a step."""
         if not self.stage.is_last:
             return StageStep(forward)
@@ -151,15 +161,14 @@ class Worker:
         return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
 
     def _make_launcher(
-        self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int
+        self, eager: EagerLauncher[Any, Any], state: SamplingState, *, num_query: int
     ) -> Launcher[Any]:
         """Graphs on a GPU, unless the user or an attention backend will have none."""
-        eager = EagerLauncher(step, forward.inputs)
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
         if not wanted or num_query > min(model.backend.max_graph_query for model in self.models):
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
-        static = StaticRows(max_rows, num_query, forward.slots.spare, self.device)
+        static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
         return GraphLauncher(eager, static, state, CudaRecorder)
 
     def _kv_budget(self) -> int:
