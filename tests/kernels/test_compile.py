@@ -29,5 +29,5 @@ def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     sizes = [line.split() for line in done.stdout.splitlines()]
-    assert len(sizes) == 37
+    assert len(sizes) >= 37
     assert all(int(size) <= LIMIT for *_, size in sizes), done.stdout
