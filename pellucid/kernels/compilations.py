@@ -52,7 +52,7 @@ class LateCompilations:
     ) -> bool | None:  # fmt: skip
         """A kernel has been compiled."""
         self.num += 1
-        logger.info("compiled in mid-run: %s", repr)
+        logger.info("compiled in mid-run: %s", fn.name)
         if self._next is None:
             return None
         return self._next(

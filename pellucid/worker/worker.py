@@ -42,12 +42,14 @@ from pellucid.worker.graphs import (
 from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
+from pellucid.worker.profiler import DeviceProfiler, Span
 from pellucid.worker.rehearsal import largest_step, rehearsals
 from pellucid.worker.results import NoReader, Pending, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
+IMPORTED = time.time()
 
 
 class Worker:
@@ -98,6 +100,15 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> Pending:
         return self.runner.execute(plan)
+
+    def start_profile(self) -> None:
+        """Note from now on what runs on the device."""
+        self._profiler = DeviceProfiler(self.device)
+        self._profiler.start()
+
+    def stop_profile(self) -> list[Span]:
+        """What has run since."""
+        return self._profiler.stop()
 
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
@@ -218,8 +229,8 @@ class Phases:
 
     def __init__(self) -> None:
         self._ended = time.perf_counter()
-        # Since the process began: in a worker's own process that is importing, and little else.
-        self._said = [f"imports {time.time() - psutil.Process().create_time():.1f} s"]
+        # In a worker's own process little else has happened before.
+        self._said = [f"imports {IMPORTED - psutil.Process().create_time():.1f} s"]
 
     def end(self, name: str) -> None:
         """A phase has ended."""
