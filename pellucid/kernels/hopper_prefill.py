@@ -40,17 +40,25 @@ PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled 
 STAGES = gl.constexpr(2)  # tiles of keys, and of values, on their way or in use
 GROUPS = gl.constexpr(2)
 
+# Triton 3.6 has these under other names than later versions.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
 
 @gluon.jit
-def place(round, num_items, NUM_KV_HEADS: gl.constexpr):
-    """What a program takes in its n-th round: back and forth, so that all get long tiles and short ones."""
-    width, program = gl.num_programs(0), gl.program_id(0)
-    item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
-    return item // NUM_KV_HEADS, item % NUM_KV_HEADS
+def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
+    """Parts [.., PART] as `num` tiles [lines, width]: they lie as the tensor cores expect those of a whole one."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    if HAS_REINTERPRET:
+        return parts.reinterpret(parts.dtype, [num, lines, width], layout)
+    else:
+        return parts._reinterpret(parts.dtype, [num, lines, width], layout)
 
 
 @gluon.jit
 def num_rounds(num_items):
+    """Items of this program."""
     width, program = gl.num_programs(0), gl.program_id(0)
     whole = num_items // width
     last = whole * width + gl.where(whole % 2 == 0, program, width - 1 - program)
@@ -58,15 +66,56 @@ def num_rounds(num_items):
 
 
 @gluon.jit
-def row_of(tile, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, TILE_QUERIES: gl.constexpr):
-    """(row, first query there, one behind the last, the row's first token, keys before it, tokens)."""
+def item_of(
+    round, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS: gl.constexpr, TILE_QUERIES: gl.constexpr
+):  # fmt: skip
+    """What a program takes in a round: back and forth, so that all programs get long tiles and short ones.
+
+    Behind the last round, that of the last one.  Returns (KV head, row, its first token, first query of the
+    tile, one behind its last, keys before the row's queries, tokens of the sequence).
+    """
+    width, program = gl.num_programs(0), gl.program_id(0)
+    round = gl.minimum(round, rounds - 1)
+    item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
+    tile = item // NUM_KV_HEADS
     row = gl.load(tiles_ptr + tile * 2)
     first_query = gl.load(tiles_ptr + tile * 2 + 1)
     first_token = gl.load(cu_seqlens_q_ptr + row)
     num_query = gl.load(cu_seqlens_q_ptr + row + 1) - first_token
     seq_len = gl.load(seq_lens_ptr + row)
     end_query = gl.minimum(first_query + TILE_QUERIES, num_query)
-    return row, first_query, end_query, first_token, seq_len - num_query, seq_len
+    return item % NUM_KV_HEADS, row, first_token, first_query, end_query, seq_len - num_query, seq_len
+
+
+@gluon.jit
+def lines_of(
+    tile, row, kv_head, num_keys, block_table_ptr, block_table_stride,
+    NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+):  # fmt: skip
+    """Where both parts of a tile of keys begin among the lines of the cache.
+
+    Behind the last key there may be no page: its place takes another, which is hidden.
+    """
+    pages = block_table_ptr + row.to(gl.int64) * block_table_stride
+    key = gl.maximum(tile, 0) * KEYS
+    other = gl.minimum(key + PART, (num_keys - 1) // PART * PART)
+    page, other_page = gl.load(pages + key // BLOCK_SIZE), gl.load(pages + other // BLOCK_SIZE)
+    line = (page * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+    return line, (other_page * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + other % BLOCK_SIZE
+
+
+@gluon.jit
+def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr):
+    """Copy a tile of keys or values, once there is room."""
+    SPLITS: gl.constexpr = HEAD_DIM // PART
+    stage, phase = step % STAGES, step // STAGES & 1
+    mbarrier.wait(bars.index(STAGES + stage), phase ^ 1)
+    full = bars.index(stage)
+    mbarrier.expect(full, KEYS * HEAD_DIM * 2)
+    for split in gl.static_range(SPLITS):
+        at = (stage * SPLITS + split) * 2
+        copy_box(lines, [line, split * PART], full, parts.index(at))
+        copy_box(lines, [other, split * PART], full, parts.index(at + 1))
 
 
 @gluon.jit
@@ -78,65 +127,48 @@ def copy_tiles(
     """The copying warp: all tiles of this program, in the order in which they are used."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
-    bytes: gl.constexpr = KEYS * HEAD_DIM * 2
+    VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
+    rounds = num_rounds(num_items)
     step = 0
-    for round in range(num_rounds(num_items)):
-        tile, kv_head = place(round, num_items, NUM_KV_HEADS)
-        row, first_query, end_query, first_token, prefix, seq_len = row_of(
-            tile, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
+    kv_head, row, first_token, first_query, end_query, prefix, _ = item_of(
+        0, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+    )
+    num_tiles = (prefix + end_query + KEYS - 1) // KEYS
+    line, other = lines_of(
+        num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+        NUM_KV_HEADS, BLOCK_SIZE,
+    )  # fmt: skip
+    for round in range(rounds):
+        next_head, next_row, next_token, next_query, next_end, next_prefix, _ = item_of(
+            round + 1, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
         )
         buffer = round % 2
         mbarrier.wait(q_bars.index(2 + buffer), (round // 2 & 1) ^ 1)
         mbarrier.expect(q_bars.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
         for group in gl.static_range(GROUPS):
             for split in gl.static_range(SPLITS):
-                tma.async_copy_global_to_shared(
+                copy_box(
                     queries,
                     [first_token + first_query + group * QUERIES, kv_head * GROUP_SIZE, split * PART],
                     q_bars.index(buffer),
                     q_parts.index((buffer * GROUPS + group) * SPLITS + split),
                 )
-        num_keys = prefix + end_query
-        last_part = (num_keys - 1) // PART
-        pages = block_table_ptr + row.to(gl.int64) * block_table_stride
-        num_tiles = (num_keys + KEYS - 1) // KEYS
-        for i in range(num_tiles):
-            part = (num_tiles - 1 - i) * (KEYS // PART)
-            stage, phase = step % STAGES, (step // STAGES & 1) ^ 1
-            # Behind the last key there may be no page: its place takes any other, and is hidden.
-            other = gl.minimum(part + 1, last_part)
-            line = line_of(part, pages, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
-            other_line = line_of(other, pages, kv_head, NUM_KV_HEADS, BLOCK_SIZE)
-            mbarrier.wait(k_bars.index(STAGES + stage), phase)
-            mbarrier.expect(k_bars.index(stage), bytes)
-            for split in gl.static_range(SPLITS):
-                at = (stage * SPLITS + split) * 2
-                tma.async_copy_global_to_shared(
-                    lines, [line, split * PART], k_bars.index(stage), k_parts.index(at)
-                )
-                tma.async_copy_global_to_shared(
-                    lines, [other_line, split * PART], k_bars.index(stage), k_parts.index(at + 1)
-                )
-            values: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE
-            mbarrier.wait(v_bars.index(STAGES + stage), phase)
-            mbarrier.expect(v_bars.index(stage), bytes)
-            for split in gl.static_range(SPLITS):
-                at = (stage * SPLITS + split) * 2
-                tma.async_copy_global_to_shared(
-                    lines, [line + values, split * PART], v_bars.index(stage), v_parts.index(at)
-                )
-                tma.async_copy_global_to_shared(
-                    lines, [other_line + values, split * PART], v_bars.index(stage), v_parts.index(at + 1)
-                )
+        for tile in range(num_tiles - 1, -1, -1):
+            next_line, next_other = lines_of(
+                tile - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+                NUM_KV_HEADS, BLOCK_SIZE,
+            )  # fmt: skip
+            copy_tile(lines, line, other, k_parts, k_bars, step, HEAD_DIM)
+            copy_tile(lines, line + VALUES, other + VALUES, v_parts, v_bars, step, HEAD_DIM)
+            line, other = next_line, next_other
             step += 1
-
-
-@gluon.jit
-def line_of(part, pages, kv_head, NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Where the keys of a part lie among the lines of the cache."""
-    key = part * PART
-    page = gl.load(pages + key // BLOCK_SIZE)
-    return (page * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        kv_head, row, first_token, first_query = next_head, next_row, next_token, next_query
+        end_query, prefix = next_end, next_prefix
+        num_tiles = (prefix + end_query + KEYS - 1) // KEYS
+        line, other = lines_of(
+            num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+            NUM_KV_HEADS, BLOCK_SIZE,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -159,8 +191,7 @@ def attend(
     stage, phase = step % STAGES, step // STAGES & 1
     before = (step - 1) % STAGES
     mbarrier.wait(k_bars.index(stage), phase)
-    none = gl.zeros([ROWS, KEYS], gl.float32, S)
-    s = warpgroup_mma(q, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+    s = multiply_keys(q, k_tiles.index(stage), S)
     sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_bars.index(STAGES + stage))
@@ -181,45 +212,39 @@ def attend_tiles(
     out_ptr, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, scale, v_scale, out_token_stride, num_items,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
-    """A multiplying group of warps: its half of the queries of all tiles of this program."""
+    """A multiplying group of warps: its half of the queries of all tiles of this program.
+
+    The softmax of a tile's first keys runs while the last values of the tile before are multiplied.
+    """
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    packed = gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    step = 0
-    for round in range(num_rounds(num_items)):
-        tile, kv_head = place(round, num_items, NUM_KV_HEADS)
-        row, first_query, end_query, first_token, prefix, seq_len = row_of(
-            tile, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
+    query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, S)) // GROUP_SIZE
+    rounds = num_rounds(num_items)
+    kv_head, _, first_token, first_query, end_query, prefix, seq_len = item_of(
+        0, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+    )
+    num_tiles = (prefix + end_query + KEYS - 1) // KEYS
+    mbarrier.wait(q_bars.index(0), 0)
+    mbarrier.wait(k_bars.index(0), 0)
+    s = multiply_keys(q_tiles.index(GROUP), k_tiles.index(0), S)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_bars.index(STAGES))
+    weights, maximum, total = begin(s, (num_tiles - 1) * KEYS, prefix + first_query + query, scale, S)
+    weights = gl.convert_layout(weights.to(v_tiles.dtype), OPERAND)
+    mbarrier.wait(v_bars.index(0), 0)
+    clear(v_parts, 0, seq_len - (num_tiles - 1) * KEYS, HEAD_DIM)
+    step = 1
+    for round in range(rounds):
+        next_head, _, next_token, next_query, next_end, next_prefix, next_len = item_of(
+            round + 1, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
         )
-        num_tiles = (prefix + end_query + KEYS - 1) // KEYS
-        first_query += GROUP * QUERIES
-        position = prefix + first_query + packed // GROUP_SIZE
-        num_whole = gl.minimum((prefix + first_query + 1) // KEYS, num_tiles - 1)
-        # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
-        maximum = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, S))
-        total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
+        q = q_tiles.index(round % 2 * GROUPS + GROUP)
+        position = prefix + first_query + query
+        num_whole = gl.minimum((prefix + first_query + GROUP * QUERIES + 1) // KEYS, num_tiles - 1)
         accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, O)
-
-        buffer, q_phase = round % 2, round // 2 & 1
-        q = q_tiles.index(buffer * GROUPS + GROUP)
-        stage, phase = step % STAGES, step // STAGES & 1
-        mbarrier.wait(q_bars.index(buffer), q_phase)
-        mbarrier.wait(k_bars.index(stage), phase)
-        none = gl.zeros([ROWS, KEYS], gl.float32, S)
-        s = warpgroup_mma(q, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_bars.index(STAGES + stage))
         start = (num_tiles - 1) * KEYS
-        key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
-        fresh, maximum, total, shrink = fold(s, maximum, total, scale, key, position, True)
-        weights = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
-        mbarrier.wait(v_bars.index(stage), phase)
-        if start + KEYS > seq_len:
-            clear(v_parts, stage, seq_len - start, HEAD_DIM)
-
-        step += 1
         for i in range(num_tiles - 1 - num_whole):
             start -= KEYS
             weights, accumulator, maximum, total = attend(
@@ -235,18 +260,68 @@ def attend_tiles(
             )  # fmt: skip
             step += 1
 
-        mbarrier.arrive(q_bars.index(2 + buffer))
-        stage = (step - 1) % STAGES
-        sum = warpgroup_mma(weights, v_tiles.index(stage), accumulator, is_async=True)
-        total = gl.convert_layout(v_scale / total, gl.SliceLayout(1, O))
+        # Where there is no next tile, what follows for it works on what happens to be there, for nobody.
+        more = round + 1 < rounds
+        buffer = (round + 1) % 2
+        stage, phase, before = step % STAGES, step // STAGES & 1, (step - 1) % STAGES
+        mbarrier.wait(q_bars.index(buffer), (round + 1) // 2 & 1, pred=more)
+        mbarrier.wait(k_bars.index(stage), phase, pred=more)
+        s = multiply_keys(q_tiles.index(buffer * GROUPS + GROUP), k_tiles.index(stage), S)
+        sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])
+        mbarrier.arrive(k_bars.index(STAGES + stage), pred=more)
+        num_tiles = (next_prefix + next_end + KEYS - 1) // KEYS
+        start = (num_tiles - 1) * KEYS
+        factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, O))
+        fresh, maximum, total = begin(s, start, next_prefix + next_query + query, scale, S)
+        fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
+        mbarrier.wait(v_bars.index(stage), phase, pred=more)
         accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
-        mbarrier.arrive(v_bars.index(STAGES + stage))
-        result = (accumulator * total[:, None]).to(out_ptr.dtype.element_ty)
-        lane = gl.arange(0, ROWS, gl.SliceLayout(1, O))
-        query, head = first_query + lane // GROUP_SIZE, kv_head * GROUP_SIZE + lane % GROUP_SIZE
-        at = (first_token + query).to(gl.int64) * out_token_stride + head * HEAD_DIM
-        dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, O))
-        gl.store(out_ptr + at[:, None] + dim[None, :], result, mask=(query < end_query)[:, None])
+        mbarrier.arrive(v_bars.index(STAGES + before))
+        if more:
+            clear(v_parts, stage, next_len - start, HEAD_DIM)
+        weights = fresh
+        put(
+            (accumulator * factor[:, None]).to(out_ptr.dtype.element_ty), q, out_ptr, out_token_stride,
+            first_token, first_query + GROUP * QUERIES, end_query, kv_head, GROUP_SIZE, HEAD_DIM,
+        )  # fmt: skip
+        mbarrier.arrive(q_bars.index(2 + round % 2))
+        kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
+        prefix, seq_len = next_prefix, next_len
+        step += 1
+
+
+@gluon.jit
+def multiply_keys(q, keys, S: gl.constexpr):
+    none = gl.zeros([ROWS, KEYS], gl.float32, S)
+    return warpgroup_mma(q, keys.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def begin(s, start, position, scale, S: gl.constexpr):
+    """Weights of a row's newest keys, their maximum and sum."""
+    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
+    maximum = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, S))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
+    key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
+    weights, maximum, total, _ = fold(s, maximum, total, scale, key, position, True)
+    return weights, maximum, total
+
+
+@gluon.jit
+def put(
+    result, room, out_ptr, out_token_stride, first_token, first_query, end_query, kv_head,
+    GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Write a tile's result, by way of shared memory, for whole lines.  room: where its queries were."""
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    room.store(result)
+    packed = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))
+    query, head = first_query + packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
+    at = (first_token + query).to(gl.int64) * out_token_stride + head * HEAD_DIM
+    dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, WIDE))
+    gl.store(out_ptr + at[:, None] + dim[None, :], room.load(WIDE), mask=(query < end_query)[:, None])
+    fence_async_shared()
 
 
 @gluon.jit
@@ -257,14 +332,16 @@ def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
     """
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     SPLITS: gl.constexpr = HEAD_DIM // PART
-    for split in gl.static_range(SPLITS):
+    if num_keys < KEYS:
         for half in gl.static_range(2):
-            part = v_parts.index((stage * SPLITS + split) * 2 + half)
             key = half * PART + gl.arange(0, PART, gl.SliceLayout(1, BLOCKED))
-            v = part.load(BLOCKED)
-            part.store(gl.where((key < num_keys)[:, None], v, gl.zeros_like(v)))
-    fence_async_shared()
-    gl.thread_barrier()
+            if num_keys < (half + 1) * PART:
+                for split in gl.static_range(SPLITS):
+                    part = v_parts.index((stage * SPLITS + split) * 2 + half)
+                    v = part.load(BLOCKED)
+                    part.store(gl.where((key < num_keys)[:, None], v, gl.zeros_like(v)))
+        fence_async_shared()
+        barrier()
 
 
 STEADY = ["block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"]
@@ -299,10 +376,9 @@ def hopper_prefill_kernel(
     )
     k_parts = gl.allocate_shared_memory(dtype, [STAGES * SPLITS * 2, PART, PART], lines.layout)
     v_parts = gl.allocate_shared_memory(dtype, [STAGES * SPLITS * 2, PART, PART], lines.layout)
-    # Parts of a tile lie as the tensor cores expect the lines of a whole one.
-    q_tiles = q_parts._reinterpret(dtype, [2 * GROUPS, ROWS, HEAD_DIM], lines.layout)
-    k_tiles = k_parts._reinterpret(dtype, [STAGES, KEYS, HEAD_DIM], lines.layout)
-    v_tiles = v_parts._reinterpret(dtype, [STAGES, KEYS, HEAD_DIM], lines.layout)
+    q_tiles = seen_as(q_parts, 2 * GROUPS, ROWS, HEAD_DIM)
+    k_tiles = seen_as(k_parts, STAGES, KEYS, HEAD_DIM)
+    v_tiles = seen_as(v_parts, STAGES, KEYS, HEAD_DIM)
     # First those that say "full", then those that say "empty".
     q_bars = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     k_bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
@@ -346,6 +422,21 @@ def hopper_prefill_kernel(
         ],
         [4, 1],
         [232, 40],
+    )
+
+
+def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
+    """Whether this kernel can attend with q [T, N, H] over this cache, without a window."""
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    return (
+        is_hopper(q.device)
+        and rows.tree is None
+        and q.dtype == kv_cache.dtype
+        and q.itemsize == 2
+        and head_dim in (64, 128)
+        and block_size % PART.value == 0
+        and ROWS.value % (q.shape[1] // num_kv_heads) == 0
+        and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
 
 
@@ -396,3 +487,8 @@ def boxes_of(x: Tensor, box: list[int]) -> TensorDescriptor:
 @cache
 def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

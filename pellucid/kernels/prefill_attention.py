@@ -26,6 +26,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
     PagedRows,
@@ -82,6 +84,9 @@ def prefill_attention(
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
     if tiles.shape[0] == 0:
         return out
+    if window is None and hopper_takes(q, kv_cache, rows):
+        scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
+        return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
     dim_padded = triton.next_power_of_2(head_dim)
     tile = keys_per_tile(block_size, q.dtype)
@@ -114,6 +119,7 @@ def prefill_attention(
         TREE=rows.tree is not None,
         num_warps=4 if q.itemsize == 2 and dim_padded <= 128 else 8,
         num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+        **dependent(),
     )
     return out
 
@@ -134,7 +140,15 @@ def has_tma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@triton.jit
+# Views of step tensors, whose alignment changes with the rows before them: not a variant of the kernel each.
+STEP_POINTERS = ["tiles_ptr", "block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr"] + [
+    "positions_ptr",
+    "ancestors_ptr",
+    "first_drafts_ptr",
+]
+
+
+@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=STEP_POINTERS)
 def prefill_kernel(
     q_ptr,
     cache_ptr,
@@ -163,8 +177,11 @@ def prefill_kernel(
     TILE_QUERIES: tl.constexpr,
     M: tl.constexpr,
     TREE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a tile of queries and KV head."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + tile * 2).to(tl.int64)
     first_query = tl.load(tiles_ptr + tile * 2 + 1)
