@@ -37,7 +37,8 @@ from pellucid.kernels.paged_attention import PagedRows
 ROWS = gl.constexpr(64)  # packed rows of a group of warps: queries times heads
 KEYS = gl.constexpr(128)  # of a tile
 PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled lines of 128 bytes hold
-STAGES = gl.constexpr(2)  # tiles of keys, and of values, on their way or in use
+K_STAGES = gl.constexpr(2)  # tiles of keys on their way or in use
+V_STAGES = gl.constexpr(3)  # tiles of values: each is in use for longer
 GROUPS = gl.constexpr(2)
 
 # Triton 3.6 has these under other names than later versions.
@@ -66,25 +67,25 @@ def num_rounds(num_items):
 
 
 @gluon.jit
-def item_of(
-    round, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS: gl.constexpr, TILE_QUERIES: gl.constexpr
-):  # fmt: skip
+def item_of(round, rounds, tiles_ptr, NUM_KV_HEADS: gl.constexpr):
     """What a program takes in a round: back and forth, so that all programs get long tiles and short ones.
 
-    Behind the last round, that of the last one.  Returns (KV head, row, its first token, first query of the
-    tile, one behind its last, keys before the row's queries, tokens of the sequence).
+    Behind the last round, that of the last one.  Returns (KV head, row, first query of the tile).
     """
     width, program = gl.num_programs(0), gl.program_id(0)
     round = gl.minimum(round, rounds - 1)
     item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
     tile = item // NUM_KV_HEADS
-    row = gl.load(tiles_ptr + tile * 2)
-    first_query = gl.load(tiles_ptr + tile * 2 + 1)
+    return item % NUM_KV_HEADS, gl.load(tiles_ptr + tile * 2), gl.load(tiles_ptr + tile * 2 + 1)
+
+
+@gluon.jit
+def row_of(row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, TILE_QUERIES: gl.constexpr):
+    """(first token of the row, one behind the tile's last query, keys before the row's queries, tokens)."""
     first_token = gl.load(cu_seqlens_q_ptr + row)
     num_query = gl.load(cu_seqlens_q_ptr + row + 1) - first_token
     seq_len = gl.load(seq_lens_ptr + row)
-    end_query = gl.minimum(first_query + TILE_QUERIES, num_query)
-    return item % NUM_KV_HEADS, row, first_token, first_query, end_query, seq_len - num_query, seq_len
+    return first_token, gl.minimum(first_query + TILE_QUERIES, num_query), seq_len - num_query, seq_len
 
 
 @gluon.jit
@@ -105,7 +106,7 @@ def lines_of(
 
 
 @gluon.jit
-def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr):
+def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
     """Copy a tile of keys or values, once there is room."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
     stage, phase = step % STAGES, step // STAGES & 1
@@ -130,8 +131,11 @@ def copy_tiles(
     VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
     rounds = num_rounds(num_items)
     step = 0
-    kv_head, row, first_token, first_query, end_query, prefix, _ = item_of(
-        0, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+    # Loads run ahead, since nothing else hides them: the next item's are on their way, and its next's tile.
+    kv_head, row, first_query = item_of(0, rounds, tiles_ptr, NUM_KV_HEADS)
+    next_head, next_row, next_query = item_of(1, rounds, tiles_ptr, NUM_KV_HEADS)
+    first_token, end_query, prefix, _ = row_of(
+        row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
     )
     num_tiles = (prefix + end_query + KEYS - 1) // KEYS
     line, other = lines_of(
@@ -139,9 +143,10 @@ def copy_tiles(
         NUM_KV_HEADS, BLOCK_SIZE,
     )  # fmt: skip
     for round in range(rounds):
-        next_head, next_row, next_token, next_query, next_end, next_prefix, _ = item_of(
-            round + 1, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+        next_token, next_end, next_prefix, _ = row_of(
+            next_row, next_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
         )
+        later_head, later_row, later_query = item_of(round + 2, rounds, tiles_ptr, NUM_KV_HEADS)
         buffer = round % 2
         mbarrier.wait(q_bars.index(2 + buffer), (round // 2 & 1) ^ 1)
         mbarrier.expect(q_bars.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
@@ -158,12 +163,13 @@ def copy_tiles(
                 tile - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
                 NUM_KV_HEADS, BLOCK_SIZE,
             )  # fmt: skip
-            copy_tile(lines, line, other, k_parts, k_bars, step, HEAD_DIM)
-            copy_tile(lines, line + VALUES, other + VALUES, v_parts, v_bars, step, HEAD_DIM)
+            copy_tile(lines, line, other, k_parts, k_bars, step, HEAD_DIM, K_STAGES)
+            copy_tile(lines, line + VALUES, other + VALUES, v_parts, v_bars, step, HEAD_DIM, V_STAGES)
             line, other = next_line, next_other
             step += 1
         kv_head, row, first_token, first_query = next_head, next_row, next_token, next_query
         end_query, prefix = next_end, next_prefix
+        next_head, next_row, next_query = later_head, later_row, later_query
         num_tiles = (prefix + end_query + KEYS - 1) // KEYS
         line, other = lines_of(
             num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
@@ -188,20 +194,20 @@ def attend(
     MASKED: gl.constexpr, S: gl.constexpr, O: gl.constexpr, OPERAND: gl.constexpr,
 ):  # fmt: skip
     """Multiply this tile's keys, then the values of the tile before, and take the softmax meanwhile."""
-    stage, phase = step % STAGES, step // STAGES & 1
-    before = (step - 1) % STAGES
+    stage, phase = step % K_STAGES, step // K_STAGES & 1
+    before = (step - 1) % V_STAGES
     mbarrier.wait(k_bars.index(stage), phase)
     s = multiply_keys(q, k_tiles.index(stage), S)
     sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_bars.index(STAGES + stage))
+    mbarrier.arrive(k_bars.index(K_STAGES + stage))
     key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
     fresh, maximum, total, shrink = fold(s, maximum, total, scale, key, position, MASKED)
     fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
     # For the step after this one; here, since across it no compiler moves the wait for the product.
-    mbarrier.wait(v_bars.index(stage), phase)
+    mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1)
     accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
-    mbarrier.arrive(v_bars.index(STAGES + before))
+    mbarrier.arrive(v_bars.index(V_STAGES + before))
     accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
     return fresh, accumulator, maximum, total
 
@@ -220,26 +226,30 @@ def attend_tiles(
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, S)) // GROUP_SIZE
     rounds = num_rounds(num_items)
-    kv_head, _, first_token, first_query, end_query, prefix, seq_len = item_of(
-        0, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+    kv_head, row, first_query = item_of(0, rounds, tiles_ptr, NUM_KV_HEADS)
+    next_head, next_row, next_query = item_of(1, rounds, tiles_ptr, NUM_KV_HEADS)
+    first_token, end_query, prefix, seq_len = row_of(
+        row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
     )
     num_tiles = (prefix + end_query + KEYS - 1) // KEYS
     mbarrier.wait(q_bars.index(0), 0)
     mbarrier.wait(k_bars.index(0), 0)
     s = multiply_keys(q_tiles.index(GROUP), k_tiles.index(0), S)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_bars.index(STAGES))
+    mbarrier.arrive(k_bars.index(K_STAGES))
     weights, maximum, total = begin(s, (num_tiles - 1) * KEYS, prefix + first_query + query, scale, S)
     weights = gl.convert_layout(weights.to(v_tiles.dtype), OPERAND)
     mbarrier.wait(v_bars.index(0), 0)
     clear(v_parts, 0, seq_len - (num_tiles - 1) * KEYS, HEAD_DIM)
     step = 1
     for round in range(rounds):
-        next_head, _, next_token, next_query, next_end, next_prefix, next_len = item_of(
-            round + 1, rounds, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, NUM_KV_HEADS, QUERIES * GROUPS
+        next_token, next_end, next_prefix, next_len = row_of(
+            next_row, next_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
         )
+        later_head, next_row, later_query = item_of(round + 2, rounds, tiles_ptr, NUM_KV_HEADS)
         q = q_tiles.index(round % 2 * GROUPS + GROUP)
         position = prefix + first_query + query
         num_whole = gl.minimum((prefix + first_query + GROUP * QUERIES + 1) // KEYS, num_tiles - 1)
@@ -263,31 +273,36 @@ def attend_tiles(
         # Where there is no next tile, what follows for it works on what happens to be there, for nobody.
         more = round + 1 < rounds
         buffer = (round + 1) % 2
-        stage, phase, before = step % STAGES, step // STAGES & 1, (step - 1) % STAGES
+        stage, phase, before = step % K_STAGES, step // K_STAGES & 1, (step - 1) % V_STAGES
         mbarrier.wait(q_bars.index(buffer), (round + 1) // 2 & 1, pred=more)
         mbarrier.wait(k_bars.index(stage), phase, pred=more)
         s = multiply_keys(q_tiles.index(buffer * GROUPS + GROUP), k_tiles.index(stage), S)
         sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
-        mbarrier.arrive(k_bars.index(STAGES + stage), pred=more)
+        mbarrier.arrive(k_bars.index(K_STAGES + stage), pred=more)
         num_tiles = (next_prefix + next_end + KEYS - 1) // KEYS
         start = (num_tiles - 1) * KEYS
         factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, O))
         fresh, maximum, total = begin(s, start, next_prefix + next_query + query, scale, S)
         fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
-        mbarrier.wait(v_bars.index(stage), phase, pred=more)
+        mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1, pred=more)
         accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
-        mbarrier.arrive(v_bars.index(STAGES + before))
+        mbarrier.arrive(v_bars.index(V_STAGES + before))
         if more:
-            clear(v_parts, stage, next_len - start, HEAD_DIM)
+            clear(v_parts, step % V_STAGES, next_len - start, HEAD_DIM)
         weights = fresh
-        put(
-            (accumulator * factor[:, None]).to(out_ptr.dtype.element_ty), q, out_ptr, out_token_stride,
-            first_token, first_query + GROUP * QUERIES, end_query, kv_head, GROUP_SIZE, HEAD_DIM,
-        )  # fmt: skip
+        # By way of where its queries were, for stores of whole lines.
+        q.store((accumulator * factor[:, None]).to(q.dtype))
+        result = q.load(WIDE)
+        fence_async_shared()
         mbarrier.arrive(q_bars.index(2 + round % 2))
+        packed = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))
+        row_query, head = first_query + GROUP * QUERIES + packed // GROUP_SIZE, packed % GROUP_SIZE
+        at = (first_token + row_query).to(gl.int64) * out_token_stride + (kv_head * GROUP_SIZE + head) * HEAD_DIM
+        dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, WIDE))
+        gl.store(out_ptr + at[:, None] + dim[None, :], result, mask=(row_query < end_query)[:, None])
         kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
-        prefix, seq_len = next_prefix, next_len
+        prefix, seq_len, next_head, next_query = next_prefix, next_len, later_head, later_query
         step += 1
 
 
@@ -306,22 +321,6 @@ def begin(s, start, position, scale, S: gl.constexpr):
     key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
     weights, maximum, total, _ = fold(s, maximum, total, scale, key, position, True)
     return weights, maximum, total
-
-
-@gluon.jit
-def put(
-    result, room, out_ptr, out_token_stride, first_token, first_query, end_query, kv_head,
-    GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
-):  # fmt: skip
-    """Write a tile's result, by way of shared memory, for whole lines.  room: where its queries were."""
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    room.store(result)
-    packed = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))
-    query, head = first_query + packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
-    at = (first_token + query).to(gl.int64) * out_token_stride + head * HEAD_DIM
-    dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, WIDE))
-    gl.store(out_ptr + at[:, None] + dim[None, :], room.load(WIDE), mask=(query < end_query)[:, None])
-    fence_async_shared()
 
 
 @gluon.jit
@@ -374,23 +373,24 @@ def hopper_prefill_kernel(
     q_parts = gl.allocate_shared_memory(
         dtype, [2 * GROUPS * SPLITS, ROWS // GROUP_SIZE, GROUP_SIZE, PART], queries.layout
     )
-    k_parts = gl.allocate_shared_memory(dtype, [STAGES * SPLITS * 2, PART, PART], lines.layout)
-    v_parts = gl.allocate_shared_memory(dtype, [STAGES * SPLITS * 2, PART, PART], lines.layout)
+    k_parts = gl.allocate_shared_memory(dtype, [K_STAGES * SPLITS * 2, PART, PART], lines.layout)
+    v_parts = gl.allocate_shared_memory(dtype, [V_STAGES * SPLITS * 2, PART, PART], lines.layout)
     q_tiles = seen_as(q_parts, 2 * GROUPS, ROWS, HEAD_DIM)
-    k_tiles = seen_as(k_parts, STAGES, KEYS, HEAD_DIM)
-    v_tiles = seen_as(v_parts, STAGES, KEYS, HEAD_DIM)
+    k_tiles = seen_as(k_parts, K_STAGES, KEYS, HEAD_DIM)
+    v_tiles = seen_as(v_parts, V_STAGES, KEYS, HEAD_DIM)
     # First those that say "full", then those that say "empty".
     q_bars = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    k_bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
-    v_bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    k_bars = gl.allocate_shared_memory(gl.int64, [2 * K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_bars = gl.allocate_shared_memory(gl.int64, [2 * V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_bars.index(i), count=1)
         mbarrier.init(q_bars.index(2 + i), count=GROUPS)
-    for i in gl.static_range(STAGES):
+    for i in gl.static_range(K_STAGES):
         mbarrier.init(k_bars.index(i), count=1)
+        mbarrier.init(k_bars.index(K_STAGES + i), count=GROUPS)
+    for i in gl.static_range(V_STAGES):
         mbarrier.init(v_bars.index(i), count=1)
-        mbarrier.init(k_bars.index(STAGES + i), count=GROUPS)
-        mbarrier.init(v_bars.index(STAGES + i), count=GROUPS)
+        mbarrier.init(v_bars.index(V_STAGES + i), count=GROUPS)
     fence_async_shared()
     wait(DEPENDENT)
     gl.warp_specialize(

@@ -40,6 +40,7 @@ from pellucid.kernels.paged_attention import (
 )
 
 PACKED_ROWS = 128  # of a tile: queries times heads
+KEYS_ALIKE = 128  # tiles whose numbers of keys differ by less count as equally long
 
 prefill_attention_ref = paged_attention_ref
 
@@ -50,15 +51,25 @@ def queries_per_tile(group_size: int) -> int:
 
 
 def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
-    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first.
-
-    Late queries of a row see most keys: to start with them evens out the end of the kernel.
-    """
+    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, a row's late ones first."""
     tiles = [
-        (row, start) for row, length in enumerate(query_lens) for start in range(0, length, tile_queries)
+        (row, start)
+        for row, length in enumerate(query_lens)
+        for start in reversed(range(0, length, tile_queries))
     ]
-    tiles.sort(key=lambda tile: -tile[1])
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
+
+
+def longest_first(tiles: Tensor, rows: PagedRows) -> Tensor:
+    """Sort tiles [num_tiles, 2] on the device by the keys they see, which evens out the end of the kernel.
+
+    Tiles of a row that see about as many stay together, and find their keys in the L2 cache.
+    """
+    row, first_query = tiles.unbind(1)
+    num_query = rows.cu_seqlens_q.diff()
+    num_keys = (rows.seq_lens - num_query)[row] + first_query
+    order = torch.argsort(num_keys // KEYS_ALIKE, descending=True, stable=True)
+    return tiles[order]
 
 
 def prefill_attention(
