@@ -1,15 +1,19 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: PLR0913, PLR0915, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportOptionalCall=false
 """Causal attention of prompt chunks on Hopper GPUs: copies, products and softmax each at their own pace.
 
-Twelve warps a program, one program a multiprocessor.  One warp copies queries and pages of keys and values by
+Nine warps a program, one program a multiprocessor.  One warp copies queries and pages of keys and values by
 the TMA unit, as far ahead as there is room.  Two groups of four warps multiply, each with queries of its own
 and both with the same keys: while one takes its softmax the other has the tensor cores, and a group's own
-softmax, too, runs while its product before that is still at work.  Programs go on to the next tile of queries
-until there are none, so that the copies for a tile run while the one before it ends.
+softmax, too, runs while its product with the values before is still at work.  Programs go from item to item,
+a tile of queries and a KV head each, so that what an item needs is copied while the one before it ends.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
+
+Reaches on an H200, bfloat16, head dim 128, 16 heads on 8: 633 TFLOP/s for a prompt of 8,192 tokens, 505 for
+four of 2,048, 284 for sixteen of 512, 586 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
@@ -42,14 +46,14 @@ V_STAGES = gl.constexpr(3)  # tiles of values: each is in use for longer
 GROUPS = gl.constexpr(2)
 
 # Triton 3.6 has these under other names than later versions.
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
 copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 @gluon.jit
 def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
-    """Parts [.., PART] as `num` tiles [lines, width]: they lie as the tensor cores expect those of a whole one."""
+    """Parts as `num` tiles [lines, width], which parts make up as the tensor cores expect a tile to lie."""
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     if HAS_REINTERPRET:
         return parts.reinterpret(parts.dtype, [num, lines, width], layout)
@@ -58,8 +62,9 @@ def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
 
 
 @gluon.jit
-def num_rounds(num_items):
+def num_rounds(batch):
     """Items of this program."""
+    _, _, _, num_items = batch
     width, program = gl.num_programs(0), gl.program_id(0)
     whole = num_items // width
     last = whole * width + gl.where(whole % 2 == 0, program, width - 1 - program)
@@ -67,11 +72,12 @@ def num_rounds(num_items):
 
 
 @gluon.jit
-def item_of(round, rounds, tiles_ptr, NUM_KV_HEADS: gl.constexpr):
+def item_of(round, rounds, batch, NUM_KV_HEADS: gl.constexpr):
     """What a program takes in a round: back and forth, so that all programs get long tiles and short ones.
 
     Behind the last round, that of the last one.  Returns (KV head, row, first query of the tile).
     """
+    tiles_ptr, _, _, _ = batch
     width, program = gl.num_programs(0), gl.program_id(0)
     round = gl.minimum(round, rounds - 1)
     item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
@@ -80,8 +86,9 @@ def item_of(round, rounds, tiles_ptr, NUM_KV_HEADS: gl.constexpr):
 
 
 @gluon.jit
-def row_of(row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, TILE_QUERIES: gl.constexpr):
+def row_of(row, first_query, batch, TILE_QUERIES: gl.constexpr):
     """(first token of the row, one behind the tile's last query, keys before the row's queries, tokens)."""
+    _, seq_lens_ptr, cu_seqlens_q_ptr, _ = batch
     first_token = gl.load(cu_seqlens_q_ptr + row)
     num_query = gl.load(cu_seqlens_q_ptr + row + 1) - first_token
     seq_len = gl.load(seq_lens_ptr + row)
@@ -121,32 +128,29 @@ def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STA
 
 @gluon.jit
 def copy_tiles(
-    queries, lines, q_parts, k_parts, v_parts, q_bars, k_bars, v_bars,
-    tiles_ptr, block_table_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_stride, num_items,
+    parts, bars, batch, queries, lines, block_table_ptr, block_table_stride,
     NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: all tiles of this program, in the order in which they are used."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
     VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
-    rounds = num_rounds(num_items)
+    q_parts, k_parts, v_parts = parts
+    q_bars, k_bars, v_bars = bars
+    rounds = num_rounds(batch)
     step = 0
-    # Loads run ahead, since nothing else hides them: the next item's are on their way, and its next's tile.
-    kv_head, row, first_query = item_of(0, rounds, tiles_ptr, NUM_KV_HEADS)
-    next_head, next_row, next_query = item_of(1, rounds, tiles_ptr, NUM_KV_HEADS)
-    first_token, end_query, prefix, _ = row_of(
-        row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
-    )
+    # Loads run ahead, since nothing else hides them: the next item's row, and the item after that.
+    kv_head, row, first_query = item_of(0, rounds, batch, NUM_KV_HEADS)
+    next_head, next_row, next_query = item_of(1, rounds, batch, NUM_KV_HEADS)
+    first_token, end_query, prefix, _ = row_of(row, first_query, batch, QUERIES * GROUPS)
     num_tiles = (prefix + end_query + KEYS - 1) // KEYS
     line, other = lines_of(
         num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
         NUM_KV_HEADS, BLOCK_SIZE,
     )  # fmt: skip
     for round in range(rounds):
-        next_token, next_end, next_prefix, _ = row_of(
-            next_row, next_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
-        )
-        later_head, later_row, later_query = item_of(round + 2, rounds, tiles_ptr, NUM_KV_HEADS)
+        next_token, next_end, next_prefix, _ = row_of(next_row, next_query, batch, QUERIES * GROUPS)
+        later_head, later_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
         buffer = round % 2
         mbarrier.wait(q_bars.index(2 + buffer), (round // 2 & 1) ^ 1)
         mbarrier.expect(q_bars.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
@@ -178,9 +182,17 @@ def copy_tiles(
 
 
 @gluon.jit
-def fold(s, maximum, total, scale, key, position, MASKED: gl.constexpr):
+def multiply_keys(q, keys, SCORES: gl.constexpr):
+    """Start q times keys.  Returns what will be the scores [ROWS, KEYS]."""
+    none = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
+    return warpgroup_mma(q, keys.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def fold(s, maximum, total, scale, start, position, MASKED: gl.constexpr, SCORES: gl.constexpr):
     """Scores into weights.  Returns (weights, maximum, total, by what to shrink what was summed before)."""
     if MASKED:
+        key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
         s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
     higher = gl.maximum(maximum, gl.max(s, 1))
     shrink = gl.exp2((maximum - higher) * scale)
@@ -189,101 +201,108 @@ def fold(s, maximum, total, scale, key, position, MASKED: gl.constexpr):
 
 
 @gluon.jit
+def begin(s, scale, start, position, SCORES: gl.constexpr):
+    """Weights of a row's newest keys, their maximum and sum."""
+    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
+    maximum = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, SCORES))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+    weights, maximum, total, _ = fold(s, maximum, total, scale, start, position, True, SCORES)
+    return weights, maximum, total
+
+
+@gluon.jit
 def attend(
-    q, k_tiles, v_tiles, k_bars, v_bars, weights, accumulator, maximum, total, scale, start, step, position,
-    MASKED: gl.constexpr, S: gl.constexpr, O: gl.constexpr, OPERAND: gl.constexpr,
+    q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
+    MASKED: gl.constexpr, SCORES: gl.constexpr, RESULT: gl.constexpr, OPERAND: gl.constexpr,
 ):  # fmt: skip
     """Multiply this tile's keys, then the values of the tile before, and take the softmax meanwhile."""
-    stage, phase = step % K_STAGES, step // K_STAGES & 1
-    before = (step - 1) % V_STAGES
-    mbarrier.wait(k_bars.index(stage), phase)
-    s = multiply_keys(q, k_tiles.index(stage), S)
+    _, k_tiles, v_tiles = tiles
+    _, k_bars, v_bars = bars
+    stage, before = step % K_STAGES, (step - 1) % V_STAGES
+    mbarrier.wait(k_bars.index(stage), step // K_STAGES & 1)
+    s = multiply_keys(q, k_tiles.index(stage), SCORES)
     sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_bars.index(K_STAGES + stage))
-    key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
-    fresh, maximum, total, shrink = fold(s, maximum, total, scale, key, position, MASKED)
+    fresh, maximum, total, shrink = fold(s, maximum, total, scale, start, position, MASKED, SCORES)
     fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
-    # For the step after this one; here, since across it no compiler moves the wait for the product.
+    # For the next step; here, since the compiler moves no softmax across it, behind the wait for the sum.
     mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1)
     accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
     mbarrier.arrive(v_bars.index(V_STAGES + before))
-    accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
+    accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
     return fresh, accumulator, maximum, total
 
 
 @gluon.jit
 def attend_tiles(
-    q_tiles, k_tiles, v_tiles, v_parts, q_bars, k_bars, v_bars,
-    out_ptr, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, scale, v_scale, out_token_stride, num_items,
+    tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its half of the queries of all tiles of this program.
 
-    The softmax of a tile's first keys runs while the last values of the tile before are multiplied.
+    The softmax of an item's first keys runs while the last values of the item before are multiplied.
     """
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, S)) // GROUP_SIZE
-    rounds = num_rounds(num_items)
-    kv_head, row, first_query = item_of(0, rounds, tiles_ptr, NUM_KV_HEADS)
-    next_head, next_row, next_query = item_of(1, rounds, tiles_ptr, NUM_KV_HEADS)
-    first_token, end_query, prefix, seq_len = row_of(
-        row, first_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
-    )
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    q_tiles, k_tiles, v_tiles = tiles
+    q_bars, k_bars, v_bars = bars
+    query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP_SIZE
+    rounds = num_rounds(batch)
+    kv_head, row, first_query = item_of(0, rounds, batch, NUM_KV_HEADS)
+    next_head, next_row, next_query = item_of(1, rounds, batch, NUM_KV_HEADS)
+    first_token, end_query, prefix, seq_len = row_of(row, first_query, batch, QUERIES * GROUPS)
     num_tiles = (prefix + end_query + KEYS - 1) // KEYS
     mbarrier.wait(q_bars.index(0), 0)
     mbarrier.wait(k_bars.index(0), 0)
-    s = multiply_keys(q_tiles.index(GROUP), k_tiles.index(0), S)
+    s = multiply_keys(q_tiles.index(GROUP), k_tiles.index(0), SCORES)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_bars.index(K_STAGES))
-    weights, maximum, total = begin(s, (num_tiles - 1) * KEYS, prefix + first_query + query, scale, S)
+    start = (num_tiles - 1) * KEYS
+    weights, maximum, total = begin(s, scale, start, prefix + first_query + query, SCORES)
     weights = gl.convert_layout(weights.to(v_tiles.dtype), OPERAND)
     mbarrier.wait(v_bars.index(0), 0)
-    clear(v_parts, 0, seq_len - (num_tiles - 1) * KEYS, HEAD_DIM)
+    clear(v_parts, 0, seq_len - start, HEAD_DIM)
     step = 1
     for round in range(rounds):
-        next_token, next_end, next_prefix, next_len = row_of(
-            next_row, next_query, seq_lens_ptr, cu_seqlens_q_ptr, QUERIES * GROUPS
-        )
-        later_head, next_row, later_query = item_of(round + 2, rounds, tiles_ptr, NUM_KV_HEADS)
+        next_token, next_end, next_prefix, next_len = row_of(next_row, next_query, batch, QUERIES * GROUPS)
+        later_head, next_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
         q = q_tiles.index(round % 2 * GROUPS + GROUP)
         position = prefix + first_query + query
         num_whole = gl.minimum((prefix + first_query + GROUP * QUERIES + 1) // KEYS, num_tiles - 1)
-        accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, O)
         start = (num_tiles - 1) * KEYS
-        for i in range(num_tiles - 1 - num_whole):
+        accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
+        for _ in range(num_tiles - 1 - num_whole):
             start -= KEYS
             weights, accumulator, maximum, total = attend(
-                q, k_tiles, v_tiles, k_bars, v_bars, weights, accumulator, maximum, total, scale, start,
-                step, position, True, S, O, OPERAND,
+                q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
+                True, SCORES, RESULT, OPERAND,
             )  # fmt: skip
             step += 1
-        for i in range(num_whole):
+        for _ in range(num_whole):
             start -= KEYS
             weights, accumulator, maximum, total = attend(
-                q, k_tiles, v_tiles, k_bars, v_bars, weights, accumulator, maximum, total, scale, start,
-                step, position, False, S, O, OPERAND,
+                q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
+                False, SCORES, RESULT, OPERAND,
             )  # fmt: skip
             step += 1
 
-        # Where there is no next tile, what follows for it works on what happens to be there, for nobody.
+        # Where there is no next item, what is done for it works on what happens to be there, for nobody.
         more = round + 1 < rounds
-        buffer = (round + 1) % 2
-        stage, phase, before = step % K_STAGES, step // K_STAGES & 1, (step - 1) % V_STAGES
+        buffer, stage, before = (round + 1) % 2, step % K_STAGES, (step - 1) % V_STAGES
         mbarrier.wait(q_bars.index(buffer), (round + 1) // 2 & 1, pred=more)
-        mbarrier.wait(k_bars.index(stage), phase, pred=more)
-        s = multiply_keys(q_tiles.index(buffer * GROUPS + GROUP), k_tiles.index(stage), S)
+        mbarrier.wait(k_bars.index(stage), step // K_STAGES & 1, pred=more)
+        s = multiply_keys(q_tiles.index(buffer * GROUPS + GROUP), k_tiles.index(stage), SCORES)
         sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_bars.index(K_STAGES + stage), pred=more)
         num_tiles = (next_prefix + next_end + KEYS - 1) // KEYS
         start = (num_tiles - 1) * KEYS
-        factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, O))
-        fresh, maximum, total = begin(s, start, next_prefix + next_query + query, scale, S)
+        factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, RESULT))
+        fresh, maximum, total = begin(s, scale, start, next_prefix + next_query + query, SCORES)
         fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
         mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1, pred=more)
         accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
@@ -291,36 +310,21 @@ def attend_tiles(
         if more:
             clear(v_parts, step % V_STAGES, next_len - start, HEAD_DIM)
         weights = fresh
-        # By way of where its queries were, for stores of whole lines.
-        q.store((accumulator * factor[:, None]).to(q.dtype))
-        result = q.load(WIDE)
-        fence_async_shared()
-        mbarrier.arrive(q_bars.index(2 + round % 2))
-        packed = gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))
-        row_query, head = first_query + GROUP * QUERIES + packed // GROUP_SIZE, packed % GROUP_SIZE
-        at = (first_token + row_query).to(gl.int64) * out_token_stride + (kv_head * GROUP_SIZE + head) * HEAD_DIM
-        dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, WIDE))
-        gl.store(out_ptr + at[:, None] + dim[None, :], result, mask=(row_query < end_query)[:, None])
-        kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
-        prefix, seq_len, next_head, next_query = next_prefix, next_len, later_head, later_query
         step += 1
 
-
-@gluon.jit
-def multiply_keys(q, keys, S: gl.constexpr):
-    none = gl.zeros([ROWS, KEYS], gl.float32, S)
-    return warpgroup_mma(q, keys.permute((1, 0)), none, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def begin(s, start, position, scale, S: gl.constexpr):
-    """Weights of a row's newest keys, their maximum and sum."""
-    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
-    maximum = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, S))
-    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
-    key = start + gl.arange(0, KEYS, gl.SliceLayout(0, S))
-    weights, maximum, total, _ = fold(s, maximum, total, scale, key, position, True)
-    return weights, maximum, total
+        # By way of where the queries were, so that threads write whole lines.
+        q.store((accumulator * factor[:, None]).to(q.dtype))
+        result = q.load(LINES)
+        fence_async_shared()
+        mbarrier.arrive(q_bars.index(2 + round % 2))
+        packed = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
+        dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINES))
+        written, head = first_query + GROUP * QUERIES + packed // GROUP_SIZE, packed % GROUP_SIZE
+        at = (first_token + written).to(gl.int64) * out_token_stride
+        at = at + (kv_head * GROUP_SIZE + head) * HEAD_DIM
+        gl.store(out_ptr + at[:, None] + dim[None, :], result, mask=(written < end_query)[:, None])
+        kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
+        prefix, next_head, next_query = next_prefix, later_head, later_query
 
 
 @gluon.jit
@@ -343,6 +347,7 @@ def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
         barrier()
 
 
+# Views of a step's tensors, whose alignment changes with the rows before them: not a variant each.
 STEADY = ["block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"]
 
 
@@ -393,36 +398,26 @@ def hopper_prefill_kernel(
         mbarrier.init(v_bars.index(V_STAGES + i), count=GROUPS)
     fence_async_shared()
     wait(DEPENDENT)
+    parts, tiles, bars = (q_parts, k_parts, v_parts), (q_tiles, k_tiles, v_tiles), (q_bars, k_bars, v_bars)
+    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_items)
     gl.warp_specialize(
         [
-            (
-                attend_tiles,
-                (
-                    q_tiles, k_tiles, v_tiles, v_parts, q_bars, k_bars, v_bars,
-                    out_ptr, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, scale, v_scale, out_token_stride, num_items,
-                    gl.constexpr(0), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
-                ),  # fmt: skip
-            ),
-            (
-                attend_tiles,
-                (
-                    q_tiles, k_tiles, v_tiles, v_parts, q_bars, k_bars, v_bars,
-                    out_ptr, tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, scale, v_scale, out_token_stride, num_items,
-                    gl.constexpr(1), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
-                ),  # fmt: skip
-            ),
-            (
-                copy_tiles,
-                (
-                    queries, lines, q_parts, k_parts, v_parts, q_bars, k_bars, v_bars,
-                    tiles_ptr, block_table_ptr, seq_lens_ptr, cu_seqlens_q_ptr, block_table_stride, num_items,
-                    NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, BLOCK_SIZE,
-                ),  # fmt: skip
-            ),
+            (attend_tiles, (
+                tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
+                gl.constexpr(0), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
+            )),
+            (attend_tiles, (
+                tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
+                gl.constexpr(1), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
+            )),
+            (copy_tiles, (
+                parts, bars, batch, queries, lines, block_table_ptr, block_table_stride,
+                NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, BLOCK_SIZE,
+            )),
         ],
         [4, 1],
         [232, 40],
-    )
+    )  # fmt: skip
 
 
 def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:

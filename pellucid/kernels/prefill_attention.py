@@ -4,11 +4,9 @@
 """Attention of rows with many queries, prompt chunks behind any prefix, over the paged cache.
 
 Queries are cut into tiles, and the map from tile to row is made on the host, which knows how many queries a
-row has; how many keys stand before them only the device knows.  On a Hopper GPU tiles of keys that every
-query sees whole come through the TMA unit.
-
-Reaches on an H200, bfloat16, head dim 128, 32 heads on 8, causal: 489 TFLOP/s for a prompt of 8,192 tokens,
-398 for four of 2,048, 474 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
+row has; how many keys stand before them only the device knows.  On a Hopper GPU what is merely causal goes
+to the kernel made for it (hopper_prefill.py); here is the one for all else: windows, trees, FP8 caches, any
+head dim and GPU.
 
 Legend: T tokens, B rows, M packed rows of a tile, N query heads, K KV heads, G query heads a KV head, H head
 dim.
@@ -27,7 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
+from pellucid.kernels.hopper_prefill import STEADY, hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
     PagedRows,
@@ -51,7 +49,7 @@ def queries_per_tile(group_size: int) -> int:
 
 
 def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
-    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, a row's late ones first."""
+    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first."""
     tiles = [
         (row, start)
         for row, length in enumerate(query_lens)
@@ -151,12 +149,7 @@ def has_tma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-# Views of step tensors, whose alignment changes with the rows before them: not a variant of the kernel each.
-STEP_POINTERS = ["tiles_ptr", "block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr"] + [
-    "positions_ptr",
-    "ancestors_ptr",
-    "first_drafts_ptr",
-]
+STEP_POINTERS = STEADY + ["positions_ptr", "ancestors_ptr", "first_drafts_ptr"]
 
 
 @triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=STEP_POINTERS)

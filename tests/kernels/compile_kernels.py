@@ -13,9 +13,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
+from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
@@ -84,9 +87,10 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
-        if signature[n] not in ("constexpr", "fp32")
+        if signature[n] not in ("constexpr", "fp32") and not signature[n].startswith("tensordesc")
     }
-    source = ASTSource(
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
     return triton.compile(source, target=HOPPER, options=options).metadata.shared
@@ -94,6 +98,7 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
 
 def main() -> None:
     compile_attention()
+    compile_hopper_prefill()
     compile_products()
     compile_draw()
     compile_quantization()
@@ -180,6 +185,21 @@ def compile_attention() -> None:
             stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
             size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
+
+
+def compile_hopper_prefill() -> None:
+    part, rows = PART.value, ROWS.value
+    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4)):
+        box = [rows // group_size, group_size, part]
+        layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
+        constants = {"NUM_KV_HEADS": 8, "GROUP_SIZE": group_size, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64}
+        constants |= {"DEPENDENT": True}
+        names = [name for name in hopper_prefill_kernel.arg_names if name not in constants]
+        types = {name: signature_of(name, "") for name in names}
+        types |= {"queries": f"tensordesc<bf16{box},{layouts[0]!r}>"}
+        types |= {"lines": f"tensordesc<bf16{[part, part]},{layouts[1]!r}>"}
+        size = compiled_size(hopper_prefill_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"hopper_prefill_kernel {head_dim}x{group_size} {size}\n")
 
 
 def compile_quantization() -> None:
