@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.rms_norm import rms_norm_ref
 
@@ -80,6 +81,7 @@ def qkv_rope(
         LIMIT=limit_of(kv_cache.dtype),
         HEADS=heads,
         num_warps=num_warps,
+        **dependent(),
     )
     return q
 
@@ -196,8 +198,11 @@ def qkv_rope_kernel(
     HAS_ROPE: tl.constexpr,
     LIMIT: tl.constexpr,
     HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a token and HEADS of its heads, whatever they are: queries, then keys, then values."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     is_query, is_value = head < NUM_HEADS, head >= NUM_HEADS + NUM_KV_HEADS

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
 MAX_DIM = 16384  # a row lies in the registers of one program
@@ -51,6 +52,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
         DIM_PADDED=padded,
         HAS_RESIDUAL=residual is not None,
         num_warps=warps_for(padded),
+        **dependent(),
     )
     return out, stream
 
@@ -83,12 +85,15 @@ def add_rms_norm_kernel(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a token."""
+    let_next_start(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     dim = tl.arange(0, DIM_PADDED)
     inside = dim < DIM
     weight = tl.load(weight_ptr + dim, mask=inside, other=0.0)
+    wait(DEPENDENT)
     x = tl.load(x_ptr + token * x_stride + dim, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         at = stream_ptr + token * stream_stride + dim

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
 BLOCK = 1024  # features of one token that a program computes
@@ -41,7 +42,14 @@ def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
     out = torch.empty((num_tokens, hidden), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         silu_mul_kernel[(num_tokens, triton.cdiv(hidden, BLOCK))](
-            gate_up, out, gate_up.stride(0), HIDDEN=hidden, ACT=act, BLOCK=BLOCK, num_warps=4
+            gate_up,
+            out,
+            gate_up.stride(0),
+            HIDDEN=hidden,
+            ACT=act,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **dependent(),
         )
     return out
 
@@ -69,16 +77,29 @@ def activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
+def gate(opening, x, ACT: tl.constexpr):
+    """act(opening) * x, both of one dtype, in float32; act(opening) is rounded before it is multiplied."""
+    activated = activate(opening.to(tl.float32), ACT).to(opening.dtype)
+    return (activated.to(tl.float32) * x.to(tl.float32)).to(opening.dtype)
+
+
+@triton.jit
 def silu_mul_kernel(
-    gate_up_ptr, out_ptr, gate_up_stride, HIDDEN: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr,
+    out_ptr,
+    gate_up_stride,
+    HIDDEN: tl.constexpr,
+    ACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a token and block of features."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = feature < HIDDEN
     at = gate_up_ptr + token * gate_up_stride + feature
-    gate = tl.load(at, mask=inside, other=0.0)
+    opening = tl.load(at, mask=inside, other=0.0)
     up = tl.load(at + HIDDEN, mask=inside, other=0.0)
-    activated = activate(gate.to(tl.float32), ACT).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + token * HIDDEN + feature, product.to(gate.dtype), mask=inside)
+    tl.store(out_ptr + token * HIDDEN + feature, gate(opening, up, ACT), mask=inside)

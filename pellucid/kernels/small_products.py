@@ -27,14 +27,19 @@ class SmallProducts:
         *,
         bias: Tensor | None = None,
         scales: Scales | None = None,
+        act: str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor | None:
-        """x [M, K] -> [M, N], or None where the library's product is no slower.  dtype: of y; None is x's."""
+        """x [M, K] -> [M, N], or None where the library's product is no slower.
+
+        act: gate the product, which makes it [M, N / 2].  dtype: of y; None is x's.
+        """
         tile = self.tiles[len(x)] if len(x) < len(self.tiles) else None
-        if tile is None:
+        if tile is None or (act and tile.block_n % 2):
             return None
-        out = torch.empty((len(x), len(weight)), dtype=dtype or x.dtype, device=x.device)
-        return small_matmul(x, weight, out, tile, bias=bias, scales=scales, arrivals=self.arrivals)
+        width = len(weight) // 2 if act else len(weight)
+        out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
+        return small_matmul(x, weight, out, tile, bias=bias, scales=scales, act=act, arrivals=self.arrivals)
 
 
 def choices_for(weight: Tensor) -> Choices:

@@ -86,12 +86,10 @@ def by_rows(choices: Choices) -> list[Tile | None]:
 
 
 def rule_of_thumb(num_out: int, num_in: int) -> Choices:
-    """What is seldom slower than the library: GEMV, and split-K where outputs are too few to fill a GPU."""
+    """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU."""
     gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
-    choices: Choices = {MAX_GEMV_ROWS: gemv}
-    if num_out <= 2048:
-        choices[16] = SplitK(32, 128, 8 if num_in >= 2048 else 4, 4, 4)
-    return choices
+    splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
+    return {1: gemv, 32: SplitK(64, 128, splits, 4, 3)}
 
 
 def power_of_two(n: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import LinearMethod, LinearShape
+from pellucid.quant.base import Gates, LinearMethod, LinearShape
 
 
 class Linear(nn.Module):
@@ -41,6 +41,10 @@ class Linear(nn.Module):
         """x [T, in_features] -> [T, out_features]."""
         return self.method.apply(self, x, fwd)
 
+    def gated(self, x: Tensor, act: str) -> Tensor | None:
+        """act(gate) * up of this layer's [gate | up], or None where no kernel does it in one pass."""
+        return self.method.apply_gated(self, x, act) if isinstance(self.method, Gates) else None
+
 
 class Unmerged(nn.Module):
     """Matrices that a scheme refused to merge, applied one by one; their outputs stand side by side."""
@@ -51,6 +55,9 @@ class Unmerged(nn.Module):
 
     def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
+
+    def gated(self, x: Tensor, act: str) -> None:
+        """Gate and up are two products."""
 
 
 class Reduced(nn.Module):

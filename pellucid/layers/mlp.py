@@ -27,4 +27,7 @@ class GatedMLP(nn.Module):
         self.leaf = leaf
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
-        return self.down(self.leaf.gated(self.gate_up(x, fwd), self.act), fwd)
+        hidden = self.gate_up.gated(x, self.act)
+        if hidden is None:
+            hidden = self.leaf.gated(self.gate_up(x, fwd), self.act)
+        return self.down(hidden, fwd)

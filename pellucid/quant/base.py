@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -181,6 +181,18 @@ class LinearMethod(Protocol):
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         """x [..., in_features] -> [..., out_features], bias added.  fwd is None for the head."""
+        ...
+
+
+@runtime_checkable
+class Gates(Protocol):
+    """A method that may gate in the same pass in which it multiplies."""
+
+    def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        """act(gate) * up of the [gate | up] that `apply` gives for x [..., in_features].
+
+        act: see kernels/silu_mul.py.  None: for so many rows a product and a gate apart are no slower.
+        """
         ...
 
 

@@ -56,6 +56,9 @@ class Unquantized:
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         return self._product(layer, x)
 
+    def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        return self._product.gated(layer, x, act) if isinstance(self._product, TunedProduct) else None
+
 
 Product = Callable[[LinearLayer, Tensor], Tensor]
 
@@ -84,8 +87,16 @@ class TunedProduct:
         self._small = SmallProducts(weight, choices_for(weight))
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        y = self._small(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias)
-        return plain_product(layer, x) if y is None else y.view(*x.shape[:-1], y.shape[-1])
+        y = self._few(layer, x)
+        return plain_product(layer, x) if y is None else y
+
+    def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        """act(gate) * up of few rows; None for many."""
+        return self._few(layer, x, act)
+
+    def _few(self, layer: LinearLayer, x: Tensor, act: str | None = None) -> Tensor | None:
+        y = self._small(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias, act=act)
+        return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
 
 
 @cache

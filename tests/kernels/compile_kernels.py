@@ -82,6 +82,7 @@ def shared_memory(kernel, stored: str, constants: dict[str, float | str | None],
 def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | None], **options: int) -> int:  # noqa: ANN001
     """The same, with the type of each argument that is no constant."""
     names = kernel.arg_names
+    constants = {"DEPENDENT": True} | constants
     chosen = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in chosen else types[name] for name in names}
     aligned = {
@@ -132,10 +133,12 @@ def compile_products() -> None:
     for stored in ("*bf16", "*fp8e4nv"):
         scale = {"weight_scale_ptr": None, "x_scale_ptr": None} if stored == "*bf16" else {}
         launches = (
-            (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048}, 8, 1),
-            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 32, "BLOCK_K": 256}, 4, 3),
-            (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128}, 4, 3),
-            (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
+            (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
+            (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
+            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
+            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
+            (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
+            (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
         )
         for kernel, tile, warps, stages in launches:
             constants = tile | scale | {"bias_ptr": None}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
 from pellucid.kernels.small_products import SmallProducts
 from pellucid.kernels.tiles import Gemv, SplitK, Tile
@@ -28,10 +29,11 @@ def operands(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tu
     return x.to(DEVICE, dtype), weight.to(DEVICE, dtype), bias.to(DEVICE, dtype)
 
 
-def multiply(x: Tensor, weight: Tensor, tile: Tile, **more: Tensor | Scales) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, tile: Tile, **more: Tensor | Scales | str) -> Tensor:
     """One product into garbage, whose counters must come back as zeros."""
     dtype = torch.float32 if x.itemsize == 1 else x.dtype
-    out = torch.full((len(x), len(weight)), torch.nan, dtype=dtype, device=DEVICE)
+    width = len(weight) // 2 if "act" in more else len(weight)
+    out = torch.full((len(x), width), torch.nan, dtype=dtype, device=DEVICE)
     arrivals = torch.zeros(-(-len(weight) // tile.block_n), dtype=torch.int32, device=DEVICE)
     small_matmul(x, weight, out, tile, arrivals=arrivals, **more)
     assert not arrivals.any()
@@ -57,6 +59,20 @@ def test_more_rows_match(tile: Tile, dtype: torch.dtype, num_rows: int) -> None:
     y = multiply(x, weight, tile, bias=bias).float()
     expected = small_matmul_ref(x, weight, bias=bias)
     torch.testing.assert_close(y, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tile", FEW + MANY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=GPU)])
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_gated_product_matches(tile: Tile, dtype: torch.dtype, act: str, has_bias: bool) -> None:
+    x, weight, bias = operands(3, 70, 520, dtype)
+    more = {"bias": bias} if has_bias else {}
+    y = multiply(x, weight, tile, act=act, **more).float()
+    expected = small_matmul_ref(x, weight, act=act, **more)
+    torch.testing.assert_close(y, expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    apart = silu_mul_ref(multiply(x, weight, tile, **more), act).float()
+    torch.testing.assert_close(y, apart, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("tile", [FEW[0], MANY[1]], ids=str)
