@@ -25,7 +25,12 @@ from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.paged_attention import PagedRows
-from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.prefill_attention import (
+    longest_first,
+    prefill_attention,
+    prefill_tiles,
+    queries_per_tile,
+)
 from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.sample import draw
@@ -36,7 +41,7 @@ from pellucid.sample.noise import token_codes
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
 CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
-MAX_MODEL_LEN = 8192
+MAX_MODEL_LEN = 16_384
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
 WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
 PASSES = (1, 32, 256, 4096)  # tokens
@@ -56,10 +61,12 @@ PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
     "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
 PREFILLS = {
+    "128 x 128": [(128, 128)] * 128,
     "16 x 512": [(512, 512)] * 16,
     "4 x 2,048": [(2048, 2048)] * 4,
     "1 x 8,192": [(8192, 8192)],
     "2,048 behind 6,144": [(2048, 8192)],
+    "8,192 behind 8,192": [(8192, 16_384)],
 }
 
 
@@ -168,6 +175,7 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     out = torch.empty_like(q)
     tile_queries = queries_per_tile(case.heads[0] // case.heads[1])
     tiles = torch.from_numpy(prefill_tiles([q for q, _ in case.lens], tile_queries)).cuda()
+    tiles = longest_first(tiles, views[0])
     scale = HEAD_DIM**-0.5
 
     def launch(rows: PagedRows) -> Callable[[], object]:

@@ -50,13 +50,18 @@ class TritonAttention:
         from pellucid.kernels.decode_attention import decode_attention
         from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.paged_attention import PagedRows, TreeRows
-        from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+        from pellucid.kernels.prefill_attention import (
+            longest_first,
+            prefill_attention,
+            prefill_tiles,
+            queries_per_tile,
+        )
         from pellucid.kernels.qkv_rope import qkv_rope
 
         self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
-        self.prefill_tiles = prefill_tiles
+        self.prefill_tiles, self.longest_first = prefill_tiles, longest_first
         self.queries_per_tile = queries_per_tile
         self.paged_rows, self.tree_rows = PagedRows, TreeRows
 
@@ -141,7 +146,8 @@ class TritonAttention:
         """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""
         if group_size not in step.tiles:
             tiles = self.prefill_tiles(step.long_query_lens, self.queries_per_tile(group_size))
-            step.tiles[group_size] = upload(tiles, step.slot_mapping.device)
+            shipped = upload(tiles, step.slot_mapping.device)
+            step.tiles[group_size] = self.longest_first(shipped, step.long)
         return step.tiles[group_size]
 
 

@@ -13,6 +13,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from pellucid.kernels import decode_attention as decode
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
@@ -22,6 +24,7 @@ from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
@@ -112,9 +115,10 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
-        if signature[n] not in ("constexpr", "fp32")
+        if signature[n] not in ("constexpr", "fp32") and not signature[n].startswith("tensordesc")
     }
-    source = ASTSource(
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
     return triton.compile(source, target=HOPPER, options=options).metadata.shared
@@ -123,6 +127,7 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
 def main() -> None:
     compile_attention()
     compile_decode()
+    compile_hopper_prefill()
     compile_products()
     compile_draw()
     compile_quantization()
@@ -268,6 +273,21 @@ def compile_decode() -> None:
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         size = shared_memory(decode.decode_kernel, stored, constants, **options)
         sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {size}\n")
+
+
+def compile_hopper_prefill() -> None:
+    part, rows = PART.value, ROWS.value
+    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4)):
+        box = [rows // group_size, group_size, part]
+        layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
+        constants = {"NUM_KV_HEADS": 8, "GROUP_SIZE": group_size, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64}
+        constants |= {"DEPENDENT": True}
+        names = [name for name in hopper_prefill_kernel.arg_names if name not in constants]
+        types = {name: signature_of(name, "") for name in names}
+        types |= {"queries": f"tensordesc<bf16{box},{layouts[0]!r}>"}
+        types |= {"lines": f"tensordesc<bf16{[part, part]},{layouts[1]!r}>"}
+        size = compiled_size(hopper_prefill_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"hopper_prefill_kernel {head_dim}x{group_size} {size}\n")
 
 
 def compile_quantization() -> None:

@@ -19,8 +19,10 @@ from pellucid.kernels.decode_attention import (
     decode_attention_ref,
     tile_for,
 )
+from pellucid.kernels.hopper_prefill import hopper_takes
 from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
+    longest_first,
     prefill_attention,
     prefill_attention_ref,
     prefill_tiles,
@@ -199,6 +201,15 @@ def test_an_fp8_cache_of_any_head_dim_is_read_in_pairs(head_dim: int) -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
+def test_tiles_that_see_most_keys_come_first() -> None:
+    rows = make_rows([(20, 20), (300, 300), (150, 900)], device=DEVICE)
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, 64)).to(DEVICE)
+    order = longest_first(tiles, paged(rows, 300)).tolist()
+    assert sorted(order) == sorted(tiles.tolist())
+    assert order[:3] == [[2, 128], [2, 64], [2, 0]]
+    assert order[3:] == [[1, 256], [1, 192], [1, 128], [0, 0], [1, 64], [1, 0]]
+
+
 def test_padding_rows_get_zeros() -> None:
     rows = make_rows([(1, 300), (1, 3)], num_padding=3, device=DEVICE)
     out = decode(rows, 1)
@@ -284,6 +295,20 @@ def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int],
     assert_matches_reference(decode(verify, 8), verify)
     long = make_rows([(1000, 1000), (513, 3000), (9, 2000), (100, 100)], **shape)
     assert_matches_reference(prefill(long), long)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("heads", [(8, 8), (16, 8), (32, 8), (16, 2), (16, 1)])
+def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads: tuple[int, int]) -> None:
+    lens = [(20, 20), (9, 130), (64, 64), (128, 128), (300, 1000), (63, 129), (130, 257), (1500, 1500)]
+    shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": dtype}
+    rows = make_rows(lens * 3, **shape, device="cuda")
+    if not hopper_takes(rows.q, rows.kv_cache, paged(rows, 1500)):
+        pytest.skip("no Hopper GPU")
+    assert_matches_reference(prefill(rows), rows)
 
 
 @pytest.mark.gpu
