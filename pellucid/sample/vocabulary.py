@@ -83,7 +83,7 @@ class SplitVocabulary:
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
         mailbox = self._group.mailbox
         if mailbox is not None and values.dtype == torch.float32 and 0 < len(values) <= MAX_WORDS // 2:
-            return best_of_ranks(values, index.int() + self._first, mailbox)
+            return best_of_ranks(values, index.int() + self.first, mailbox)
         # A float64 holds a float32 and a token id exactly, so one message carries both.
         best = torch.stack((values.double(), index.double() + self.first), dim=-1)
         values, ids = self._group.gather(best).unbind(-1)  # [size, S] each
