@@ -90,5 +90,5 @@ def test_a_recorded_step_is_a_handful_of_launches_beside_the_model(
             monkeypatch.setattr(owner, name, launches.wrap(getattr(owner, name), *names))
         rows = launcher.static.view(4)
         with torch.inference_mode(), launches:
-            step(rows)
+            step.finish(rows, step.begin(rows))
         assert launches.names == FUSED + ["write_drafts"] * (num_drafts > 0)
