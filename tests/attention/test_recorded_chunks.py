@@ -20,11 +20,11 @@ from tests.worker.test_graphs import worker_of
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
 OPTIONS = {
     "dtype": "float32", "device": "cpu", "block_size": 16, "max_num_seqs": 5, "max_model_len": 96,
-    "max_num_batched_tokens": 40, "attention_backend": "triton", "check_invariants": True,
+    "max_num_batched_tokens": 24, "attention_backend": "triton", "check_invariants": True,
     "cpu_kv_cache_gib": 0.01,
 }  # fmt: skip
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}}
-PROMPTS = [[(7 * i + 3 * j) % 250 + 1 for j in range(length)] for i, length in enumerate((30, 1, 11, 3, 19))]
+PROMPTS = [[(7 * i + 3 * j) % 250 + 1 for j in range(length)] for i, length in enumerate((30, 1, 9, 11))]
 PARAMS = [
     SamplingParams(
         temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, top_k=20 * (i % 3), ignore_eos=True
@@ -49,7 +49,7 @@ def test_padded_chunks_give_the_same_tokens(
 ) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         expected = tokens(llm)
-    monkeypatch.setattr(chunks, "TOKENS", (32, 64))
+    monkeypatch.setattr(chunks, "TOKENS", (32,))
     monkeypatch.setattr(chunks, "DECODES", (0, 2, 8))
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         step = worker_of(llm).runner.launcher.step
@@ -66,7 +66,7 @@ def test_padded_chunks_give_the_same_tokens(
 
         recorded.find = counting  # type: ignore[method-assign]
         assert tokens(llm) == expected
-    assert len(found) >= 3 and (len(set(found)) >= 2 or drafts), found
+    assert len(found) >= 2, found
 
 
 def counts_of(*num_query: int, num_drafts: int = 0) -> StepCounts:
