@@ -6,8 +6,11 @@ captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +25,18 @@ class TreeMask:
 
     ancestors: Tensor  # [T] int64: bit i is the row's draft i + 1; a draft has its own bit, other tokens none
     first_drafts: Tensor  # [B] int32: the place of each row's first draft, its length if it has none
+
+
+# From queries a row and queries a tile to [num_tiles, 2] int32: each tile's row and its first query there.
+MakeTiles = Callable[[Sequence[int], int], np.ndarray]
+
+
+class TileMaps(Protocol):
+    """Where a recorded forward finds which tile of queries is of which row: rows change, this stays."""
+
+    def get(self, tile_queries: int, make: MakeTiles) -> Tensor:
+        """[num_tiles, 2] int32 on the device, of what `make` says of the rows that are no decodes."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +58,7 @@ class ForwardInput:
     query_lens: list[int] = field(default_factory=list)  # per row
     max_query: int = 1
     block_sizes: tuple[int, ...] = ()  # per KV group, tokens; what `restart` and `next` ask for
+    tiles: TileMaps | None = None  # of a forward that is recorded for any rows: `query_lens` are then bounds
 
     # Set by the attention backend's plan(), per KV group:
     attn: tuple[object, ...] = ()

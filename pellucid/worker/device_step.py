@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
-from pellucid.forward import ForwardInput
+from pellucid.forward import ForwardInput, TileMaps
 from pellucid.kernels.advance_slots import RowState
 from pellucid.sample.grammar import Constrain, unconstrained
 from pellucid.sample.logprobs import LogprobTensors, score
@@ -47,10 +47,16 @@ class Forward:
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
 
     def __call__(self, rows: StepRows) -> Begun:
+        step = self.gather(rows)
+        return step, self.model(step.fwd)
+
+    def gather(self, rows: StepRows, tiles: TileMaps | None = None) -> StepInput:
+        """What the model is to see.  tiles: of a forward that is recorded for any rows."""
         step = self.inputs.gather(rows)
         fwd = step.fwd
+        fwd.tiles = tiles
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
-        return step, self.model(fwd)
+        return step
 
 
 class StageStep:
