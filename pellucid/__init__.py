@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pellucid.async_llm import AsyncLLM as AsyncLLM
     from pellucid.config import EngineConfig as EngineConfig
     from pellucid.llm import LLM as LLM
     from pellucid.llm_engine import LLMEngine as LLMEngine
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from pellucid.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
     "LLM": "pellucid.llm",
+    "AsyncLLM": "pellucid.async_llm",
     "LLMEngine": "pellucid.llm_engine",
     "EngineConfig": "pellucid.config",
     "SamplingParams": "pellucid.types",

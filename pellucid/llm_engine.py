@@ -1,6 +1,6 @@
 """From prompts to outputs, step by step: text on the outside, the engine's loop within.
 
-`LLM` is built on this.  The engine may be in this process or be several in others; only `start_client` knows.
+`LLM` and `AsyncLLM` are built on this.  The engine may be in this process or be several in others.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pellucid.config import EngineConfig
+from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
 from pellucid.engine.statistics import EngineStats
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import Request, RequestOutput, SamplingParams
+from pellucid.types import Request, RequestOutput, SamplingParams, SeqUpdate
 
 
 class LLMEngine:
     """Add requests, call `step` until `is_finished`; each step returns the outputs that changed."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        started = start_client(config)
+    def __init__(self, config: EngineConfig, started: RunningEngine[EngineClient] | None = None) -> None:
+        """started: the engine of this configuration, if it runs already."""
+        started = started or start_client(config)
         self.engine: EngineClient = started.engine
         self.resolved, self.capacity = started.resolved, started.capacity
         folder = self.resolved.checkpoint.tokenizer_path
@@ -97,10 +99,14 @@ class LLMEngine:
             self.engine.add(part)
         return request_id
 
-    def tokenize(self, prompts: Sequence[Prompt]) -> list[TokenPrompt]:
+    def tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[TokenPrompt]:
         """Check prompts of any kind and turn them into token ids."""
         return tokenize_prompts(
-            prompts, self.tokenizer, vocab_size=self.vocab_size, max_model_len=self.capacity.max_model_len
+            prompts,
+            self.tokenizer,
+            vocab_size=self.vocab_size,
+            max_model_len=self.capacity.max_model_len,
+            add_special_tokens=add_special_tokens,
         )
 
     def tokenize_chat(
@@ -146,11 +152,17 @@ class LLMEngine:
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
         return sampling
 
-    def default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json recommends, where it says anything."""
+    def default_sampling_params(
+        self, *, max_tokens: int | None = SamplingParams.max_tokens
+    ) -> SamplingParams:
+        """What the checkpoint's generation_config.json recommends, where it says anything.
+
+        max_tokens: if it says nothing about that.
+        """
+        own = SamplingParams(max_tokens=max_tokens)
         if self.resolved.user.model.generation_config == "none":
-            return SamplingParams()
-        return sampling_defaults(self.resolved.checkpoint.generation_config)
+            return own
+        return sampling_defaults(self.resolved.checkpoint.generation_config, own)
 
     def abort(self, request_id: str) -> None:
         """End a request; its last output comes with the next step.  Unknown ids are ignored."""
@@ -161,7 +173,11 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run the loop once; the outputs that changed."""
-        changed = [output for update in self.engine.step() if (output := self.outputs.update(update))]
+        return self.show(self.engine.step())
+
+    def show(self, updates: Sequence[SeqUpdate]) -> list[RequestOutput]:
+        """What users see of the engine's updates; the engine is told of texts that have ended."""
+        changed = [output for update in updates if (output := self.outputs.update(update))]
         for engine_id in self.outputs.take_aborts():
             self.engine.abort(engine_id)
         return changed
@@ -209,12 +225,12 @@ class LLMEngine:
         return bad_words_token_ids(sampling.bad_words, self.tokenizer)
 
 
-def sampling_defaults(generation_config: Mapping[str, object]) -> SamplingParams:
-    """generation_config.json as sampling parameters; do_sample false is greedy."""
+def sampling_defaults(generation_config: Mapping[str, object], own: SamplingParams) -> SamplingParams:
+    """generation_config.json as sampling parameters; do_sample false is greedy.  own: where it is silent."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     said = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     if generation_config.get("max_new_tokens") is not None:
         said["max_tokens"] = generation_config["max_new_tokens"]
     if generation_config.get("do_sample") is False:
         said["temperature"] = 0.0
-    return SamplingParams().clone(**said)
+    return own.clone(**said)

@@ -45,8 +45,9 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config"},
     "llm_engine": {"engine", "text", "types", "config"},
-    "server": {"llm", "llm_engine", "engine", "text", "types", "config", "registry"},
-    "cli": {"llm", "llm_engine", "server", "engine", "text", "models.checkpoint", *PLAIN},
+    "async_llm": {"llm_engine", "engine", "text", "types", "config"},
+    "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry"},
+    "cli": {"llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint", *PLAIN},
     "__main__": {"cli"},
 }
 NO_TORCH = [
@@ -56,6 +57,7 @@ NO_TORCH = [
     "pellucid.engine.core",
     "pellucid.executor.multiproc",
     "pellucid.engine.replicas",
+    "pellucid.async_llm",
 ]
 
 

@@ -18,6 +18,7 @@ from pellucid.registry import load_object
 COMMANDS = {
     "generate": "complete prompts and print the text",
     "chat": "talk to a model in the terminal",
+    "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "demo": "show the bundled model: thinking, a tool call, a completion",
     "bench": "measure throughput or latency, as a share of what the machine can do",
     "eval": "measure a model on the bundled held-out tasks",

@@ -82,9 +82,22 @@ def _wide_help(prog: str) -> argparse.HelpFormatter:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add every engine option, one argument group a section."""
     for section, config in SECTIONS.items():
-        group = parser.add_argument_group(f"{section} options", (config.__doc__ or "").strip())
-        hints = typing.get_type_hints(config)
-        for field in fields(config):
+        add_section(parser, section, config)
+
+
+def add_section(
+    parser: argparse.ArgumentParser, section: str, config: type, *, several: Iterable[str] = ()
+) -> None:
+    """Add the fields of a config dataclass.  several: those that take one value or more, also repeatedly."""
+    group = parser.add_argument_group(f"{section} options", (config.__doc__ or "").strip())
+    hints = typing.get_type_hints(config)
+    for field in fields(config):
+        if field.name in several:
+            flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
+            group.add_argument(
+                flag, dest=field.name, nargs="+", action="extend", default=UNSET, metavar="TEXT", help=text
+            )
+        else:
             _add(group, field, hints[field.name])
 
 

@@ -1,4 +1,4 @@
-"""Several engines in processes of their own, seen as one: the owner's side of process.py.
+"""One engine or several in processes of their own, seen as one: the owner's side of process.py.
 
 Nothing waits for an answer but `step`, and that only on file descriptors: a front end on asyncio watches
 `files` and calls `poll`.  Knows nothing of text.
@@ -154,7 +154,7 @@ class Replica:
 
 
 class Replicas:
-    """An `EngineClient` over several engines.  One that dies takes its own requests with it and no others."""
+    """An `EngineClient` over engines elsewhere.  One that dies takes its own requests with it, no others."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.error: str | None = None  # set when the last engine has gone
@@ -177,7 +177,7 @@ class Replicas:
         self.router = Router(
             len(self._replicas),
             block_size=self.resolved.block_size,
-            num_blocks=min(self.capacity.num_blocks) if caches else 0,
+            num_blocks=min(self.capacity.num_blocks) if caches and len(self._replicas) > 1 else 0,
         )
 
     # Any thread
@@ -203,6 +203,11 @@ class Replicas:
     @property
     def has_work(self) -> bool:
         return bool(self._inbox) or any(replica.has_work for replica in self._replicas)
+
+    @property
+    def has_orders(self) -> bool:
+        """Is there anything that the next `poll` will hand out?"""
+        return bool(self._inbox)
 
     @property
     def files(self) -> list[int]:
@@ -319,7 +324,7 @@ def least(capacities: Sequence[Capacity]) -> Capacity:
     """What each of several engines can hold."""
     return replace(
         capacities[0],
-        num_blocks=tuple(map(min, *(capacity.num_blocks for capacity in capacities))),
+        num_blocks=tuple(map(min, zip(*(capacity.num_blocks for capacity in capacities), strict=True))),
         max_model_len=min(capacity.max_model_len for capacity in capacities),
     )
 

@@ -10,10 +10,19 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pellucid.text.completion import Completion, logprob_dict
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import FinishReason, Logprob, Request, RequestMetrics, RequestOutput, SeqUpdate
+from pellucid.types import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    SeqUpdate,
+)
 
 
 class OutputKind(enum.Enum):
@@ -55,6 +64,39 @@ def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
+def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+    """Two DELTA outputs of a request as one: `newer`, with what `older` had before it.  Both are used up."""
+    completions = {completion.index: completion for completion in older.outputs}
+    for completion in newer.outputs:
+        before = completions.get(completion.index)
+        completions[completion.index] = completion if before is None else _join(before, completion)
+    newer.outputs = list(completions.values())
+    if newer.prompt_logprobs is not None:
+        newer.prompt_logprobs = [*(older.prompt_logprobs or ()), *newer.prompt_logprobs]
+    return newer
+
+
+def _join(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
+    """As `join_deltas`."""
+    newer.text = older.text + newer.text
+    older.token_ids += newer.token_ids
+    newer.token_ids = older.token_ids
+    if older.logprobs is not None and newer.logprobs is not None:
+        older.logprobs += newer.logprobs
+        newer.logprobs = older.logprobs
+    return newer
+
+
+class Observer(Protocol):
+    """Wants to know what becomes of each completion: of every request that the engine is given."""
+
+    def begins(self, request: Request) -> None: ...
+
+    def advances(self, update: SeqUpdate, finish_reason: FinishReason | None) -> None:
+        """The engine has said something; finish_reason is set by stop strings, too, which it cannot see."""
+        ...
+
+
 class OutputProcessor:
     """Builds a RequestOutput from each SeqUpdate that shows the user something.
 
@@ -62,6 +104,7 @@ class OutputProcessor:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.observers: list[Observer] = []
         self._tokenizer = tokenizer
         self._clock = clock
         self._answers: dict[str, _Answer] = {}  # by the user's request id
@@ -91,6 +134,8 @@ class OutputProcessor:
             self._answers[parent.request_id] = answer
         answer.completions[parent.index] = completion
         self._running[request.id] = (answer, completion)
+        for observer in self.observers:
+            observer.begins(request)
 
     def update(self, update: SeqUpdate) -> RequestOutput | None:
         """Take in what one step changed; None if there is nothing to show.
@@ -102,6 +147,8 @@ class OutputProcessor:
             return None
         answer, completion = running
         completion.extend(update)
+        for observer in self.observers:
+            observer.advances(update, completion.finish_reason)
         if answer.is_quiet and completion.finish_reason is None:
             return None
         if completion.finish_reason is not None:
@@ -131,6 +178,11 @@ class OutputProcessor:
         """End every request with an error, when the engine has died."""
         ends = [SeqUpdate(i, finish_reason=FinishReason.ERROR, error=error) for i in list(self._running)]
         return [output for end in ends if (output := self.update(end)) is not None]
+
+    @property
+    def num_running(self) -> int:
+        """Completions that have not ended."""
+        return len(self._running)
 
     @property
     def num_unfinished(self) -> int:
@@ -203,7 +255,7 @@ class _Answer:
             finished=self.finished,
             prompt_logprobs=self._take_prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
-            metrics=replace(self._metrics),
+            metrics=self._metrics.snapshot(),
             error=self._error,
         )
 

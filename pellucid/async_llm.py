@@ -1,0 +1,416 @@
+"""The asyncio API: many callers, one event loop, the engine in a process of its own.
+
+`LLM` is its twin for scripts.  The loop only moves what the engine has said into mailboxes; nothing that a
+caller does, or fails to do, holds it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Self, TypeVar
+
+from pellucid.config import EngineConfig, Resolved
+from pellucid.engine.replicas import start_replicas
+from pellucid.engine.statistics import EngineStats
+from pellucid.llm_engine import LLMEngine
+from pellucid.text.chat import Message, render_chat
+from pellucid.text.outputs import Observer, OutputKind, join_deltas
+from pellucid.text.prompts import Prompt, TokenPrompt
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.types import RequestOutput, SamplingParams
+
+P = ParamSpec("P")
+T = TypeVar("T")
+NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
+HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has died; nothing can be served any more."""
+
+
+class Mailbox:
+    """What some requests have said and nobody has read yet; iterate over it to read.
+
+    What comes while nobody reads joins what is there, so a slow reader costs no more memory than the answers
+    do, and gets them in larger pieces.
+    """
+
+    def __init__(self, kind: OutputKind, abort: Callable[[str], None]) -> None:
+        self.request_ids: list[str] = []
+        self._kind, self._abort = kind, abort
+        self._unfinished: set[str] = set()
+        self._news: dict[str, RequestOutput] = {}
+        self._reader: asyncio.Future[None] | None = None
+
+    def expect(self, request_id: str) -> None:
+        """There will be outputs of this request, up to one that is finished."""
+        self.request_ids.append(request_id)
+        self._unfinished.add(request_id)
+
+    def put(self, output: RequestOutput) -> None:
+        older = self._news.get(output.request_id)
+        is_part = older is not None and self._kind is OutputKind.DELTA
+        self._news[output.request_id] = join_deltas(older, output) if older and is_part else output
+        if output.finished:
+            self._unfinished.discard(output.request_id)
+        self._wake()
+
+    def close(self) -> None:
+        """Read no further: what is unfinished is aborted, and whoever waits here reads the end."""
+        for request_id in self._unfinished:
+            self._abort(request_id)
+        self._unfinished.clear()
+        self._news.clear()
+        self._wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._news:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._news.pop(next(iter(self._news)))
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class AsyncLLM:
+    """A model behind an event loop.  Options are `EngineConfig`'s, such as max_model_len or dtype.
+
+    The constructor returns when the engine is ready.  All other methods belong to one event loop.  Raises
+    ValueError, naming the nearest one, for an option that does not exist.
+    """
+
+    def __init__(self, model: str = "sprout", **options: object) -> None:
+        self._config = EngineConfig.from_options({"model": model, **options})
+        self._mailboxes: dict[str, Mailbox] = {}  # by request id
+        self._observers: list[Observer] = []
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched: set[int] = set()  # file descriptors
+        self._is_turn_due = False
+        self._death: asyncio.Future[str] | None = None
+        self._start()
+
+    # Requests
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt, output by output.  Leaving the iteration early aborts the request.
+
+        kind: DELTA gives what is new, CUMULATIVE all so far.  Raises ValueError for what can never be served
+        and EngineDeadError when the engine dies.
+        """
+        (tokens,) = await self.tokenize([prompt])
+        mailbox = self.open([tokens], sampling_params, request_id=request_id, priority=priority, kind=kind)
+        async for output in self._outputs(mailbox):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation, as `generate` completes a prompt."""
+        tokens = await self.tokenize_chat(messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
+        mailbox = self.open([tokens], sampling_params, request_id=request_id, kind=kind)
+        async for output in self._outputs(mailbox):
+            yield output
+
+    def open(
+        self,
+        prompts: Sequence[TokenPrompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> Mailbox:
+        """Queue prompts that `tokenize` has checked; the mailbox of their outputs.
+
+        Close it when done.  Raises ValueError, and queues nothing, for parameters that cannot be served.
+        """
+        self._attach()
+        mailbox = Mailbox(kind, self.abort)
+        try:
+            for prompt in prompts:
+                added = self._front.add_tokens(
+                    prompt, sampling_params, request_id=request_id, priority=priority, kind=kind
+                )
+                mailbox.expect(added)
+                self._mailboxes[added] = mailbox
+        except BaseException:
+            mailbox.close()
+            raise
+        self._plan_turn()
+        return mailbox
+
+    def abort(self, request_id: str) -> None:
+        """End a request within a step; unknown ids are ignored."""
+        self._front.abort(request_id)
+        self._plan_turn()
+
+    def fail_all(self, error: str) -> None:
+        """End every request with an error, and free what it holds."""
+        for request_id in self._mailboxes:
+            self._front.abort(request_id)
+        self._deliver(self._front.outputs.fail_all(error))
+        self._plan_turn()
+
+    # Text
+
+    async def tokenize(
+        self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True
+    ) -> list[TokenPrompt]:
+        """Check prompts of any kind and turn them into token ids, in a thread."""
+        return await self._in_thread(self._front.tokenize, prompts, add_special_tokens=add_special_tokens)
+
+    async def tokenize_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> TokenPrompt:
+        """Render messages with the model's template, and check the prompt that comes of it, in a thread."""
+        return await self._in_thread(
+            self._front.tokenize_chat,
+            messages,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Messages as the model's template writes them; encode it without special tokens."""
+        return await self._in_thread(
+            render_chat,
+            self.tokenizer,
+            messages,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of any text, also one that is no prompt for this model."""
+        return await self._in_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        return await self._in_thread(
+            self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
+
+    # Facts
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can be served any more."""
+        return self._engine.error
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._front.tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's.  Raises ValueError if it was started without one."""
+        if self._front.tokenizer is None:
+            raise ValueError("this model has no tokenizer; give token ids, or start it with tokenizer=FOLDER")
+        return self._front.tokenizer
+
+    @property
+    def resolved(self) -> Resolved:
+        """What was decided when the engine started."""
+        return self._front.resolved
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._front.capacity.max_model_len
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of the KV cache, per KV group."""
+        return self._front.capacity.num_blocks
+
+    @property
+    def vocab_size(self) -> int:
+        return self._front.vocab_size
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the last step that has come home."""
+        return self._front.stats
+
+    @property
+    def stats_per_engine(self) -> list[EngineStats]:
+        """What `stats` sums up, for each data-parallel engine."""
+        return self._front.stats_per_engine
+
+    @property
+    def num_unfinished(self) -> int:
+        """Completions under way."""
+        return self._front.outputs.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Completions under way that the engine has not begun with, those on their way to it included."""
+        return max(0, self.num_unfinished - self.stats.num_running)
+
+    def default_sampling_params(
+        self, *, max_tokens: int | None = SamplingParams.max_tokens
+    ) -> SamplingParams:
+        """What the checkpoint recommends.  max_tokens: if it says nothing about that."""
+        return self._front.default_sampling_params(max_tokens=max_tokens)
+
+    # Life
+
+    def watch(self, observer: Observer) -> None:
+        """Tell `observer` what becomes of every completion."""
+        self._observers.append(observer)
+
+    async def died(self) -> str:
+        """Wait until the engine has died, and return `error`."""
+        self._attach()
+        assert self._death is not None
+        return await asyncio.shield(self._death)
+
+    async def restart(self) -> None:
+        """Start the engine anew, after it has died.  Raises what the constructor raises."""
+        assert self.error is not None, "a running engine is shut down first"
+        self._detach()
+        self._engine.shutdown()
+        await asyncio.to_thread(self._start)
+        self._attach()
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes that no running request uses."""
+        self._front.reset_prefix_cache()
+        self._plan_turn()
+
+    def shutdown(self) -> None:
+        """End the engine and give its memory back; requests under way end with an error."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._deliver(self._front.outputs.fail_all("the engine was shut down"))
+            self._detach()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._engine.shutdown()
+
+    # The loop
+
+    def _start(self) -> None:
+        started = start_replicas(self._config)
+        self._engine = started.engine
+        self._front = LLMEngine(self._config, started)
+        self._front.outputs.observers = self._observers
+
+    def _attach(self) -> None:
+        """Let the running event loop wake us when an engine has spoken or died."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop, self._death = loop, loop.create_future()
+        self._watched.clear()
+        self._turn()
+        self._beat(loop)
+
+    def _detach(self) -> None:
+        assert self._loop is not None
+        for file in self._watched:
+            self._loop.remove_reader(file)
+        self._watched.clear()
+        self._loop = None
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        """An engine that is stuck says nothing: somebody has to look at the clock."""
+        if self._loop is loop:
+            self._turn()
+            loop.call_later(HEARTBEAT, self._beat, loop)
+
+    def _plan_turn(self) -> None:
+        """Orders that come together go out together."""
+        if not self._is_turn_due and self._loop is not None:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Hand out what has come in and deliver what engines have done; never waits."""
+        self._is_turn_due = False
+        if self._loop is None:
+            return
+        while True:
+            self._deliver(self._front.show(self._engine.poll()))
+            if not self._engine.has_orders:  # a stop string is found here, and the engine told
+                break
+        self._watch_files(self._loop)
+        if self.error is not None and self._death is not None and not self._death.done():
+            self._death.set_result(self.error)
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            mailbox = self._mailboxes[output.request_id]
+            if output.finished:
+                del self._mailboxes[output.request_id]
+            mailbox.put(output)
+
+    def _watch_files(self, loop: asyncio.AbstractEventLoop) -> None:
+        files = set(self._engine.files)
+        if files == self._watched:
+            return
+        for file in self._watched - files:
+            loop.remove_reader(file)
+        for file in files - self._watched:
+            loop.add_reader(file, self._turn)
+        self._watched = files
+
+    async def _outputs(self, mailbox: Mailbox) -> AsyncGenerator[RequestOutput, None]:
+        try:
+            async for output in mailbox:
+                if output.error is not None and self.error is not None:
+                    raise EngineDeadError(self.error)
+                yield output
+        finally:
+            mailbox.close()
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        call = functools.partial(work, *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)

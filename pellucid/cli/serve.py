@@ -1,0 +1,98 @@
+"""`pellucid serve [MODEL]`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from pellucid.cli.console import complain
+from pellucid.cli.options import add_engine_options, add_section, chosen, engine_options
+from pellucid.registry import load_object
+from pellucid.server.listener import bind, url_of
+from pellucid.server.options import ServeOptions
+
+if TYPE_CHECKING:
+    import socket
+
+    from pellucid.async_llm import AsyncLLM
+
+LISTS = ("served_model_name", "api_key", "allowed_origins")  # options with several values
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `serve` understands."""
+    parser.usage = "%(prog)s [MODEL] [OPTION ...]"
+    parser.add_argument(
+        "model_tag", nargs="?", metavar="MODEL", help="as --model; default sprout, the bundled one"
+    )
+    add_section(parser, "server", ServeOptions, several=LISTS)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C; the exit status is 1 if the engine died."""
+    began = time.perf_counter()
+    engine = engine_options(args)
+    if args.model_tag is not None and engine.setdefault("model", args.model_tag) != args.model_tag:
+        raise ValueError(f"the model is {args.model_tag!r} and --model is {engine['model']!r}; give one")
+    options = serve_options(args)
+    listener = bind(options)
+    make_llm = load_object("pellucid.async_llm:AsyncLLM")
+    preload = threading.Thread(target=load_object, args=("pellucid.server.lifecycle:serve",))
+    preload.start()  # while the engine loads its weights
+    llm: AsyncLLM = make_llm(**engine)
+    preload.join()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        cause = runner.run(_serve(llm, options, listener, began))
+    if cause is not None:
+        complain(f"pellucid serve: the engine has died: {cause}")
+    return 0 if cause is None else 1
+
+
+def serve_options(args: argparse.Namespace) -> ServeOptions:
+    """What was said of the server."""
+    given = chosen(args, [field.name for field in fields(ServeOptions)])
+    for name in LISTS:
+        if name in given:
+            given[name] = tuple(part for text in given[name] for part in _parts(text))  # type: ignore[union-attr]
+    return ServeOptions(**given)  # type: ignore[arg-type]
+
+
+def _parts(text: str) -> list[str]:
+    """One value, or, as vLLM takes some of them, a JSON list."""
+    if not text.startswith("["):
+        return [text]
+    try:
+        return [str(part) for part in json.loads(text)]
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no JSON list: {error}") from None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, which takes half the time for a small write; Python's own where there is none."""
+    try:
+        return load_object("uvloop:new_event_loop")
+    except ImportError:
+        return None
+
+
+async def _serve(llm: AsyncLLM, options: ServeOptions, listener: socket.socket, began: float) -> str | None:
+    from pellucid.server.app import make_server
+    from pellucid.server.lifecycle import serve
+
+    server = make_server(llm, options)
+    url, names = url_of(listener, options), ", ".join(server.names)
+
+    def announce() -> None:
+        seconds = time.perf_counter() - began
+        sys.stdout.write(f"ready: {url} serves {names}, after {seconds:.1f} s\n")
+        sys.stdout.flush()
+
+    return await serve(server, listener, announce)

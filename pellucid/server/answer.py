@@ -1,0 +1,119 @@
+"""One request's answer, as its choices come: what the engine says, parsed, and counted.
+
+OpenAI's and other routes are translations of this.  Knows nothing of JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from pellucid.async_llm import Mailbox
+from pellucid.server.errors import ApiError
+from pellucid.server.parsers.base import Event, Parser, ParserSetting, PlainParser, ToolCallStart
+from pellucid.text.prompts import TokenPrompt
+from pellucid.types import CompletionOutput, Logprob, RequestOutput
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """What is new in one choice; the first and only one of each, unless it is streamed."""
+
+    index: int  # of the choice: prompt by prompt, n for each
+    is_first: bool
+    text: str  # as generated, before parsing
+    events: list[Event]
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens so far."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+class AnswerFailedError(ApiError):
+    """The engine has given the request up."""
+
+
+class Answer:
+    """The choices of one request: n for each of its prompts."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        prompts: Sequence[TokenPrompt],
+        n: int,
+        make_parser: Callable[[], Parser] | None = None,
+    ) -> None:
+        make_parser = make_parser or (lambda: PlainParser(ParserSetting()))
+        self.prompts = prompts
+        self.num_choices = n * len(prompts)
+        self.usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
+        self.is_complete = False  # has every choice ended?
+        self._n = n
+        self._mailbox = mailbox
+        self._first_index = {name: n * i for i, name in enumerate(mailbox.request_ids)}
+        self._parsers = [make_parser() for _ in range(self.num_choices)]
+        self._begun = [False] * self.num_choices
+        self._has_calls = [False] * self.num_choices
+        self._num_ended = 0
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What is new, as it comes.  Ends early if closed.  Raises AnswerFailedError if the engine fails."""
+        async for output in self._mailbox:
+            if output.error is not None:
+                raise AnswerFailedError(500, output.error)
+            yield self._pieces(output)
+
+    async def whole(self) -> list[Piece]:
+        """All choices in order; to be asked of a mailbox that has one output of each request."""
+        found = [piece async for pieces in self.pieces() for piece in pieces]
+        return sorted(found, key=lambda piece: piece.index)
+
+    def prompt_of(self, index: int) -> TokenPrompt:
+        """Of a choice."""
+        return self.prompts[index // self._n]
+
+    def close(self) -> None:
+        """Nobody reads on: the engine is told, and `pieces` ends."""
+        self._mailbox.close()
+
+    def _pieces(self, output: RequestOutput) -> list[Piece]:
+        first = self._first_index[output.request_id]
+        if output.finished:
+            self.usage.num_cached_tokens += output.num_cached_tokens
+        return [self._piece(first + part.index, part, output) for part in output.outputs]
+
+    def _piece(self, index: int, part: CompletionOutput, output: RequestOutput) -> Piece:
+        is_first, self._begun[index] = not self._begun[index], True
+        parser = self._parsers[index]
+        events = parser.feed(part.text)
+        finish_reason = part.finish_reason
+        if finish_reason is not None:
+            events += parser.finish()
+            self._num_ended += 1
+            self.is_complete = self._num_ended == self.num_choices
+        if events and any(isinstance(event, ToolCallStart) for event in events):
+            self._has_calls[index] = True
+        if finish_reason == "stop" and self._has_calls[index]:
+            finish_reason = "tool_calls"
+        self.usage.num_completion_tokens += len(part.token_ids)
+        return Piece(
+            index=index,
+            is_first=is_first,
+            text=part.text,
+            events=events,
+            token_ids=part.token_ids,
+            logprobs=part.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=part.stop_reason,
+        )

@@ -1,0 +1,48 @@
+"""The application: routes, the guard before them, and the form of all errors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from pellucid import __version__
+from pellucid.async_llm import AsyncLLM
+from pellucid.server import chat, completions, models, ops, tokens
+from pellucid.server.context import Server
+from pellucid.server.errors import install_error_handlers
+from pellucid.server.guard import Guard
+from pellucid.server.metrics import Metrics
+from pellucid.server.options import ServeOptions
+
+KEY_VARIABLE = "PELLUCID_API_KEY"
+ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.router)
+
+
+def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
+    """What the routes share."""
+    names = options.served_model_name or (llm.resolved.user.model.model,)
+    template = None if options.chat_template is None else Path(options.chat_template).read_text("utf-8")
+    metrics = Metrics(llm, names[0])
+    return Server(llm=llm, options=options, metrics=metrics, names=names, chat_template=template)
+
+
+def make_app(server: Server) -> FastAPI:
+    """An ASGI application that serves `server`."""
+    app = FastAPI(title="Pellucid", version=__version__, description="An OpenAI-compatible LLM server.")
+    app.state.server = server
+    install_error_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    keys = [*server.options.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    app.add_middleware(Guard, server=server, api_keys=keys)
+    if server.options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(server.options.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    return app

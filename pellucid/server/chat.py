@@ -1,0 +1,225 @@
+"""POST /v1/chat/completions: a conversation to its next message."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from msgspec import UNSET
+
+from pellucid.server.answer import Answer, Piece
+from pellucid.server.context import Server, server_of
+from pellucid.server.errors import ApiError, users_fault
+from pellucid.server.limits import most_tokens
+from pellucid.server.logprobs import chat_logprobs, prompt_logprobs_of
+from pellucid.server.parsers.base import (
+    Content,
+    Event,
+    ParserSetting,
+    PlainParser,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from pellucid.server.protocol.openai import ChatRequest
+from pellucid.server.protocol.openai_output import (
+    ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    FunctionCall,
+    ToolCall,
+)
+from pellucid.server.respond import respond, usage_facts
+from pellucid.server.stream import event
+from pellucid.text.prompts import TokenPrompt
+from pellucid.text.tokenizer import check_text
+from pellucid.types import SamplingParams
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", summary="Answer a conversation")
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    server = server_of(request)
+    model = server.check_model(body)
+    _check(body)
+    with users_fault(ChatRequest.model_fields):
+        sampling = _sampling(body, server)
+        prompt = await _tokenize(body, server)
+    mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
+    answer = Answer(mailbox, [prompt], sampling.n, partial(PlainParser, _parser_setting(body, prompt)))
+    return await respond(request, body, answer, _ChatForm(body, answer, model, server))
+
+
+def _check(body: ChatRequest) -> None:
+    """Refuse what would be answered wrongly."""
+    for name in ("response_format", "structured_outputs"):
+        wish = getattr(body, name)
+        if wish is not None and wish.get("type") != "text":
+            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
+
+
+def _sampling(body: ChatRequest, server: Server) -> SamplingParams:
+    defaults = server.llm.default_sampling_params(max_tokens=None)
+    wishes = (body.max_completion_tokens, body.max_tokens, defaults.max_tokens)
+    wish = next((wish for wish in wishes if wish is not None), None)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return body.sampling(defaults, max_tokens=most_tokens(wish, server.options), logprobs=logprobs)
+
+
+async def _tokenize(body: ChatRequest, server: Server) -> TokenPrompt:
+    options = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", body.reasoning_effort)
+    prompt = await server.llm.tokenize_chat(
+        body.messages,
+        tools=None if body.tool_choice == "none" else body.tools,
+        chat_template=server.chat_template,
+        chat_template_kwargs=options,
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+    )
+    check_text("cache_salt", body.cache_salt or "")
+    return replace(prompt, cache_salt=body.cache_salt)
+
+
+def _parser_setting(body: ChatRequest, prompt: TokenPrompt) -> ParserSetting:
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        choice = str(function.get("name")) if isinstance(function, dict) else "auto"
+    tools = () if choice == "none" else tuple(body.tools or ())
+    return ParserSetting(prompt=prompt.text or "", tools=tools, tool_choice=choice or "auto")
+
+
+@dataclass(slots=True)
+class _ChatForm:
+    """Writes an answer in this route's form."""
+
+    body: ChatRequest
+    answer: Answer
+    model: str
+    server: Server
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_calls: dict[int, int] = field(default_factory=dict[int, int])  # tool calls begun, of each choice
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for pieces in self.answer.pieces():
+            yield b"".join([chunk for piece in pieces for chunk in self._chunks(piece)])
+        if self.body.wants_usage and self.answer.is_complete:
+            yield event(ChatChunk(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+
+    async def whole(self) -> ChatBody:
+        pieces = await self.answer.whole()
+        body = ChatBody(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(piece) for piece in pieces],
+            usage=usage_facts(self.answer.usage),
+        )
+        if self.body.return_token_ids:
+            body.prompt_token_ids = self.answer.prompts[0].token_ids
+        if self.body.prompt_logprobs is not None and pieces:
+            body.prompt_logprobs = prompt_logprobs_of(pieces[0])
+        return body
+
+    def _choice(self, piece: Piece) -> ChatChoice:
+        message = message_of(piece.events, wants_reasoning=self.body.include_reasoning is not False)
+        if self.body.echo and message.content is not None:
+            message.content = self._echo() + message.content
+        return ChatChoice(
+            index=piece.index,
+            message=message,
+            logprobs=chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=piece.token_ids if self.body.return_token_ids else UNSET,
+        )
+
+    def _echo(self) -> str:
+        """The last message, if it is text: what the answer may be the continuation of."""
+        content = self.body.messages[-1].get("content")
+        return content if isinstance(content, str) else ""
+
+    def _chunks(self, piece: Piece) -> list[bytes]:
+        """The events of one piece; logprobs, ids and the end go with the last delta."""
+        deltas = self._deltas(piece)
+        if not deltas:
+            return []
+        choices = [ChatChunkChoice(piece.index, delta) for delta in deltas]
+        last = choices[-1]
+        if piece.logprobs is not None:
+            last.logprobs = chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer)
+        if self.body.return_token_ids:
+            last.token_ids = piece.token_ids
+        if piece.finish_reason is not None:
+            last.finish_reason, last.stop_reason = piece.finish_reason, piece.stop_reason
+        usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET
+        chunks = [ChatChunk(self.id, self.created, self.model, [choice], usage) for choice in choices]
+        if self.body.return_token_ids and piece.is_first:
+            chunks[0].prompt_token_ids = self.answer.prompts[0].token_ids
+        return [event(chunk) for chunk in chunks]
+
+    def _deltas(self, piece: Piece) -> list[ChatDelta]:
+        deltas: list[ChatDelta] = []
+        if piece.is_first:
+            deltas.append(ChatDelta("assistant", self._echo() if self.body.echo else ""))
+        for each in piece.events:
+            if self.body.include_reasoning is False and isinstance(each, Reasoning):
+                continue
+            deltas.append(self._delta(piece.index, each))
+        needs_one = piece.finish_reason is not None or piece.logprobs or self.body.return_token_ids
+        if not deltas and not needs_one:
+            return []
+        return deltas or [ChatDelta()]
+
+    def _delta(self, index: int, each: Event) -> ChatDelta:
+        match each:
+            case Content(text):
+                return ChatDelta(content=text)
+            case Reasoning(text):
+                return ChatDelta(reasoning=text, reasoning_content=text)
+            case ToolCallStart(id, name):
+                number = self.num_calls[index] = self.num_calls.get(index, -1) + 1
+                function = FunctionCall(name, "")
+                return ChatDelta(tool_calls=[ToolCall(id, "function", number, function)])
+            case ToolCallArguments(text):
+                function = FunctionCall(arguments=text)
+                return ChatDelta(tool_calls=[ToolCall(index=self.num_calls[index], function=function)])
+
+
+def message_of(events: list[Event], *, wants_reasoning: bool) -> ChatMessage:
+    """All events of a choice as one message."""
+    content = "".join([each.text for each in events if isinstance(each, Content)])
+    reasoning = "".join([each.text for each in events if isinstance(each, Reasoning)])
+    calls: list[ToolCall] = []
+    arguments: list[str] = []
+    for each in events:
+        if isinstance(each, ToolCallStart):
+            calls.append(ToolCall(each.id, "function", function=FunctionCall(each.name, "")))
+            arguments.append("")
+        elif isinstance(each, ToolCallArguments):
+            arguments[-1] += each.text
+    for call, text in zip(calls, arguments, strict=True):
+        assert isinstance(call.function, FunctionCall)
+        call.function.arguments = text
+    message = ChatMessage("assistant", content if content or not calls else None)
+    if reasoning and wants_reasoning:
+        message.reasoning = message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = calls
+    return message

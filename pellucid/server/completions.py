@@ -1,0 +1,150 @@
+"""POST /v1/completions: prompts, text or token ids, to their continuations."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from msgspec import UNSET
+
+from pellucid.server.answer import Answer, Piece
+from pellucid.server.context import Server, server_of
+from pellucid.server.errors import ApiError, users_fault
+from pellucid.server.limits import most_tokens
+from pellucid.server.logprobs import completion_logprobs, prompt_logprobs_of
+from pellucid.server.protocol.openai import CompletionRequest
+from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice
+from pellucid.server.respond import respond, usage_facts
+from pellucid.server.stream import event
+from pellucid.text.prompts import Prompt, TokenPrompt
+from pellucid.types import SamplingParams
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", summary="Complete prompts")
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    server = server_of(request)
+    model = server.check_model(body)
+    _check(body)
+    with users_fault(CompletionRequest.model_fields):
+        sampling = _sampling(body, server)
+        prompts = await server.llm.tokenize(
+            _prompts(body), add_special_tokens=body.add_special_tokens is not False
+        )
+        texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
+    mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
+    answer = Answer(mailbox, prompts, sampling.n)
+    return await respond(request, body, answer, _CompletionForm(body, answer, model, server, texts))
+
+
+def _check(body: CompletionRequest) -> None:
+    """Refuse what would be answered wrongly."""
+    if body.suffix:
+        raise ApiError(
+            400, "suffix is not supported: the text always goes on behind the prompt", param="suffix"
+        )
+    for name in ("response_format", "structured_outputs"):
+        wish = getattr(body, name)
+        if wish is not None and wish.get("type") != "text":
+            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    if body.stream and body.echo and body.logprobs is not None and (body.n or 1) > 1:
+        raise ApiError(400, "logprobs with echo and n cannot be streamed", param="logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens is 0, must be at least 1 (or use echo)", param="max_tokens")
+
+
+def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
+    defaults = server.llm.default_sampling_params()
+    wish = body.max_tokens if "max_tokens" in body.model_fields_set else defaults.max_tokens
+    changes: dict[str, object] = {
+        "max_tokens": 1 if wish == 0 else most_tokens(wish, server.options),
+        "logprobs": body.logprobs,
+    }
+    if body.echo and body.logprobs is not None:
+        changes["prompt_logprobs"] = body.logprobs
+    return body.sampling(defaults, **changes)
+
+
+def _prompts(body: CompletionRequest) -> list[Prompt]:
+    prompt = body.prompt
+    single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+    prompts = [prompt] if single else list(cast("list[Prompt]", prompt))
+    if not prompts:
+        raise ValueError("prompt is empty; give at least one")
+    return [_one_prompt(cast("str | list[int]", each), body.cache_salt) for each in prompts]
+
+
+def _one_prompt(prompt: str | list[int], cache_salt: str | None) -> Prompt:
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return {key: prompt} if cache_salt is None else {key: prompt, "cache_salt": cache_salt}
+
+
+async def _text(prompt: TokenPrompt, server: Server) -> str:
+    return prompt.text if prompt.text is not None else await server.llm.decode(prompt.token_ids)
+
+
+@dataclass(slots=True)
+class _CompletionForm:
+    """Writes an answer in this route's form."""
+
+    body: CompletionRequest
+    answer: Answer
+    model: str
+    server: Server
+    prompt_texts: list[str] | None  # shown before the answers
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of each choice that are out
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for pieces in self.answer.pieces():
+            yield b"".join([event(self._body([self._choice(piece)])) for piece in pieces])
+        if self.body.wants_usage and self.answer.is_complete:
+            yield event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+
+    async def whole(self) -> CompletionBody:
+        choices = [self._choice(piece) for piece in await self.answer.whole()]
+        return CompletionBody(self.id, self.created, self.model, choices, usage_facts(self.answer.usage))
+
+    def _body(self, choices: list[CompletionChoice]) -> CompletionBody:
+        usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET
+        return CompletionBody(self.id, self.created, self.model, choices, usage)
+
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        body, is_silent = self.body, self.body.max_tokens == 0
+        text, token_ids, new_logprobs = piece.text, piece.token_ids, piece.logprobs
+        if is_silent:  # one token had to be generated; only the prompt was asked for
+            text, token_ids, new_logprobs = "", [], [] if new_logprobs is not None else None
+        is_echoed = piece.is_first and self.prompt_texts is not None
+        prompt = self.answer.prompt_of(piece.index)
+        logprobs = None
+        if new_logprobs is not None:
+            entries = [*(piece.prompt_logprobs or ()), *new_logprobs] if is_echoed else new_logprobs
+            ids = [*prompt.token_ids, *token_ids] if is_echoed else token_ids
+            offset = self.offsets.get(piece.index, 0)
+            logprobs = completion_logprobs(ids, entries, self.server.llm.tokenizer, offset=offset)
+        if is_echoed and self.prompt_texts is not None:
+            text = (
+                self.prompt_texts[piece.index // (self.answer.num_choices // len(self.prompt_texts))] + text
+            )
+        self.offsets[piece.index] = self.offsets.get(piece.index, 0) + len(text)
+        wants_ids = bool(body.return_token_ids)
+        wants_prompt_logprobs = body.prompt_logprobs is not None and piece.prompt_logprobs is not None
+        return CompletionChoice(
+            index=piece.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason="length" if is_silent and piece.finish_reason else piece.finish_reason,
+            stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
+            token_ids=token_ids if wants_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if wants_ids and piece.is_first else UNSET,
+            prompt_logprobs=prompt_logprobs_of(piece) if wants_prompt_logprobs else UNSET,
+        )

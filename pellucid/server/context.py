@@ -1,0 +1,86 @@
+"""What all routes share: the engine, the options, the names of the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from fastapi import Request
+
+from pellucid.async_llm import AsyncLLM, Mailbox
+from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
+from pellucid.server.limits import check_limits
+from pellucid.server.metrics import Metrics
+from pellucid.server.options import ServeOptions
+from pellucid.text.outputs import OutputKind
+from pellucid.text.prompts import TokenPrompt
+from pellucid.types import SamplingParams
+
+
+class Named(Protocol):
+    """A request that may name a model."""
+
+    @property
+    def model(self) -> str | None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """One served model."""
+
+    llm: AsyncLLM
+    options: ServeOptions
+    metrics: Metrics
+    names: tuple[str, ...]  # of the model; answers carry the first
+    chat_template: str | None = None  # instead of the model's own
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False  # takes nothing new
+    num_requests: int = 0  # under way
+
+    def check_model(self, request: Named) -> str:
+        """The model's name for the answer.  Raises a 404 for another model than this one."""
+        if request.model is None:
+            return self.names[0]
+        if request.model not in self.names:
+            raise unknown_model(request.model)
+        return request.model
+
+    def submit(
+        self,
+        prompts: Sequence[TokenPrompt],
+        sampling: SamplingParams,
+        *,
+        priority: int | None,
+        is_streamed: bool,
+    ) -> Mailbox:
+        """Hand prompts to the engine.  Raises a 400 for what it cannot serve, a 503 if it cannot now."""
+        with users_fault(sampling.__dict__):
+            check_limits(sampling, self.options)
+            if sampling.logprobs is not None and not self.llm.has_tokenizer:
+                raise ValueError("logprobs are shown with text, but this server has no tokenizer")
+        self.check_room(len(prompts) * sampling.n)
+        for _ in prompts:
+            self.metrics.accepted(sampling.n)
+        kind = OutputKind.DELTA if is_streamed else OutputKind.FINAL_ONLY
+        with users_fault(sampling.__dict__):
+            return self.llm.open(prompts, sampling, priority=priority or 0, kind=kind)
+
+    def check_room(self, num_new: int) -> None:
+        """Raise a 503 if the engine is gone, or too many completions wait for it."""
+        most, waiting = self.options.max_waiting, self.llm.num_waiting
+        at_once = most + self.llm.resolved.max_num_seqs * len(self.llm.stats_per_engine)
+        if num_new > at_once:
+            raise ApiError(
+                400, f"the request asks for {num_new:,} completions, at most {at_once:,} are taken"
+            )
+        if self.llm.error is not None:
+            raise overloaded(self.llm.error)
+        if waiting and waiting + num_new > most:
+            raise overloaded(f"{waiting} completions wait for the engine, max_waiting is {most}; try again")
+
+
+def server_of(request: Request) -> Server:
+    """The server that a route serves."""
+    return cast(Server, request.app.state.server)

@@ -1,0 +1,107 @@
+"""What goes wrong, as clients of OpenAI's API read it: a status and one body for all.
+
+A `ValueError` of the engine's becomes a 400 only within `users_fault`, where it is the request's;
+elsewhere it is a bug and a 500.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
+RETRY_SECONDS = "1"
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    503: "ServiceUnavailableError",
+}
+FIELD = re.compile(r"(?:a token id in )?([a-z_]+)\b")
+
+
+class ApiError(Exception):
+    """An answer that is an error.  param: the field of the request that is wrong."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+
+
+class ErrorFacts(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorFacts
+
+
+def overloaded(message: str) -> ApiError:
+    return ApiError(503, message)
+
+
+def unknown_model(name: str) -> ApiError:
+    return ApiError(404, f"the model {name!r} does not exist; /v1/models lists those that do", param="model")
+
+
+def encode_error(error: ApiError) -> bytes:
+    """The body; a stream that has begun carries it as its last event."""
+    message = error.message.encode("utf-8", "replace").decode()
+    kind = TYPES.get(error.status, "InternalServerError")
+    return msgspec.json.encode(ErrorBody(ErrorFacts(message, kind, error.param, error.status)))
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    if error.status == 503:
+        headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
+    return Response(encode_error(error), error.status, dict(headers or {}), "application/json")
+
+
+@contextmanager
+def users_fault(fields: Mapping[str, object] | None = None) -> Generator[None, None, None]:
+    """Within, a ValueError is the request's; its first word is the field, if `fields` has that."""
+    try:
+        yield
+    except ValueError as error:
+        match = FIELD.match(str(error))
+        param = match[1] if match and fields is not None and match[1] in fields else None
+        raise ApiError(400, str(error), param=param) from error
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Whatever a route raises is answered in this form."""
+
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"] if part != "body"]
+        param = path[0] if path and not path[0].isdigit() else None
+        where = f"{'.'.join(path)}: " if param else ""
+        return error_response(ApiError(400, f"{where}{first['msg']}", param=param))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(ApiError(error.status_code, message), error.headers)
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
+        return error_response(ApiError(500, "internal error; the server's log has it"))

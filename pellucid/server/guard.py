@@ -1,0 +1,81 @@
+"""What every request passes before any route: the key, the size, and whether the server takes any more."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pellucid.server.context import Server
+from pellucid.server.errors import ApiError, error_response, overloaded
+
+# What probes and dashboards read, and what shows nothing of any request.
+OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, server: Server, api_keys: Sequence[str]) -> None:
+        self._app, self._server = app, server
+        self._keys = [key.encode() for key in api_keys]
+        self._most_bytes = int(server.options.max_body_mib * 2**20)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await self._refuse(refusal, scope, receive, send)
+            return
+        is_work = scope["type"] == "http" and scope["method"] == "POST"
+        self._server.num_requests += is_work
+        try:
+            await self._app(scope, self._measured(receive), send)
+        finally:
+            self._server.num_requests -= is_work
+
+    async def _refuse(self, refusal: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+            return
+        # The body is not read, so the connection is of no further use.
+        await error_response(refusal, {"Connection": "close"})(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
+            return ApiError(401, "a valid API key is needed, as 'Authorization: Bearer KEY'")
+        if self._server.is_draining:
+            return overloaded("the server is shutting down")
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._most_bytes:
+            return ApiError(413, self._too_large())
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Compares with every key, whichever is right, so that the time tells nothing."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        key = bearer if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        return sum(hmac.compare_digest(key.encode(), known) for known in self._keys) > 0
+
+    def _measured(self, receive: Receive) -> Receive:
+        """`receive`, as long as the body is not too large."""
+        left = self._most_bytes
+
+        async def measured() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, self._too_large(), {"Connection": "close"})
+            return message
+
+        return measured
+
+    def _too_large(self) -> str:
+        return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"

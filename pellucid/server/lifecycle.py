@@ -1,0 +1,116 @@
+"""A server's life: it listens, drains on SIGTERM, and ends with its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from pellucid.server.app import make_app
+from pellucid.server.context import Server
+
+logger = logging.getLogger(__name__)
+BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE = 75  # seconds that an idle connection is kept
+LAST_EVENTS = 5.0  # seconds to write what remains, when requests have been ended
+LAST_PROBES = 1.0  # seconds in which /health tells that the engine has died, before the server ends
+
+
+async def serve(server: Server, listener: socket.socket, announce: Callable[[], None]) -> str | None:
+    """Serve until told to stop, or until the engine has died: then the reason.
+
+    announce: called when ready.
+    """
+    life = _Life(server, announce)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, life.stop)
+    guard = asyncio.create_task(life.mind_engine())
+    try:
+        await life.http.serve(sockets=[listener])
+    finally:
+        guard.cancel()
+        server.llm.shutdown()
+    return life.cause
+
+
+class _Life:
+    def __init__(self, server: Server, announce: Callable[[], None]) -> None:
+        self.cause: str | None = None  # why it ends, if it should not
+        self._server = server
+        self._ending: asyncio.Task[None] | None = None
+        self.http = _HttpServer(_http_config(server), announce)
+
+    def stop(self) -> None:
+        """Finish what is under way and take nothing new; the second time, end at once."""
+        if self._ending is not None:
+            self._server.llm.fail_all("the server is shutting down")
+            self.http.force_exit = True
+            return
+        self._server.is_draining = True
+        self.http.should_exit = True
+        self._ending = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(self._server.options.drain_seconds)
+        self._server.llm.fail_all("the server is shutting down")
+
+    async def mind_engine(self) -> None:
+        """Wait for the engine's death; start it anew, once, or end."""
+        llm, may_restart = self._server.llm, self._server.options.restart
+        while True:
+            error = await llm.died()
+            if not may_restart:
+                break
+            may_restart = False
+            logger.error("starting the engine anew, for it has died: %s", error)
+            try:
+                await llm.restart()
+            except Exception as failure:
+                error = f"{error}; it cannot start again: {failure}"
+                break
+        self.cause = error
+        await asyncio.sleep(LAST_PROBES)
+        self.http.should_exit = True
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's; signals are left to `_Life`, for it would end the process by the signal, not with 0."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def _http_config(server: Server) -> uvicorn.Config:
+    options = server.options
+    return uvicorn.Config(
+        make_app(server),
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="off",
+        log_config=None,
+        log_level="info" if options.access_log else "warning",
+        access_log=options.access_log,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(options.drain_seconds + LAST_EVENTS + 0.5),
+        root_path=options.root_path,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+    )

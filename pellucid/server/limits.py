@@ -1,0 +1,27 @@
+"""How much one request may ask for, where `SamplingParams` itself would let more pass."""
+
+from __future__ import annotations
+
+from pellucid.server.options import ServeOptions
+from pellucid.types import SamplingParams
+
+
+def check_limits(sampling: SamplingParams, options: ServeOptions) -> None:
+    """Raise ValueError, naming the field, the limit and the way out."""
+    _at_most("n", sampling.n, options.max_n, "--max-n")
+    _at_most("logprobs", sampling.logprobs, options.max_logprobs, "--max-logprobs")
+    _at_most("prompt_logprobs", sampling.prompt_logprobs, options.max_logprobs, "--max-logprobs")
+    for name in ("stop", "bad_words"):
+        _at_most(name, len(getattr(sampling, name) or ()), options.max_stop_strings, "--max-stop-strings")
+
+
+def _at_most(name: str, value: int | None, limit: int, flag: str) -> None:
+    if value is not None and value > limit:
+        raise ValueError(f"{name} asks for {value:,}, this server allows {limit:,} ({flag})")
+
+
+def most_tokens(wish: int | None, options: ServeOptions) -> int | None:
+    """max_tokens within what the server allows; None is up to the context."""
+    if options.max_output_tokens is None:
+        return wish
+    return options.max_output_tokens if wish is None else min(wish, options.max_output_tokens)

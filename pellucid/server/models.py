@@ -1,0 +1,32 @@
+"""GET /v1/models: the one model, by all of its names."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from pellucid.server.context import Server, server_of
+from pellucid.server.errors import unknown_model
+from pellucid.server.protocol.openai_output import ModelCard, ModelList
+from pellucid.server.respond import json_response
+
+router = APIRouter()
+
+
+@router.get("/v1/models", summary="List the models")
+async def list_models(request: Request) -> Response:
+    server = server_of(request)
+    return json_response(ModelList([_card(server, name) for name in server.names]))
+
+
+@router.get("/v1/models/{name:path}", summary="Describe a model")
+async def show_model(name: str, request: Request) -> Response:
+    server = server_of(request)
+    if name not in server.names:
+        raise unknown_model(name)
+    return json_response(_card(server, name))
+
+
+def _card(server: Server, name: str) -> ModelCard:
+    root = server.llm.resolved.user.model.model
+    return ModelCard(name, server.created, root, server.llm.max_model_len)

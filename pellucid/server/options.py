@@ -1,0 +1,49 @@
+"""What can be said about a server, as distinct from its engine; each field's text becomes `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pellucid.config import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where the server listens, whom it serves, and how much it takes on."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine's")
+    port: int = option(8000, "port to listen on; 0 takes a free one")
+    served_model_name: tuple[str, ...] = option((), "names that requests may call the model by")
+    api_key: tuple[str, ...] = option((), "keys, one of which a request must bring; also PELLUCID_API_KEY")
+    allowed_origins: tuple[str, ...] = option(
+        (), "web pages that may call this server, such as https://a.org"
+    )
+    max_waiting: int = option(2048, "most completions that wait for the engine; more are answered with 503")
+    drain_seconds: float = option(30.0, "seconds that SIGTERM leaves to the requests under way")
+    restart: bool = option(False, "start the engine anew when it dies, once")
+    max_logprobs: int = option(20, "most likely tokens that a request may ask for")
+    max_n: int = option(128, "most completions of a prompt")
+    max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
+    max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
+    max_body_mib: float = option(32.0, "most MiB of a request's body")
+    chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
+    root_path: str = option("", "the path under which a proxy shows this server")
+    ssl_certfile: str | None = option(None, "certificate, for HTTPS")
+    ssl_keyfile: str | None = option(None, "the certificate's key")
+    access_log: bool = option(False, "log every request")
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "max_n", "max_stop_strings", "max_body_mib"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ValueError(f"max_output_tokens is {self.max_output_tokens}, must be at least 1")
+        for name in ("chat_template", "ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"{name} is {path!r}, which is no file")
+        if self.drain_seconds < 0:
+            raise ValueError(f"drain_seconds is {self.drain_seconds:g}, must be at least 0")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port is {self.port}, must be in [0, 65535]")

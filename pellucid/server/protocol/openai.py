@@ -1,0 +1,165 @@
+"""OpenAI's requests, with vLLM's further fields.  What is None or absent takes the checkpoint's default.
+
+Fields that nobody knows are ignored, with one line in the log for each name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from pellucid.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+MOST_NAMES = 100  # of unknown fields that are logged
+INT64 = 2**63
+
+JsonObject = dict[str, JsonValue]
+_ignored: set[str] = set()
+
+
+def _no_booleans(value: object) -> object:
+    """Python counts True as 1, and so would pydantic."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a boolean")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_no_booleans), Field(ge=-INT64, lt=INT64)]
+Number = Annotated[float, BeforeValidator(_no_booleans)]
+TokenIds = list[Integer]
+
+
+class ApiRequest(BaseModel):
+    """Any request: known fields are checked, others are let pass."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _note_ignored(self) -> ApiRequest:
+        for name in self.model_extra or {}:
+            if name not in _ignored and len(_ignored) < MOST_NAMES:
+                _ignored.add(name)
+                logger.warning("requests bring %.100r, which is ignored", name)
+        return self
+
+
+class StreamOptions(ApiRequest):
+    """Whether a stream ends in a chunk of its own with the usage, or every chunk has it."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class SamplingRequest(ApiRequest):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    seed: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    logit_bias: dict[int, Number] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Integer | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = False
+    user: str | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """A last chunk with the usage?"""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """The usage so far in every chunk?"""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling(self, defaults: SamplingParams, **changes: object) -> SamplingParams:
+        """`defaults` with what the request says, and then `changes`.  Raises ValueError naming the field."""
+        said = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        return defaults.clone(**{**said, **changes})
+
+
+SAMPLING_FIELDS = [
+    field.name for field in fields(SamplingParams) if field.name in SamplingRequest.model_fields
+]
+
+
+class CompletionRequest(SamplingRequest):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    echo: bool | None = False
+    logprobs: Integer | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = True
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+
+
+class ChatRequest(SamplingRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[JsonObject] = Field(min_length=1)
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = False
+    top_logprobs: Integer | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: Literal["auto", "none", "required"] | JsonObject | None = None
+    parallel_tool_calls: bool | None = True
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = True
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    echo: bool | None = False
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """A new answer, unless the last message is to be continued and nothing else is said."""
+        said = self.add_generation_prompt
+        return not self.continue_final_message if said is None else said
+
+
+class TokenizeRequest(ApiRequest):
+    """POST /tokenize: a prompt, or messages as a chat renders them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+
+
+class DetokenizeRequest(ApiRequest):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
