@@ -1,12 +1,13 @@
 """The websocket /xray: what the engines do, for the page; they are not looked at while nobody watches.
 
-Each message is one frame of one engine.  Frames tell what has changed, so a watcher who reads too slowly is sent
-away instead of skipping some; it may come again and begins anew.
+Each message is one frame of one engine.  Frames tell what has changed, so a watcher who reads too slowly cannot
+skip some: it is sent away, may come again, and begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
@@ -85,7 +86,7 @@ class Viewers:
         if is_first or finish_reason is not None:
             arrival = self._unanswered.pop(update.request_id, None)
             if is_first and arrival is not None:
-                self._first_tokens.append(asyncio.get_running_loop().time() - arrival)
+                self._first_tokens.append(time.monotonic() - arrival)
 
     def _leave(self, queue: Queue) -> None:
         if queue in self._queues:
