@@ -1,7 +1,7 @@
 """The websocket /xray: what the engines do, for the page; they are not looked at while nobody watches.
 
-Each message is one frame of one engine.  Frames tell what has changed, so a watcher who reads too slowly cannot
-skip some: it is sent away, may come again, and begins anew.
+Each message is one frame of one engine.  Frames tell what has changed, so a watcher who reads too slowly
+cannot skip some: it is sent away, may come again, and begins anew.
 """
 
 from __future__ import annotations

@@ -52,9 +52,8 @@ class Tab:
             self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     def size(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **metrics)
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -80,8 +79,9 @@ class Tab:
         """Write into a field, and press Enter."""
         self.eval(f"document.querySelector({selector!r}).focus()")
         self.call("Input.insertText", text=text)
+        enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+            self.call("Input.dispatchKeyEvent", type=kind, **enter)
 
     def text(self, selector: str) -> str:
         return self.eval(f"document.querySelector({selector!r})?.textContent ?? ''")

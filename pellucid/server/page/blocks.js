@@ -2,9 +2,9 @@
 
 import { colourOf, colours, fit } from "./paint.js";
 
-const LARGEST = 18, SMALLEST = 2; // pixels from a square to the next
+const LARGEST = 34, SMALLEST = 2; // pixels from a square to the next
 const GLOW = 500; // milliseconds in which a block that was taken is lighter
-const BETWEEN = 10; // pixels between two KV groups
+const TITLE = 20; // pixels above each of several KV groups
 
 export class Blocks {
   constructor(canvas, tip, onHover) {
@@ -52,7 +52,10 @@ export class Blocks {
     if (isNew || this.isStale) {
       this.arrange(width, height);
       pen.clearRect(0, 0, width, height);
-      for (const [group, { blocks }] of this.groups.entries()) {
+      for (const [group, { blocks, top }] of this.groups.entries()) {
+        pen.fillStyle = colours().faint;
+        pen.font = "11px system-ui, sans-serif";
+        if (this.title) pen.fillText(`KV group ${group}`, 0, top - 7);
         for (let index = 0; index < blocks.length; index++) this.paint(pen, group, index, now);
       }
       this.isStale = false;
@@ -72,21 +75,24 @@ export class Blocks {
     let top = 0;
     for (const [group, tall] of this.heights(width).entries()) {
       this.groups[group].top = top;
+      this.groups[group].top += this.title;
       top += tall;
     }
   }
 
   heights(width) {
     this.columns = Math.floor(width / this.size);
-    return this.groups.map(
-      ({ blocks }, group) => Math.ceil(blocks.length / this.columns) * this.size + (group < this.groups.length - 1 ? BETWEEN : 0),
-    );
+    return this.groups.map(({ blocks }) => Math.ceil(blocks.length / this.columns) * this.size + this.title);
+  }
+
+  get title() {
+    return this.groups.length > 1 ? TITLE : 0;
   }
 
   paint(pen, group, index, now) {
     const { blocks, top } = this.groups[group];
     const block = blocks[index];
-    const side = this.size - (this.size > 11 ? 3 : this.size > 7 ? 2 : this.size > 3 ? 1 : 0);
+    const side = this.size - (this.size > 24 ? 5 : this.size > 11 ? 3 : this.size > 7 ? 2 : this.size > 3 ? 1 : 0);
     const x = (index % this.columns) * this.size;
     const y = top + Math.floor(index / this.columns) * this.size;
     pen.clearRect(x, y, this.size, this.size);
@@ -95,7 +101,7 @@ export class Blocks {
     pen.roundRect(x, y, side, side, side > 6 ? side / 4.5 : 0);
     pen.fill();
     if (block.numOwners > 1) {
-      const inner = Math.max(1, Math.round(side * 0.36));
+      const inner = Math.max(1, Math.round(side * 0.34));
       pen.fillStyle = colours().card;
       pen.beginPath();
       pen.roundRect(x + (side - inner) / 2, y + (side - inner) / 2, inner, inner, inner / 3);
@@ -107,7 +113,7 @@ export class Blocks {
     const isDim = this.highlighted !== null && owner !== this.highlighted;
     if (owner >= 0) return colourOf(owner, isDim ? 0.25 : 1, age < GLOW ? 0.2 * (1 - age / GLOW) : 0);
     if (!isCached) return colours().cell;
-    return last === undefined ? colours().faint : colourOf(last, isDim ? 0.14 : 0.26);
+    return last === undefined ? colours().rest : colourOf(last, isDim ? 0.14 : 0.26);
   }
 
   hover(event) {

@@ -3,7 +3,7 @@
 import { call, events, getKey, setKey } from "./api.js";
 import { render } from "./markdown.js";
 
-const SUGGESTIONS = ["What is 47 + 85?", "Sort these numbers: 31, 4, 15, 92, 6", "Write a Python function that adds two numbers."];
+const SUGGESTIONS = ["What is 47 + 85?", "Sort in ascending order: 930, 425, 341, 84, 278", "Reverse this list: lantern cloud river stone"];
 const SETTINGS = { system: "", temperature: 0.6, top_p: 0.95, max_tokens: 1024 };
 const NEAR_END = 80; // pixels: whoever reads further up is not pulled down
 

@@ -9,7 +9,7 @@ export function colours() {
   if (palette === null) {
     const style = getComputedStyle(document.documentElement);
     const read = (name) => style.getPropertyValue(`--${name}`).trim();
-    palette = Object.fromEntries(["card", "ink", "soft", "faint", "line", "cell", "accent"].map((n) => [n, read(n)]));
+    palette = Object.fromEntries(["card", "ink", "soft", "faint", "line", "cell", "rest", "accent"].map((n) => [n, read(n)]));
     palette.lightness = Number(read("lightness"));
     palette.chroma = Number(read("chroma"));
   }

@@ -97,5 +97,5 @@ export class Steps {
 
 /** Pixels of a row: many tokens are taller than few, but not by as much as they are more. */
 function tall([, numQuery, numDraft]) {
-  return numDraft ? 9 : 5 + 7 * Math.log2(numQuery);
+  return numDraft ? 10 : 7 + 7 * Math.log2(numQuery);
 }

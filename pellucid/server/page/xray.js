@@ -10,7 +10,8 @@ import { Steps } from "./steps.js";
 const RETRY = 1000; // milliseconds before a lost link is sought again
 const SILENCE = 0.4; // seconds without a frame: nothing happens
 const WINDOW = 1; // seconds over which tokens are counted
-const NUM_LOAD = 12;
+const NUM_QUESTIONS = 4, NUM_ANSWERS = 4; // a browser holds few connections to one host
+const NUM_LOAD = NUM_QUESTIONS * NUM_ANSWERS;
 const BRIEFING = "You are a careful assistant. Read the question twice, think in small steps, check every step, " +
   "and then answer in one short sentence. If you do not know the answer, say so.";
 
@@ -176,18 +177,18 @@ export class XRay {
     }
   }
 
-  /** Something to look at: questions that share a beginning, of several lengths. */
+  /** Something to look at: questions that share a beginning, each answered several times. */
   makeLoad() {
-    for (let i = 0; i < NUM_LOAD; i++) {
-      const terms = Array.from({ length: 3 + 2 * i }, () => Math.floor(100 * Math.random()));
+    for (let i = 0; i < NUM_QUESTIONS; i++) {
+      const terms = Array.from({ length: 4 + 6 * i }, () => Math.floor(100 * Math.random()));
       const messages = [
         { role: "system", content: BRIEFING },
         { role: "user", content: `What is ${terms.join(" + ")}?` },
       ];
-      this.numLoad++;
-      call("/v1/chat/completions", { body: { messages, max_tokens: 120 + 40 * i } })
+      this.numLoad += NUM_ANSWERS;
+      call("/v1/chat/completions", { body: { messages, n: NUM_ANSWERS, max_tokens: 200 + 100 * i } })
         .catch((error) => this.say("lost", error.message))
-        .finally(() => this.markLoad(--this.numLoad));
+        .finally(() => this.markLoad((this.numLoad -= NUM_ANSWERS)));
     }
     this.markLoad(this.numLoad);
   }
