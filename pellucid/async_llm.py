@@ -307,10 +307,6 @@ class AsyncLLM:
         """What the checkpoint recommends.  max_tokens: if it says nothing about that."""
         return self._front.default_sampling_params(max_tokens=max_tokens)
 
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise ValueError for parameters that this model cannot serve."""
-        self._front.check_sampling(sampling)
-
     # Life
 
     def watch(self, observer: Observer) -> None:
