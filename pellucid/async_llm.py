@@ -315,7 +315,8 @@ class AsyncLLM:
 
     def view(self, viewer: Viewer | None) -> None:
         """Show `viewer` what the engines do, some times a second and from the beginning; None: nobody."""
-        self._attach()
+        if viewer is not None:
+            self._attach()
         self._viewer = viewer
         self._engine.watch(is_on=viewer is not None)
         self._plan_turn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -99,10 +100,12 @@ def test_a_reader_that_stands_still_is_sent_away(server: Running, client: openai
         assert slow.recv(10)
 
 
-def test_a_key_is_needed_where_keys_are(client: openai.OpenAI) -> None:
+def test_a_key_is_needed_where_keys_are() -> None:
     with running("--api-key", "schlüssel+/") as server:
         for key in (None, "", "wrong"):
             with pytest.raises((InvalidStatus, ConnectionClosed)):
                 watch(server, key=key)
         with watch(server, key="schlüssel+/") as socket:
             assert socket.recv(10)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 0, "who watches does not hold the server up"

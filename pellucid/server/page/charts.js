@@ -1,8 +1,8 @@
-// The two small charts of the last half minute.
+// The two small charts of the last seconds.
 
 import { colours, fit } from "./paint.js";
 
-const SPAN = 30; // seconds
+const SPAN = 20; // seconds
 
 class Chart {
   constructor(canvas) {
