@@ -22,6 +22,10 @@ MOST_TIME = 0.01  # share of the engine's time that frames may take
 MOST_ROWS = 512  # rows of a frame; its newest steps have room
 MOST_SEQUENCES = 128  # of a frame, running and waiting each
 
+# Fields of views, one view after the other: objects that live on, thousands a second, would wake Python's
+# garbage collector, which costs more than all the rest.
+Flat = list[int]
+
 
 class BlockView(NamedTuple):
     """A block that has changed hands."""
@@ -29,7 +33,7 @@ class BlockView(NamedTuple):
     block: int
     owner: int  # id of the sequence that has held it longest; -1 is nobody
     num_owners: int  # more than one: a shared prefix
-    is_cached: bool  # nobody's, but findable until its place is needed
+    is_cached: int  # 1: nobody's, but findable until its place is needed
 
 
 class RowView(NamedTuple):
@@ -57,7 +61,7 @@ class StepView(NamedTuple):
     """A plan that came home."""
 
     id: int
-    rows: list[RowView]
+    rows: Flat  # RowViews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class Frame:
     running: list[SeqView]  # the oldest
     waiting: list[SeqView]  # the next
     steps: list[StepView]  # the newest, in their order
-    blocks: list[list[BlockView]]  # per KV group: those that changed
+    blocks: list[Flat]  # per KV group: BlockViews of those that changed
 
 
 class XRay(Protocol):
@@ -174,9 +178,10 @@ class LiveXRay:
             num_rows += len(plan.rows)
             if num_rows > MOST_ROWS and steps:
                 break
-            rows = zip(plan.rows[:MOST_ROWS], result.tokens, strict=False)
-            views = [RowView(row.seq_id, row.num_query, row.num_draft, len(new)) for row, new in rows]
-            steps.append(StepView(plan.id, views))
+            rows: Flat = []
+            for row, new in zip(plan.rows[:MOST_ROWS], result.tokens, strict=False):
+                rows += RowView(row.seq_id, row.num_query, row.num_draft, len(new))
+            steps.append(StepView(plan.id, rows))
         return steps[::-1]
 
 
@@ -243,24 +248,30 @@ class _Board:
             if not owners:
                 del self._owners[block]
 
-    def take_changes(self) -> list[BlockView]:
-        """How the touched blocks stand now."""
+    def take_changes(self) -> Flat:
+        """BlockViews of the touched blocks, as they stand now."""
         changes = self._take_touched()
         if len(self._cached) != len(self._pool.cached):  # the beginning, or the cache was cleared
             self._touched = self._cached.union(self._pool.cached)
             changes += self._take_touched()
         return changes
 
-    def _take_touched(self) -> list[BlockView]:
-        changes = [self._view(block) for block in self._touched]
+    def _take_touched(self) -> Flat:
+        changes: Flat = []
+        for block in self._touched:
+            owners = self._owners.get(block)
+            if owners:
+                self._cached.discard(block)
+                changes += BlockView(block, next(iter(owners)), len(owners), 0)
+            else:
+                changes += BlockView(block, -1, 0, self._note_cached(block))
         self._touched.clear()
         return changes
 
-    def _view(self, block: int) -> BlockView:
-        owners = self._owners.get(block, ())
-        is_cached = self._pool.is_resting(block) and self._pool.is_published(block)
-        if is_cached:
+    def _note_cached(self, block: int) -> int:
+        """1 if the block, which no sequence has, is cached; 0 if it is free or a connector's."""
+        if self._pool.is_resting(block) and self._pool.is_published(block):
             self._cached.add(block)
-        else:
-            self._cached.discard(block)
-        return BlockView(block, next(iter(owners), -1), len(owners), is_cached)
+            return 1
+        self._cached.discard(block)
+        return 0

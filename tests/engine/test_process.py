@@ -164,7 +164,7 @@ def test_a_watched_engine_shows_what_it_does_until_it_rests() -> None:
         socket.send(encode([Watch(False), add(make_request("b", max_tokens=40))]))
         list(turns(socket, 2))
     assert frames[0].is_first and not any(frame.is_first for frame in frames[1:])
-    assert sum(row.num_new for frame in frames for step in frame.steps for row in step.rows) == 40
+    assert sum(sum(step.rows[3::4]) for frame in frames for step in frame.steps) == 40
     assert not frames[-1].running, "the last one is of the end"
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from pellucid.engine.core import Engine
-from pellucid.engine.xray import INTERVAL, MOST_TIME, BlockView, Frame, LiveXRay
+from pellucid.engine.xray import INTERVAL, MOST_TIME, BlockView, Flat, Frame, LiveXRay, RowView
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request
 
 FREE = BlockView(0, -1, 0, False)
+
+
+View = TypeVar("View", BlockView, RowView)
+
+
+def views(kind: Callable[..., View], flat: Flat) -> list[View]:
+    """Views of four fields each."""
+    return [kind(*flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
 
 class Clock:
@@ -37,7 +47,7 @@ class Page:
         assert frame is not None
         if frame.is_first:
             self.blocks.clear()
-        self.blocks |= {view.block: view for view in frame.blocks[0]}
+        self.blocks |= {view.block: view for view in views(BlockView, frame.blocks[0])}
         self.last = frame
 
     def check(self, engine: Engine) -> None:
@@ -88,7 +98,7 @@ def test_a_frame_has_the_rows_of_each_step() -> None:
         engine.step()
     frame = engine.xray.frame(is_stale=False)
     assert frame is not None and frame.is_first and frame.max_num_tokens == 4 and not frame.running
-    rows = [row[1:] for step in frame.steps for row in step.rows]
+    rows = [row[1:] for step in frame.steps for row in views(RowView, step.rows)]
     assert rows == [(4, 0, 0), (2, 0, 1), (3, 2, 2), (3, 2, 1)], "two chunks and two verifications"
 
 

@@ -8,7 +8,7 @@ import { Requests } from "./requests.js";
 import { Steps } from "./steps.js";
 
 const RETRY = 1000; // milliseconds before a lost link is sought again
-const SILENCE = 0.4; // seconds without a frame: nothing happens
+const SILENCE = 1; // seconds without a frame: nothing happens
 const WINDOW = 1; // seconds over which tokens are counted
 const NUM_QUESTIONS = 4, NUM_ANSWERS = 4; // a browser holds few connections to one host
 const NUM_LOAD = NUM_QUESTIONS * NUM_ANSWERS;
@@ -18,6 +18,8 @@ const BRIEFING = "You are a careful assistant. Read the question twice, think in
 const $ = (id) => document.getElementById(id);
 const number = (n, digits = 0) => n.toLocaleString("en", { maximumFractionDigits: digits });
 const percent = (part, whole) => (whole ? `${number((100 * part) / whole)}%` : "–");
+/** Views of four numbers each. */
+const views = (flat) => Array.from({ length: flat.length / 4 }, (_, i) => flat.slice(4 * i, 4 * i + 4));
 const clock = () => performance.now() / 1000;
 
 export class XRay {
@@ -96,8 +98,8 @@ export class XRay {
     }
     this.heard = now;
     this.counts.push([now, stats.num_sampled_tokens]);
-    this.blocks.change(frame.blocks, performance.now());
-    this.steps.add(frame.steps.map(([id, rows]) => ({ id, rows })));
+    this.blocks.change(frame.blocks.map(views), performance.now());
+    this.steps.add(frame.steps.map(([id, rows]) => ({ id, rows: views(rows) })));
     this.requests.update(frame);
     this.tell(frame, stats);
   }
