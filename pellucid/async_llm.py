@@ -396,9 +396,8 @@ class AsyncLLM:
             self._deliver(self._front.show(self._engine.poll()))
             if not self._engine.has_orders:  # a stop string is found here, and the engine told
                 break
-        views = self._engine.take_views()
-        if self._viewer is not None:
-            for index, frame in views:
+        for index, frame in self._engine.take_views():
+            if self._viewer is not None:  # which may have seen enough with the frame before
                 self._viewer(index, frame)
         self._watch_files(self._loop)
         if self.error is not None and self._death is not None and not self._death.done():

@@ -109,6 +109,7 @@ def test_what_goes_wrong_is_said_in_the_servers_words(tab: Tab, server: Running)
     say(tab, "Hello")
     assert "max_tokens is -5" in tab.text(".error")
     assert any("400" in error for error in tab.errors), "the browser's own note of it"
+    assert tab.eval("document.querySelector('#draft').value") == "Hello", "it may be sent again"
     tab.errors.clear()
 
 

@@ -91,8 +91,7 @@ def test_no_page_of_another_host_may_watch(server: Running) -> None:
         assert socket.recv(10)
 
 
-def test_a_reader_that_stands_still_is_sent_away(server: Running, client: openai.OpenAI) -> None:
-    """The bound itself is `Viewers`'s; here nobody else is held up, and the watcher may come again."""
+def test_a_watcher_that_stands_still_holds_up_nobody(server: Running, client: openai.OpenAI) -> None:
     with watch(server, max_queue=1) as slow:
         ask(client, n=4)
         time.sleep(0.2)

@@ -127,9 +127,16 @@ async function answer() {
   }
   if (chat !== turns) return; // another chat has begun
   if (view.content || !view.hasFailed) chat.push({ role: "assistant", content: view.content });
+  else takeBack(chat.pop().content);
   totals.prompt += view.usage?.prompt_tokens ?? 0;
   totals.completion += view.usage?.completion_tokens ?? 0;
   $("totals").textContent = `This chat: ${count(totals.prompt, "token")} read, ${totals.completion.toLocaleString("en")} written`;
+}
+
+/** What was refused may be sent again, and is no part of the conversation. */
+function takeBack(text) {
+  $("draft").value ||= text;
+  fitDraft();
 }
 
 /** One answer on the page.  Thoughts come as reasoning, or between the model's own tags. */

@@ -101,6 +101,7 @@ export class XRay {
     this.blocks.change(frame.blocks.map(views), performance.now());
     this.steps.add(frame.steps.map(([id, rows]) => ({ id, rows: views(rows) })));
     this.requests.update(frame);
+    if (!frame.running.some(([id]) => id === this.blocks.highlighted)) this.highlight(null);
     this.tell(frame, stats);
   }
 
