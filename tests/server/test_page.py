@@ -128,7 +128,7 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         tab.until("document.querySelector('#rate').textContent !== '0'")
         tab.until("document.querySelector('#accepted').textContent.endsWith('%')")
         if os.environ.get(SHOTS):
-            time.sleep(4.5)  # the strip fills
+            tab.until("document.querySelectorAll('.request').length <= 9")  # the strip has filled
         shoot(tab, "xray")
         tab.click("#theme")
         time.sleep(0.3)

@@ -170,6 +170,7 @@ export class XRay {
 
   choose(index) {
     this.engine = index;
+    this.rateChart.points = [];
     this.markEngine();
     this.socket?.close(); // the next link begins with the whole picture
   }
