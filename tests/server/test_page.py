@@ -75,6 +75,8 @@ def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Runn
     tab.until("document.querySelector('#model').textContent === 'sprout'")
     shoot(tab, "welcome")
     tab.eval("document.querySelector('#temperature').value = 0")
+    tab.eval("document.querySelector('#temperature').dispatchEvent(new Event('input'))")
+    assert tab.text("label[for=temperature] output") == "0.00"
     tab.type("#draft", "What is 47 + 85?")
     tab.until("document.querySelector('.thinking.busy') !== null")
     early = len(tab.text(".thoughts"))
