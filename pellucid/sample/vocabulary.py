@@ -77,7 +77,8 @@ class SplitVocabulary:
     def argmax(self, scores: Tensor) -> Tensor:
         if self._num:
             return self.agree(*scores.max(-1))
-        nothing = scores.new_full((len(scores),), -float("inf"))
+        # In float32, as others draw: ranks whose values differ in type would speak in different ways.
+        nothing = scores.new_full((len(scores),), -float("inf"), dtype=torch.float32)
         return self.agree(nothing, torch.zeros_like(nothing))
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Alone
+from pellucid.kernels.all_reduce import Mailbox
 from pellucid.sample.vocabulary import SplitVocabulary
 
 
@@ -59,6 +60,25 @@ def test_every_rank_finds_the_same_best_token(vocab_size: int, size: int) -> Non
     for found in on_every_rank(logits, size, lambda v, part: v.argmax(v.trim(part))):
         assert torch.equal(logits.gather(1, found[:, None])[:, 0], logits.amax(1))
         assert torch.equal(found, (logits == logits.amax(1, keepdim=True)).int().argmax(1))
+
+
+def test_a_rank_that_holds_padding_alone_answers_in_the_way_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The draw of the others finds float32 values, whatever the logits are; those go through the mailbox."""
+    asked: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def best(values: Tensor, ids: Tensor, mailbox: Mailbox) -> Tensor:
+        asked.append((values.dtype, ids.dtype))
+        return ids
+
+    monkeypatch.setattr("pellucid.sample.vocabulary.best_of_ranks", best)
+    group = ThreadGroup(3, 4, Round(4))
+    group.table.barrier.abort()  # nobody else is there to gather
+    group.mailbox = Mailbox(rank=3, memory=torch.empty(0), addresses=torch.empty(0), epochs=torch.empty(0))
+    split = SplitVocabulary(group, 5)
+    split.argmax(split.trim(torch.zeros(2, 2, dtype=torch.bfloat16)))
+    assert asked == [(torch.float32, torch.int32)]
 
 
 @pytest.mark.parametrize("vocab_size,size", [(8, 2), (331, 4), (5, 4)])
