@@ -1,0 +1,46 @@
+"""The law of dependent launches, held by reading: what each kernel does before it waits.
+
+No test on a CPU can see a race between kernels, and on a GPU it may be lost once in a million.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parents[2] / "pellucid" / "kernels"
+PRIMITIVES = ("let_next_start", "wait")
+
+
+def kernels() -> list[ast.FunctionDef]:
+    """Functions that may be launched dependently."""
+    files = [ast.parse(path.read_text()) for path in sorted(KERNELS.glob("*.py"))]
+    functions = [node for file in files for node in file.body if isinstance(node, ast.FunctionDef)]
+    return [f for f in functions if f.name not in PRIMITIVES and "DEPENDENT" in [a.arg for a in f.args.args]]
+
+
+def calls(nodes: list[ast.stmt]) -> list[ast.Call]:
+    return [node for stmt in nodes for node in ast.walk(stmt) if isinstance(node, ast.Call)]
+
+
+def name_of(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+@pytest.mark.parametrize("kernel", kernels(), ids=lambda kernel: kernel.name)
+def test_before_a_kernel_waits_it_reads_weights_and_nothing_else(kernel: ast.FunctionDef) -> None:
+    at = [i for i, stmt in enumerate(kernel.body) if ast.unparse(stmt) == "wait(DEPENDENT)"]
+    assert len(at) == 1, "waits once, whatever it is to do"
+    before = kernel.body[: at[0]]
+    assert "let_next_start" in map(name_of, calls(before))
+    assert not [node for stmt in before for node in ast.walk(stmt) if isinstance(node, ast.Return)]
+    for call in calls(before):
+        assert not name_of(call).startswith(("store", "atomic", "async", "copy")), ast.unparse(call)
+        if name_of(call) in ("load", "load_part"):
+            assert ast.unparse(call.args[0]).startswith(("weight_", "w_at")), ast.unparse(call)
+
+
+def test_many_kernels_are_looked_at() -> None:
+    assert len(kernels()) >= 20
