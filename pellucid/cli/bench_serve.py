@@ -246,7 +246,7 @@ def _warmed_up(loads: list[Load], server: _Server, args: argparse.Namespace) -> 
 
     if args.num_warm_ups:
         lanes = warm_up(loads[0], args.num_warm_ups)
-        for record in drive(server.target, lanes, start=time.monotonic(), timeout=args.timeout):
+        for record in drive(server.target, lanes, start=time.monotonic(), timeout=args.timeout).records:
             if record.error is not None:
                 raise ValueError(f"a first request has failed: {record.error}")
     return loads

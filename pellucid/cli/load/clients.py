@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from pellucid.cli.load.answer import Record
-from pellucid.cli.load.drive import drive
+from pellucid.cli.load.drive import Observed, drive
 from pellucid.cli.load.http import Target
-from pellucid.cli.load.workloads import Lane, Load, build_lanes
+from pellucid.cli.load.workloads import Load, build_lanes
 
-LEAD = 0.05  # seconds from everybody's being ready to the start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What clients have seen.  cpu_seconds: of each client process, from the start to its last answer."""
-
-    records: list[Record]
-    cpu_seconds: list[float]
-
-    @property
-    def began(self) -> float:
-        return min(record.sent for record in self.records)
-
-    @property
-    def seconds(self) -> float:
-        """From the first request to the last answer's end."""
-        return max(record.ended for record in self.records) - self.began
-
-    @property
-    def busiest(self) -> float:
-        """The busiest client process's share of a core; near 1, the figures are the client's own."""
-        return max(self.cpu_seconds) / self.seconds
+LEAD = 0.2  # seconds to the start, in which event loops are made and garbage is collected
 
 
 def observe(target: Target, load: Load, *, num_processes: int, timeout: float) -> Observed:
     """Send a load and keep what comes back.  timeout: seconds a request may take."""
     num = load.parts(num_processes)
     if num == 1:
-        lanes = build_lanes(load)
-        return _joined([_measured(target, lanes=lanes, start=time.monotonic(), timeout=timeout)])
+        return drive(target, build_lanes(load), start=time.monotonic() + LEAD, timeout=timeout)
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
@@ -76,13 +51,7 @@ def _client(pipe: Connection, target: Target, load: Load, part: int, num: int, t
     lanes = build_lanes(load, part, num)
     pipe.send("ready")
     start = pipe.recv()
-    pipe.send(_measured(target, lanes=lanes, start=start, timeout=timeout))
-
-
-def _measured(target: Target, *, lanes: list[Lane], start: float, timeout: float) -> Observed:
-    began = time.process_time()
-    records = drive(target, lanes, start=start, timeout=timeout)
-    return Observed(records=records, cpu_seconds=[time.process_time() - began])
+    pipe.send(drive(target, lanes, start=start, timeout=timeout))
 
 
 def _joined(parts: list[Observed]) -> Observed:

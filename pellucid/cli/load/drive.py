@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pellucid.cli.load.answer import Record, StreamAnswer
 from pellucid.cli.load.http import BrokenResponseError, ConnectionPool, Target
@@ -14,8 +15,31 @@ from pellucid.cli.load.workloads import Lane, Order
 from pellucid.registry import load_object
 
 
-def drive(target: Target, lanes: list[Lane], *, start: float, timeout: float) -> list[Record]:
-    """Run all lanes at once and return the record of every request that was sent.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What clients have seen.  cpu_seconds: of each client process, from the start to its
+    last answer."""
+
+    records: list[Record]
+    cpu_seconds: list[float]
+
+    @property
+    def began(self) -> float:
+        return min(record.sent for record in self.records)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last answer's end."""
+        return max(record.ended for record in self.records) - self.began
+
+    @property
+    def busiest(self) -> float:
+        """The busiest client process's share of a core; near 1, the figures are the client's own."""
+        return max(self.cpu_seconds) / self.seconds
+
+
+def drive(target: Target, lanes: list[Lane], *, start: float, timeout: float) -> Observed:
+    """Run all lanes at once and return what became of every request that was sent.
 
     start: when, in seconds of the monotonic clock.  timeout: seconds a request may take.
     """
@@ -50,8 +74,9 @@ class _Drive:
         self._records: list[Record] = []
         self._is_over = asyncio.Event()  # background lanes send nothing more
 
-    async def run(self) -> list[Record]:
+    async def run(self) -> Observed:
         await asyncio.sleep(self._start - time.monotonic())
+        began = time.process_time()
         async with asyncio.TaskGroup() as everything:
             for lane in self._lanes:
                 if lane.is_background:
@@ -61,8 +86,9 @@ class _Drive:
                     if not lane.is_background:
                         foreground.create_task(self._lane(lane))
             self._is_over.set()
+        cpu_seconds = time.process_time() - began
         self._pool.close()
-        return self._records
+        return Observed(records=self._records, cpu_seconds=[cpu_seconds])
 
     async def _lane(self, lane: Lane) -> None:
         orders = iter(lane.orders)

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from pellucid.cli.load.answer import Record
-from pellucid.cli.load.clients import Observed
+from pellucid.cli.load.drive import Observed
 from pellucid.cli.load.server import ProcessCpu
 from pellucid.cli.load.workloads import Load
 
-# A gap before k tokens counts k times, as gap / k, between tokens, and once between chunks: that is what a reader
-# waits, however much comes then.  The time per output token is a request's, from its first arrival to its last,
-# over the tokens after the first.  Requests are late when the client is, or when it has no room for them.
+# A gap before k tokens counts k times, as gap / k, between tokens, and once between chunks: that is what a
+# reader waits, however much comes then.  The time per output token is a request's, from its first arrival to
+# its last, over the tokens after the first.  Requests are late when the client is, or when it has no room.
 LATENCIES = {
     "ttft_ms": "time to first token",
     "itl_ms": "between tokens (ITL)",
