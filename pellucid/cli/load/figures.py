@@ -17,10 +17,10 @@ from pellucid.cli.load.workloads import Load
 # reader waits, however much comes then.  The time per output token is a request's, from its first arrival to
 # its last, over the tokens after the first.  Requests are late when the client is, or when it has no room.
 LATENCIES = {
-    "ttft_ms": "time to first token",
+    "ttft_ms": "first token (TTFT)",
     "itl_ms": "between tokens (ITL)",
     "gap_ms": "between chunks",
-    "tpot_ms": "per output token (TPOT)",
+    "tpot_ms": "a token (TPOT)",
     "e2e_ms": "end to end",
     "late_ms": "sent later than due",
 }

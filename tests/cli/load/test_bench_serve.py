@@ -68,8 +68,9 @@ def test_latencies_are_the_servers(capsys, tmp_path):
 def test_requests_say_what_is_wanted(capsys):
     with serving(at_once) as fake:
         bench(
-            capsys, "--base-url", fake.url, "--api-key", "secret", "--num-requests", "2", "--num-warm-ups", "0",
-            "--input-len", "7", "--output-len", "2", "--extra-body", '{"ignore_eos": null, "top_k": 5}',
+            capsys, "--base-url", fake.url, "--api-key", "secret", "--num-requests", "2",
+            "--num-warm-ups", "0", "--input-len", "7", "--output-len", "2",
+            "--extra-body", '{"ignore_eos": null, "top_k": 5}',
         )  # fmt: skip
         assert all("Authorization: Bearer secret" in head for head in fake.headers)
         first, second = fake.requests
@@ -169,13 +170,11 @@ def test_a_rate_is_kept_and_the_gaps_are_exponential():
 
 
 def test_several_processes_send_the_same_load():
-    alone, shared = load(num_requests=7, max_concurrency=3), []
-    for part in range(3):
-        shared += build_lanes(alone, part, 3)
+    alone = load(num_requests=7, max_concurrency=3)
     (whole,) = build_lanes(alone)
-    assert sorted(order.body for lane in shared for order in lane.orders) == sorted(
-        o.body for o in whole.orders
-    )
+    shared = [lane for part in range(3) for lane in build_lanes(alone, part, 3)]
+    bodies = sorted(order.body for lane in shared for order in lane.orders)
+    assert bodies == sorted(order.body for order in whole.orders)
     assert [lane.limit for lane in shared] == [1, 1, 1]
     with serving(at_once) as fake:
         seen = observe(Target.parse(fake.url, None), alone, num_processes=2, timeout=9)
@@ -187,8 +186,8 @@ def test_mixed_sends_long_prompts_as_long_as_streams_last(capsys, tmp_path):
     file = tmp_path / "runs.json"
     with serving(steady) as fake:
         bench(
-            capsys, "--base-url", fake.url, "--workload", "mixed", "--num-requests", "4", "--output-len", "12",
-            "--max-concurrency", "2", "--long-len", "100", "--long-every", "0.1", "--json", str(file),
+            capsys, "--base-url", fake.url, "--workload", "mixed", "--num-requests", "4", "--output-len",
+            "12", "--max-concurrency", "2", "--long-len", "100", "--long-every", "0.1", "--json", str(file),
             "--num-warm-ups", "0",
         )  # fmt: skip
         lengths = [len(request["prompt"]) for request in fake.requests]  # type: ignore[arg-type]
