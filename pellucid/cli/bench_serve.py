@@ -75,9 +75,9 @@ def _add_request_options(group: argparse._ArgumentGroup) -> None:
     add("--temperature", type=float, metavar="X", default=0.6, help="(default 0.6)")
     add("--seed", type=int, metavar="N", default=0, help="draws tokens, lengths and times (default 0)")
     add(
-        "--count-by", choices=COUNTINGS, default="ids",
-        help="ids: ask for token ids in every chunk and count those; usage: ask for usage in every chunk; "
-        "end: ask for nothing unusual, and spread the usage at the end over the chunks (default ids)",
+        "--count-by", choices=COUNTINGS, default="usage",
+        help="usage: ask for the usage so far in every chunk; ids: ask for token ids in every chunk; end: "
+        "ask for nothing unusual, and spread the usage at the end over the chunks (default usage)",
     )  # fmt: skip
     add(
         "--extra-body", metavar="JSON",

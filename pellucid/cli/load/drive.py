@@ -88,7 +88,8 @@ class _Drive:
             self._is_over.set()
         cpu_seconds = time.process_time() - began
         self._pool.close()
-        return Observed(records=self._records, cpu_seconds=[cpu_seconds])
+        records = sorted(self._records, key=lambda record: record.sent)
+        return Observed(records=records, cpu_seconds=[cpu_seconds])
 
     async def _lane(self, lane: Lane) -> None:
         orders = iter(lane.orders)

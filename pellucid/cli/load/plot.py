@@ -86,7 +86,7 @@ def _panel(key: str, title: str, runs: Sequence[Figures], left: float) -> str:
     if not found:
         return f'<text x="{left}" y="40">{title}: nothing was measured</text>'
     values = [max(figures[name], 1e-3) for _, _, figures in found for name in COLOURS]
-    axes = _Axes(left, 1.1 * max(x for x, _, _ in found), min(values) / 1.3, max(values) * 1.3)
+    axes = _Axes(left, 1.1 * max(x for x, _, _ in found), min(values) / 2, max(values) * 2)
     parts = [_frame(axes, title)]
     for name, colour in COLOURS.items():
         points = [(axes.x(x), axes.y(max(figures[name], 1e-3))) for x, _, figures in found]

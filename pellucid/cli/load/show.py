@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from pellucid.cli.console import terminal
-from pellucid.cli.load.figures import LATENCIES, Figures, LaneFigures, Spread
+from pellucid.cli.load.figures import LATENCIES, Figures, Spread
 
 BUSY = 0.8  # share of a core from which on the client may be what is measured
 LATE = 5.0  # ms, likewise
 SHOWN_ERRORS = 5
 SWEEP_HEADS = (
-    *("requests", "errors", "requests/s", "output tok/s"),
-    *("TTFT 50%", "99%", "ITL 50%", "99%", "server us/tok"),
+    *("sent", "errors", "req/s", "tok/s"),
+    *("TTFT 50%", "99%", "ITL 50%", "99%", "us/tok"),
 )
 
 
@@ -28,7 +28,7 @@ def warnings(figures: Figures) -> Iterator[str]:
     if figures.num_miscounted:
         yield f"in {figures.num_miscounted} answers the usage at the end is another number than came"
     if figures.is_spread:
-        yield "no chunk says how many tokens it has: the usage at the end was spread evenly over the chunks"
+        yield "chunks do not say how many tokens they have: the usage at the end was spread evenly over them"
     if figures.client_busy > BUSY:
         yield (
             f"a client process was busy {figures.client_busy:.0%} of the time, the figures may be its own: "
@@ -47,24 +47,22 @@ def print_run(figures: Figures) -> None:
     for column in ("mean", "50%", "90%", "99%", "max"):
         table.add_column(column, justify="right")
     for lane in figures.lanes:
+        if lane.name:
+            table.add_row(lane.name, style="bold")
         for key, each in lane.latencies.items():
             values = (each.mean, each.p50, each.p90, each.p99, each.max)
             cells = [f"{value:,.2f}" for value in values]
-            is_last = key == list(lane.latencies)[-1]
-            table.add_row(_prefix(lane) + LATENCIES[key], *cells, end_section=is_last)
+            table.add_row(LATENCIES[key], *cells, end_section=key == list(lane.latencies)[-1])
     terminal().print(table)
     for line in _counts(figures):
         terminal().print(line, soft_wrap=True)
 
 
-def _prefix(lane: LaneFigures) -> str:
-    return f"{lane.name}: " if lane.name else ""
-
-
 def _counts(figures: Figures) -> Iterator[str]:
     """The lines below a run's table."""
     for lane in figures.lanes:
-        yield f"{_prefix(lane)}{lane.num_requests:,} requests, {lane.num_errors:,} errors"
+        name = f"{lane.name}: " if lane.name else ""
+        yield f"{name}{lane.num_requests:,} requests, {lane.num_errors:,} errors"
     tokens = f"{figures.num_prompt_tokens:,} prompt and {figures.num_output_tokens:,.0f} output tokens"
     per_chunk = _optional(figures.tokens_per_chunk, ".2f")
     yield f"{figures.seconds:,.2f} s, {tokens}, {per_chunk} output tokens a chunk"
@@ -88,8 +86,9 @@ def _optional(value: float | None, form: str) -> str:
 
 
 def print_sweep(runs: Sequence[Figures]) -> None:
-    """One line a run; latencies, in ms, are of the lane that streams."""
-    table = Table("", title=f"{runs[0].model}, {runs[0].workload}", title_justify="left")
+    """One line a run: output tokens a second, ms of the lane that streams, CPU time of the server's."""
+    table = Table(title=f"{runs[0].model}, {runs[0].workload}", title_justify="left", padding=(0, 0, 0, 1))
+    table.add_column("", no_wrap=True)
     for column in SWEEP_HEADS:
         table.add_column(column, justify="right")
     for run in runs:

@@ -19,7 +19,7 @@ from pellucid.cli.workloads import Lengths
 # Token ids that are plain text in every vocabulary: above the special tokens that some begin with, and below
 # the 4,096 tokens of the bundled model's.
 FIRST_TOKEN, LAST_TOKEN = 1000, 4000
-COUNTINGS = ("ids", "usage", "end")
+COUNTINGS = ("usage", "ids", "end")
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MOST_LONG = 1000  # prompts that the mixed workload has ready
 LONG_OUTPUT = 16  # tokens that each of them asks for
@@ -55,13 +55,13 @@ FIXED_PACE = ("idle", "mixed")  # a rate would make something else of them
 class Wire:
     """How requests are written.
 
-    counting: what is asked for to count tokens by: "ids" in chunks, "usage" in chunks, or usage at the "end".
+    counting: what is asked for to count tokens by: "usage" in chunks, "ids" in chunks, or usage at the "end".
     extra: fields of every request; those that are None are left out.
     """
 
     model: str
     endpoint: str = "completions"
-    counting: str = "ids"
+    counting: str = "usage"
     temperature: float = 0.6
     extra: dict[str, object] = field(default_factory=dict[str, object])
 

@@ -75,7 +75,8 @@ def test_requests_say_what_is_wanted(capsys):
         assert all("Authorization: Bearer secret" in head for head in fake.headers)
         first, second = fake.requests
     assert first["model"] == "fake" and first["max_tokens"] == 2 and first["stream"] is True
-    assert first["return_token_ids"] is True and first["top_k"] == 5 and "ignore_eos" not in first
+    assert first["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert first["top_k"] == 5 and "ignore_eos" not in first
     assert len(first["prompt"]) == 7 and first["prompt"] != second["prompt"]  # type: ignore[arg-type]
 
 
