@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Group
+from pellucid.kernels.all_reduce import MAX_WORDS, best_of_ranks
 
 
 class Vocabulary(Protocol):
     """The vocabulary as this rank sees it."""
+
+    first: int  # the first token whose logits this rank has
 
     def own(self, table: Tensor) -> Tensor:
         """Of a table [V, ...] the entries of the tokens that are this rank's."""
         ...
 
     def argmax(self, scores: Tensor) -> Tensor:
-        """[S] int64, ids of the highest of all ranks' scores [S, L], the lower id in a tie."""
+        """[S] ids, integers, of the highest of all ranks' scores [S, L], the lower id in a tie."""
         ...
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
@@ -40,6 +43,8 @@ class Vocabulary(Protocol):
 
 class WholeVocabulary:
     """This rank holds all logits."""
+
+    first = 0
 
     def own(self, table: Tensor) -> Tensor:
         return table
@@ -63,11 +68,11 @@ class SplitVocabulary:
     def __init__(self, group: Group, vocab_size: int) -> None:
         self._group, self._vocab_size = group, vocab_size
         share = -(-vocab_size // group.size)
-        self._first = min(group.rank * share, vocab_size)
-        self._num = min(share, vocab_size - self._first)
+        self.first = min(group.rank * share, vocab_size)
+        self._num = min(share, vocab_size - self.first)
 
     def own(self, table: Tensor) -> Tensor:
-        return table[self._first : self._first + self._num]
+        return table[self.first : self.first + self._num]
 
     def argmax(self, scores: Tensor) -> Tensor:
         if self._num:
@@ -76,8 +81,11 @@ class SplitVocabulary:
         return self.agree(nothing, torch.zeros_like(nothing))
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
+        mailbox = self._group.mailbox
+        if mailbox is not None and values.dtype == torch.float32 and 0 < len(values) <= MAX_WORDS // 2:
+            return best_of_ranks(values, index.int() + self.first, mailbox)
         # A float64 holds a float32 and a token id exactly, so one message carries both.
-        best = torch.stack((values.double(), index.double() + self._first), dim=-1)
+        best = torch.stack((values.double(), index.double() + self.first), dim=-1)
         values, ids = self._group.gather(best).unbind(-1)  # [size, S] each
         return ids.where(values == values.amax(0), self._vocab_size - 1).amin(0).long()
 

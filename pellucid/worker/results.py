@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
 from pellucid.schedule.plan import StepResult
 from pellucid.types import TokenLogprobs
@@ -34,8 +35,9 @@ class Packed:
 def pack(output: SampleOutput, scores: LogprobTensors | None, feedback: Tensor | None = None) -> Packed:
     """All that the host will want, side by side."""
     tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
+    flat = output.flat if len(tensors) == 2 else None
     return Packed(
-        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]),
+        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,
@@ -83,13 +85,14 @@ class HostBuffer:
 class ResultReader:
     """Copies results into pinned buffers, which go round: one for each plan under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: LateCompilations) -> None:
+        self._late = late
         self._free: list[HostBuffer] = []
 
     def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> PendingResult:
         """Start the copy, in stream order."""
         if not packed.flat.is_cuda:
-            return PendingResult(plan_id, counts, packed, packed.flat.numpy)
+            return PendingResult(plan_id, counts, packed, packed.flat.numpy, self._late)
         buffer = self._take(len(packed.flat))
         ints = buffer.ints[: len(packed.flat)]
         ints.copy_(packed.flat, non_blocking=True)
@@ -104,7 +107,7 @@ class ResultReader:
                 self._free.append(buffer)  # interrupted before this it is lost, but never shared
             return arrays[0]
 
-        return PendingResult(plan_id, counts, packed, wait)
+        return PendingResult(plan_id, counts, packed, wait, self._late)
 
     def _take(self, size: int) -> HostBuffer:
         buffer = self._free.pop() if self._free else HostBuffer(size)
@@ -115,19 +118,23 @@ class PendingResult:
     """One step's copy under way.  wait: returns [N] int32 once it has come."""
 
     def __init__(
-        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray]
-    ) -> None:
+        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray],
+        late: LateCompilations,
+    ) -> None:  # fmt: skip
         self.plan_id, self._counts, self._packed, self._wait = plan_id, counts, packed, wait
+        self._late = late
 
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
         packed, num_rows = self._packed, self._counts.num_rows
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
-        tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
-        new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
-        result = StepResult(plan_id=self.plan_id, tokens=new_tokens)
+        tokens, num_new = tokens[:num_rows], num_new[:num_rows]
+        new_tokens: list[list[int]] = tokens.tolist()
+        if (num_new != tokens.shape[1]).any():
+            new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]
+        result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
         if packed.has_logprobs:
-            entries = _entries(rest[:3])
+            entries, counts = _entries(rest[:3]), num_new.tolist()
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
