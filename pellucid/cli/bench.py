@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=positive, default=3, metavar="N", help="runs, of which the median counts (default 3)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the figures, of every run, as JSON")
+    parser.add_argument(
+        "--profile", metavar="FILE",
+        help="run the workload once more and write what host and device did as a trace, for ui.perfetto.dev",
+    )  # fmt: skip
     add_engine_options(parser)
     parser.epilog = (
         "--seed draws the lengths and tokens of random, prefill and latency, too; nano's are fixed."
@@ -55,18 +59,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure the machine, then every workload, and print one column a workload."""
     from pellucid.cli.measure import measure, plan_run
+    from pellucid.cli.profile import print_profile, profile_run
 
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        raise ValueError(f"--json {args.json!r} cannot be written; name a file in a folder that exists")
+    for option, path in (("--json", args.json), ("--profile", args.profile)):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise ValueError(f"{option} {path!r} cannot be written; name a file in a folder that exists")
     options = engine_options(args)
     seed = options.get("seed", 0)
     assert isinstance(seed, int), "argparse made it one"
     workloads = choose(args, seed)
+    if args.profile and len(workloads) > 1:
+        raise ValueError(f"--profile shows one workload, not {len(workloads)}; ask for throughput, or one B")
     resolved = plan_run(options)
     machine = load_object("pellucid.cli.machine:measure_machine")(
         resolved.platform.device, resolved.dtype, resolved.num_threads
     )
     figures: list[dict[str, object]] = []
+    profile = None
     with open_llm(args) as llm:
         fitted = [
             workload.fitted(
@@ -78,7 +87,12 @@ def run(args: argparse.Namespace) -> int:
             figures.append(measure(llm, workload, machine, repeat=args.repeat, temperature=args.temperature))
             if sys.stderr.isatty():
                 complain(f"{workload.name}: {figures[-1]['seconds']:.2f} s")
+        if args.profile:
+            profile = profile_run(llm, fitted[0], args.temperature)
     print_table(figures)
+    if profile is not None:
+        print_profile(profile)
+        write_text(args.profile, json.dumps(profile.trace()), "--profile")
     if args.json:
         write_text(args.json, json.dumps(figures, indent=1), "--json")
     return 0
@@ -98,6 +112,7 @@ ROWS = (
     ("peak KV use", "peak_kv_usage", "{:.1%}"),
     ("cached tokens", "num_cached_tokens", "{:,}"),
     ("preemptions", "num_preemptions", "{:,}"),
+    ("kernels compiled late", "num_late_compilations", "{:,}"),
     ("bytes to move, GB", "limit_gigabytes", "{:,.1f}"),
     ("TFLOPs to compute", "limit_teraflops", "{:,.2f}"),
     ("machine GB/s", "machine_gigabytes_per_second", "{:,.1f}"),
@@ -140,5 +155,5 @@ def print_table(figures: list[dict[str, object]]) -> None:
     speculates = any(column["acceptance_rates"] for column in figures)
     for title, key, form in ROWS + (DRAFT_ROWS if speculates else ()):
         values = [_cell(column[key], form) for column in figures]
-        table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_preemptions"))
+        table.add_row(title, *values, end_section=key in ("num_output_tokens", "num_late_compilations"))
     terminal().print(table)

@@ -94,6 +94,7 @@ class Run:
     peak_kv_usage: float  # share of the blocks
     num_cached_tokens: int
     num_preemptions: int
+    num_late_compilations: int
     acceptance: Acceptance
 
 
@@ -138,6 +139,7 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
         peak_kv_usage=watch.peak,
         num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
         num_preemptions=after.num_preemptions - before.num_preemptions,
+        num_late_compilations=after.num_late_compilations,  # of the warm-up, too
         acceptance=Acceptance.between(before, after),
     )
 
@@ -196,6 +198,7 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
         "peak_kv_usage": run.peak_kv_usage,
         "num_cached_tokens": run.num_cached_tokens,
         "num_preemptions": run.num_preemptions,
+        "num_late_compilations": run.num_late_compilations,
         **run.acceptance.figures(),
     }
 

@@ -73,6 +73,7 @@ class Engine:
         self._arrived = threading.Event()
         self._clock = StepClock()
         self._found_nothing = False  # in the last step
+        self._num_late_compilations = 0
         self._num_empty = 0  # such steps in a row, while something should have been ready
 
     # Any thread
@@ -169,6 +170,7 @@ class Engine:
         result = ticket.result()
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
         self._clock.waited(since)
+        self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         updates += self.scheduler.commit(plan, result)
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
@@ -228,6 +230,7 @@ class Engine:
             num_accepted_per_position=tuple(counters.num_accepted_per_position),
             host_seconds=clock.host_seconds,
             wait_seconds=clock.wait_seconds,
+            num_late_compilations=self._num_late_compilations,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv.usage,

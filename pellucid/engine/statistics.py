@@ -26,6 +26,7 @@ class EngineStats:
     num_accepted_per_position: tuple[int, ...]  # how often the first, the second, .. draft was accepted
     host_seconds: float  # between two submits, without waiting for the device
     wait_seconds: float  # waiting for the device
+    num_late_compilations: int  # kernels compiled since the engine was ready: each stalls a step
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
@@ -57,6 +58,7 @@ class EngineStats:
             num_accepted_per_position=tuple(map(sum, accepted)),
             host_seconds=sum(part.host_seconds for part in parts),
             wait_seconds=sum(part.wait_seconds for part in parts),
+            num_late_compilations=sum(part.num_late_compilations for part in parts),
             num_running=sum(part.num_running for part in parts),
             num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
@@ -16,6 +16,12 @@ class Pending(Protocol):
     def result(self) -> StepResult: ...
 
 
+class Open(Pending, Protocol):
+    """The same for a plan that has a grammar: the rest of the step is launched when the masks have come."""
+
+    def provide(self, masks: object) -> None: ...
+
+
 class LocalTicket:
     """A plan that the device is working on."""
 
@@ -23,7 +29,7 @@ class LocalTicket:
         self._pending = pending
 
     def provide(self, masks: object) -> None:
-        raise NotImplementedError("grammar masks arrive with structured output")
+        cast(Open, self._pending).provide(masks)
 
     def result(self) -> StepResult:
         return self._pending.result()

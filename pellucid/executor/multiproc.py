@@ -19,7 +19,18 @@ import psutil
 
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
-from pellucid.executor.process import WORKER, Answer, Call, Failed, Progress, Ready, Start, Stop, run_worker
+from pellucid.executor.process import (
+    WORKER,
+    Answer,
+    Call,
+    Failed,
+    Late,
+    Progress,
+    Ready,
+    Start,
+    Stop,
+    run_worker,
+)
 from pellucid.executor.ring import ReaderEnd, RingWriter
 from pellucid.executor.wire import decode, encode
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -86,7 +97,7 @@ class MultiprocTicket:
         self._executor, self._plan_id = executor, plan_id
 
     def provide(self, masks: object) -> None:
-        raise NotImplementedError("grammar masks arrive with structured output")
+        self._executor.provide(masks)
 
     def result(self) -> StepResult:
         return self._executor.take_result(self._plan_id)
@@ -132,6 +143,10 @@ class MultiprocExecutor:
         self._send(plan)
         return MultiprocTicket(self, plan.id)
 
+    def provide(self, masks: object) -> None:
+        """Send what the plan that was submitted last waits for."""
+        self._send(Late(masks))
+
     def take_result(self, plan_id: int) -> StepResult:
         """Wait for a plan's result.  Raises RuntimeError naming the worker that failed."""
         self._wait_until(lambda: plan_id in self._results, timeout=self._timeout)
@@ -164,7 +179,7 @@ class MultiprocExecutor:
 
     # What workers are told, and what they say
 
-    def _send(self, message: StepPlan | Call | Stop) -> None:
+    def _send(self, message: StepPlan | Late | Call | Stop) -> None:
         """Tell all workers.  Waits only if they have left a whole ring unread, which is how one hangs."""
         until = time.monotonic() + self._timeout
 

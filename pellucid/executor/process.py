@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity, Seat
@@ -37,6 +37,13 @@ class Call:
 
     name: str
     args: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """To a worker, behind a plan with a grammar and before any other: its masks."""
+
+    masks: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,12 @@ class Pending(Protocol):
     def result(self) -> StepResult: ...
 
 
+class Open(Pending, Protocol):
+    """The same for a plan that has a grammar: the rest of the step is launched when the masks have come."""
+
+    def provide(self, masks: object) -> None: ...
+
+
 class Worker(Protocol):
     """What a process asks of its worker."""
 
@@ -190,20 +203,32 @@ class Desk:
     def serve(self, worker: Worker, inbox: RingReader) -> None:
         """Run plans in the order in which they come, until told to stop."""
         threading.Thread(target=self._report, daemon=True).start()
+        waiting: Open | None = None
         while True:
             match decode(inbox.read()):
                 case StepPlan() as plan:
                     self._progress.begin(plan.id)
                     pending = worker.execute(plan)
-                    self._progress.end()
-                    if worker.reports:
-                        self._landing.put(pending)
+                    if plan.has_grammar:
+                        waiting = cast(Open, pending)
+                    else:
+                        self._launched(pending, worker)
+                case Late(masks):
+                    assert waiting is not None, "no plan has a grammar"
+                    waiting.provide(masks)
+                    self._launched(waiting, worker)
                 case Call(name, args):
                     self.send(Answer(getattr(worker, name)(*args)))
                 case Stop():
                     return
                 case message:
                     raise AssertionError(f"{message} is not for workers")
+
+    def _launched(self, pending: Pending, worker: Worker) -> None:
+        """A step is wholly under way."""
+        self._progress.end()
+        if worker.reports:
+            self._landing.put(pending)
 
     def send(self, message: Message) -> None:
         packed = encode(message)

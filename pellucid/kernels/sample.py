@@ -149,7 +149,8 @@ def gumbel(x, IS_NVIDIA: tl.constexpr):
     return -LN_2 * log2(exponential, IS_NVIDIA)
 
 
-@triton.jit
+# Numbers that change with the rows are not specialized on: one variant serves all.
+@triton.jit(do_not_specialize=["num_logits", "tiles"])
 def draw_kernel(
     logits_ptr,  # [S, V]
     codes_ptr,  # [V]
@@ -204,7 +205,7 @@ def draw_kernel(
     tl.store(tokens_ptr + row * num_parts + part, winner, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def best_kernel(
     part_values_ptr,  # [S, P]
     part_tokens_ptr,  # [S, P]

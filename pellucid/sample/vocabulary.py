@@ -17,6 +17,8 @@ from pellucid.dist.collectives import Group
 class Vocabulary(Protocol):
     """The vocabulary as this rank sees it."""
 
+    first: int  # the first token whose logits this rank has
+
     def own(self, table: Tensor) -> Tensor:
         """Of a table [V, ...] the entries of the tokens that are this rank's."""
         ...
@@ -41,6 +43,8 @@ class Vocabulary(Protocol):
 class WholeVocabulary:
     """This rank holds all logits."""
 
+    first = 0
+
     def own(self, table: Tensor) -> Tensor:
         return table
 
@@ -63,11 +67,11 @@ class SplitVocabulary:
     def __init__(self, group: Group, vocab_size: int) -> None:
         self._group, self._vocab_size = group, vocab_size
         share = -(-vocab_size // group.size)
-        self._first = min(group.rank * share, vocab_size)
-        self._num = min(share, vocab_size - self._first)
+        self.first = min(group.rank * share, vocab_size)
+        self._num = min(share, vocab_size - self.first)
 
     def own(self, table: Tensor) -> Tensor:
-        return table[self._first : self._first + self._num]
+        return table[self.first : self.first + self._num]
 
     def argmax(self, scores: Tensor) -> Tensor:
         if self._num:
@@ -77,7 +81,7 @@ class SplitVocabulary:
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
         # A float64 holds a float32 and a token id exactly, so one message carries both.
-        best = torch.stack((values.double(), index.double() + self._first), dim=-1)
+        best = torch.stack((values.double(), index.double() + self.first), dim=-1)
         values, ids = self._group.gather(best).unbind(-1)  # [size, S] each
         return ids.where(values == values.amax(0), self._vocab_size - 1).amin(0).long()
 

@@ -78,6 +78,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
     kv_done: list[object] = field(default_factory=list[object])
+    num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @property
     def has_extras(self) -> bool:

@@ -1,7 +1,8 @@
 """The device's part of a step, from slots to slots: gather, forward, sample, advance, propose, pack.
 
-One function of a step's rows.  It reads nothing back and waits for nothing, so it can be recorded as a CUDA
-graph from end to end (graphs.py), and it is the same function when it is not.
+A function of a step's rows, in two halves, for a grammar's masks may come when the forward is under way.  It
+reads nothing back and waits for nothing, so it can be recorded as a CUDA graph (graphs.py), whole or by
+halves, and it is the same function when it is not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
 from pellucid.forward import ForwardInput
+from pellucid.sample.grammar import Constrain, unconstrained
 from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
@@ -35,14 +37,16 @@ class Model(Protocol):
         ...
 
 
+Begun = tuple[StepInput, Tensor]  # a step whose forward has run: its input, and hidden states [T, D]
+
+
 class Forward:
     """The model on what the slots hold."""
 
     def __init__(self, model: Model, backend: AttentionBackend, inputs: InputBuilder) -> None:
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
 
-    def __call__(self, rows: StepRows) -> tuple[StepInput, Tensor]:
-        """The step's input, and hidden states [T, D]."""
+    def __call__(self, rows: StepRows) -> Begun:
         step = self.inputs.gather(rows)
         fwd = step.fwd
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
@@ -55,11 +59,15 @@ class StageStep:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
 
-    def __call__(self, rows: StepRows) -> Tensor:
+    def begin(self, rows: StepRows) -> Tensor:
         """Run the step; the residual stream [T, D], with which the next stage goes on."""
         step, stream = self.forward(rows)
         self.forward.slots.advance_chunks(step.rows)
         return stream
+
+    def finish(self, rows: StepRows, begun: Tensor, constrain: Constrain = unconstrained) -> Tensor:
+        """There is nothing left to do: another stage samples."""
+        return begun
 
 
 # From a step's rows, what they yielded and their drafts [B, k]: what other pipeline stages must be told.
@@ -80,11 +88,17 @@ class DeviceStep:
         self.forward, self.model, self.slots = forward, forward.model, forward.slots
         self.sampler, self.proposer, self.verifier, self.tell = sampler, proposer, verifier, tell
 
-    def __call__(self, rows: StepRows) -> Packed:
-        """Run the step; what the host will want of it, in one tensor."""
-        step, hidden = self.forward(rows)
+    def begin(self, rows: StepRows) -> Begun:
+        """Gather and run the forward."""
+        return self.forward(rows)
+
+    def finish(self, rows: StepRows, begun: Begun, constrain: Constrain = unconstrained) -> Packed:
+        """Sample, and all that follows; what the host will want of the step, in one tensor."""
+        step, hidden = begun
         fwd = step.fwd
-        output = self._sample(rows, step, hidden)
+        logits = self.model.logits(hidden[fwd.logits_index])
+        constrain(logits)
+        output = self._sample(rows, step, logits)
         self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
         self.slots.advance(step.rows, output)
         drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
@@ -93,7 +107,7 @@ class DeviceStep:
         told = self.tell(step.rows, output, drafts.tokens)
         return pack(output, self._score(rows, fwd, hidden), told)
 
-    def _sample(self, rows: StepRows, step: StepInput, hidden: Tensor) -> SampleOutput:
+    def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
         fwd, at, counts = step.fwd, step.fwd.logits_index, rows.counts
         host_slots = counts.slots.repeat(counts.num_sampled)
@@ -107,7 +121,7 @@ class DeviceStep:
             max_drafts=counts.max_drafts,
             parents=self.proposer.shape.parents,
         )
-        return self.verifier(self.model.logits(hidden[at]), batch, verify_rows, self.slots.token_ids)
+        return self.verifier(logits, batch, verify_rows, self.slots.token_ids)
 
     def _known(self, rows: StepRows, step: StepInput) -> Known:
         """What the slots now hold of the rows' texts, for the proposer."""

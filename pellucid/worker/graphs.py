@@ -1,27 +1,51 @@
 """How a step is launched: kernel by kernel, or as a CUDA graph, recorded at start and replayed in one go.
 
-A graph holds the whole of a DeviceStep: gathering inputs from the slots, the forward, sampling, advancing the
-slots, drafting.  Graphs serve steps whose rows all have the same number of queries and sample with nothing
-but a temperature, padded to the next recorded number of rows; all else is launched kernel by kernel.  A
-padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.
+Graphs serve steps whose rows all have the same number of queries, padded to the next recorded number of rows;
+all else is launched kernel by kernel.  One graph holds the whole of a DeviceStep, for rows that sample with
+nothing but a temperature: gathering inputs from the slots, the forward, sampling, advancing the slots,
+drafting.  Two more hold its halves: the forward, behind which other rows sample kernel by kernel, and what
+follows it under a grammar's masks.  A padding row is the spare slot, with no room for a token; it reads and
+writes page 0 alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from pellucid.sample.grammar import Constrain, Masks, TokenMasks
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.transfer import upload
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
 
+T = TypeVar("T")
+B = TypeVar("B")  # what a step's first half hands to its second
 Y = TypeVar("Y")  # what a step yields, on the device
 Y_co = TypeVar("Y_co", covariant=True)
-Run = Callable[[], Y]
+Run = Callable[[], T]
 LARGEST = 512  # rows; beyond it launches no longer matter
+
+
+class Recorder(Protocol):
+    """Turns what launches kernels on memory that stays in its place into its replay."""
+
+    def __call__(self, run: Run[T]) -> Run[T]: ...
+
+
+class Step(Protocol[B, Y_co]):
+    """The device's part of a step, in two halves: device_step.py."""
+
+    def begin(self, rows: StepRows) -> B:
+        """Up to the forward's end."""
+        ...
+
+    def finish(self, rows: StepRows, begun: B, constrain: Constrain = ...) -> Y_co:
+        """What follows."""
+        ...
 
 
 class Launcher(Protocol[Y_co]):
@@ -29,6 +53,10 @@ class Launcher(Protocol[Y_co]):
 
     def __call__(self, counts: StepCounts) -> Y_co:
         """The step's yield, on the device; valid until the next call."""
+        ...
+
+    def begin(self, counts: StepCounts) -> Callable[[Masks], Y_co]:
+        """Launch the forward alone; what is returned launches the rest, before any other step."""
         ...
 
     def measure(self) -> int:
@@ -40,14 +68,23 @@ class Launcher(Protocol[Y_co]):
         ...
 
 
-class EagerLauncher(Generic[Y]):
+class EagerLauncher(Generic[B, Y]):
     """Kernel by kernel."""
 
-    def __init__(self, step: Callable[[StepRows], Y], inputs: InputBuilder) -> None:
-        self.step, self.inputs = step, inputs
+    def __init__(self, step: Step[B, Y], inputs: InputBuilder, masks: TokenMasks) -> None:
+        self.step, self.inputs, self.masks = step, inputs, masks
 
     def __call__(self, counts: StepCounts) -> Y:
-        return self.step(self.inputs.ship(counts))
+        rows = self.inputs.ship(counts)
+        return self.step.finish(rows, self.step.begin(rows))
+
+    def begin(self, counts: StepCounts) -> Callable[[Masks], Y]:
+        rows = self.inputs.ship(counts)
+        begun = self.step.begin(rows)
+        return lambda masks: self.step.finish(rows, begun, self._constrain(masks, counts))
+
+    def _constrain(self, masks: Masks, counts: StepCounts) -> Constrain:
+        return self.masks.constrain(self.masks.ship(masks, counts.num_sampled))
 
     def measure(self) -> int:
         return 0
@@ -76,11 +113,13 @@ class StaticRows:
             self._host[:num_rows] = wanted
             self._slots[:num_rows].copy_(upload(wanted, self.device))
 
-    def view(self, num_rows: int) -> StepRows:
-        """The first rows; what the host knows of them holds for padding."""
+    def view(self, num_rows: int, host_slots: Sequence[int] | np.ndarray = ()) -> StepRows:
+        """The first rows.  host_slots: of the rows that are no padding, as far as the host is to know."""
         slots, num_tokens = self._slots[:num_rows], num_rows * self.num_query
+        known = np.full(num_rows, self.spare)
+        known[: len(host_slots)] = host_slots
         return StepRows(
-            counts=StepCounts.uniform(np.full(num_rows, self.spare), self.num_query),
+            counts=StepCounts.uniform(known, self.num_query),
             slots=slots,
             num_query=self._num_query[:num_rows],
             num_drafts=self._num_drafts[:num_rows],
@@ -93,40 +132,75 @@ class StaticRows:
         )
 
 
-class GraphLauncher(Generic[Y]):
+@dataclass(frozen=True, slots=True)
+class Recording(Generic[B, Y]):
+    """The replays of a step of so many rows: the whole, or its forward and then the rest under masks."""
+
+    whole: Run[Y]
+    first: Run[B]
+    rest: Run[Y]  # behind `first`, with the masks that lie in the launcher's buffer
+
+
+class GraphLauncher(Generic[B, Y]):
     """Replays a recording where there is one for the step; launches kernels one by one where there is none.
 
+    Of a step whose rows ask for more than a recording knows, the forward is replayed and the rest is not.
     make_recorder: makes what turns a function that launches a step on static rows into its replay.
     """
 
     def __init__(
-        self, eager: EagerLauncher[Y], static: StaticRows, state: SamplingState,
-        make_recorder: Callable[[], Callable[[Run[Y]], Run[Y]]],
+        self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState,
+        make_recorder: Callable[[], Recorder],
     ) -> None:  # fmt: skip
         self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
-        self._replays: dict[int, Run[Y]] = {}  # by rows
+        self._recordings: dict[int, Recording[B, Y]] = {}  # by rows
+        self._begun: list[B] = []  # what the last replay of a forward has begun
+        self._bits = eager.masks.room(static.max_rows * static.num_query)
 
     def __call__(self, counts: StepCounts) -> Y:
         num_rows = self.num_rows_for(counts)
         if num_rows is None:
             return self.eager(counts)
         self.static.load(counts.slots, num_rows)
-        return self._replays[num_rows]()
+        recording = self._recordings[num_rows]
+        if self._is_plain(counts):
+            return recording.whole()
+        self._begun = [recording.first()]
+        return self.eager.step.finish(self.static.view(num_rows, counts.slots), self._begun[0])
+
+    def begin(self, counts: StepCounts) -> Callable[[Masks], Y]:
+        num_rows = self.num_rows_for(counts)
+        if num_rows is None:
+            return self.eager.begin(counts)
+        self.static.load(counts.slots, num_rows)
+        self._begun = [self._recordings[num_rows].first()]
+        return lambda masks: self._finish(counts, num_rows, masks)
+
+    def _finish(self, counts: StepCounts, num_rows: int, masks: Masks) -> Y:
+        bits, num_logits = self.eager.masks.ship(masks, counts.num_sampled), num_rows * self.static.num_query
+        self._bits[: len(bits)].copy_(bits)
+        if self._is_plain(counts):
+            return self._recordings[num_rows].rest()
+        constrain = self.eager.masks.constrain(self._bits[:num_logits])
+        return self.eager.step.finish(self.static.view(num_rows, counts.slots), self._begun[0], constrain)
 
     def num_rows_for(self, counts: StepCounts) -> int | None:
-        """The rows of the recording that serves this step."""
+        """The rows of the recording that serves this step, or at least its forward."""
         if counts.uniform_query != self.static.num_query or counts.num_propose != self.static.num_query - 1:
             return None
-        if self.state.features_of(counts.slots) & ~Feature.RANDOM:
-            return None
-        return min((n for n in self._replays if n >= counts.num_rows), default=None)
+        return min((n for n in self._recordings if n >= counts.num_rows), default=None)
+
+    def _is_plain(self, counts: StepCounts) -> bool:
+        """Does no row ask for more than a temperature?"""
+        return not self.state.features_of(counts.slots) & ~Feature.RANDOM
 
     def measure(self) -> int:
-        """Record the largest graph, whose memory the others share, and forget it again."""
+        """Record the largest graphs, whose memory the others share, and forget them again."""
         before = torch.cuda.memory_reserved()
         self._capture([self.static.max_rows])
         num_bytes = torch.cuda.memory_reserved() - before
-        self._replays.clear()
+        self._recordings.clear()
+        self._begun.clear()
         return num_bytes
 
     def capture(self) -> None:
@@ -139,8 +213,15 @@ class GraphLauncher(Generic[Y]):
         self.state.features[self.static.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
         self.static.load(np.empty(0, dtype=np.int64), self.static.max_rows)
         for num_rows in sorted(sizes, reverse=True):
-            rows = self.static.view(num_rows)
-            self._replays[num_rows] = record(lambda rows=rows: self.eager.step(rows))
+            self._recordings[num_rows] = self._record(record, num_rows)
+
+    def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
+        step, rows = self.eager.step, self.static.view(num_rows)
+        constrain = self.eager.masks.constrain(self._bits[: num_rows * self.static.num_query])
+        whole = record(lambda: step.finish(rows, step.begin(rows)))
+        first = record(lambda: step.begin(rows))
+        self._begun = [first()]
+        return Recording(whole, first, record(lambda: step.finish(rows, self._begun[0], constrain)))
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
@@ -155,7 +236,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Run[Y]) -> Run[Y]:
+    def __call__(self, run: Run[T]) -> Run[T]:
         run()  # compiles and loads what it needs; nothing of that may happen while recording
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -163,7 +244,7 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             yielded = run()
 
-        def replay() -> Y:
+        def replay() -> T:
             graph.replay()
             return yielded
 

@@ -139,7 +139,10 @@ class InputBuilder:
         )
 
     def ship(self, counts: StepCounts) -> StepRows:
-        """Bring the counts to the device, in one copy."""
+        """Bring the counts to the device, in one copy.
+
+        Each column begins at a multiple of 16 bytes: kernels have other variants for those that do not.
+        """
         ends = np.cumsum(counts.num_query)
         columns = {
             "slots": counts.slots,
@@ -152,9 +155,16 @@ class InputBuilder:
             "score_index": _trailing(ends - counts.num_sampled, counts.num_scores),
             "score_slots": np.repeat(counts.slots, counts.num_scores),
         }
-        packed = np.concatenate(list(columns.values()), dtype=np.int64, casting="unsafe")
-        parts = upload(packed, self.device).split([len(column) for column in columns.values()])
-        return StepRows(counts=counts, **dict(zip(columns, parts, strict=True)))
+        starts = np.cumsum([0, *(len(column) + len(column) % 2 for column in columns.values())]).tolist()
+        packed = np.zeros(starts[-1], dtype=np.int64)
+        for start, column in zip(starts, columns.values(), strict=False):
+            packed[start : start + len(column)] = column
+        there = upload(packed, self.device)
+        parts = {
+            name: there[start : start + len(column)]
+            for start, (name, column) in zip(starts, columns.items(), strict=False)
+        }
+        return StepRows(counts=counts, **parts)
 
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""

@@ -9,44 +9,12 @@ import torch
 from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.plan import Admission, Row, StepPlan
-from pellucid.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CPU_SHARE, CPU_MOST = 4, 8 * GIB  # a quarter of free memory, at most
 GPU_RESERVE = 256 << 20  # bytes for fragmentation and what libraries allocate late
-
-
-def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
-    """The step that needs the most memory: all slots sample and draft, with every option; the budget is full.
-
-    Its blocks are all block 0, so that it can run before there is a cache.
-    """
-    num_rows = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
-    length = max(1, min(resolved.max_num_batched_tokens // num_rows, resolved.max_model_len - 1))
-    sampling = SamplingParams(
-        temperature=1.0, top_p=0.9, min_p=0.01, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20
-    )
-    blocks = [0] * -(-(length + 1) // resolved.block_size)
-    admitted = [
-        Admission(
-            seq_id=-1 - slot,  # no sequence's: rows of real plans are never equal to these
-            slot=slot,
-            token_ids=[0] * length,
-            prompt_len=length,
-            num_computed=0,
-            limit=length + 1,
-            seed=slot,
-            sampling=sampling,
-            blocks=tuple(blocks for _ in range(num_groups)),
-        )
-        for slot in range(num_rows)
-    ]
-    num_draft = min(resolved.num_spec, length - 1)
-    rows = [Row(-1 - slot, 0, slot, length, num_draft, 1 + num_draft) for slot in range(num_rows)]
-    return StepPlan(id=-1, committed=-1, num_propose=resolved.num_spec, rows=rows, admitted=admitted)
 
 
 def gpu_budget(utilization: float) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
 from pellucid.schedule.plan import StepResult
 from pellucid.types import TokenLogprobs
@@ -83,13 +84,14 @@ class HostBuffer:
 class ResultReader:
     """Copies results into pinned buffers, which go round: one for each plan under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: LateCompilations) -> None:
+        self._late = late
         self._free: list[HostBuffer] = []
 
     def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> PendingResult:
         """Start the copy, in stream order."""
         if not packed.flat.is_cuda:
-            return PendingResult(plan_id, counts, packed, packed.flat.numpy)
+            return PendingResult(plan_id, counts, packed, packed.flat.numpy, self._late)
         buffer = self._take(len(packed.flat))
         ints = buffer.ints[: len(packed.flat)]
         ints.copy_(packed.flat, non_blocking=True)
@@ -104,7 +106,7 @@ class ResultReader:
                 self._free.append(buffer)  # interrupted before this it is lost, but never shared
             return arrays[0]
 
-        return PendingResult(plan_id, counts, packed, wait)
+        return PendingResult(plan_id, counts, packed, wait, self._late)
 
     def _take(self, size: int) -> HostBuffer:
         buffer = self._free.pop() if self._free else HostBuffer(size)
@@ -115,9 +117,11 @@ class PendingResult:
     """One step's copy under way.  wait: returns [N] int32 once it has come."""
 
     def __init__(
-        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray]
-    ) -> None:
+        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray],
+        late: LateCompilations,
+    ) -> None:  # fmt: skip
         self.plan_id, self._counts, self._packed, self._wait = plan_id, counts, packed, wait
+        self._late = late
 
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
@@ -125,7 +129,7 @@ class PendingResult:
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
         tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
         new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
-        result = StepResult(plan_id=self.plan_id, tokens=new_tokens)
+        result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
         if packed.has_logprobs:
             entries = _entries(rest[:3])
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})

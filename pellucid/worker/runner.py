@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
 
+from pellucid.sample.grammar import Masks
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.graphs import Launcher
 from pellucid.worker.handover import Handover
 from pellucid.worker.inputs import InputBuilder
@@ -39,5 +42,24 @@ class ModelRunner(Generic[Y]):
             return EmptyResult(plan.id)
         counts = self.inputs.count(plan.rows, plan.num_propose)
         self.handover.receive(counts)
+        if plan.has_grammar:
+            return OpenStep(self.launcher.begin(counts), partial(self.handover.deliver, plan.id, counts))
         yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
         return self.handover.deliver(plan.id, counts, yielded)
+
+
+class OpenStep(Generic[Y]):
+    """A step whose forward is under way; what follows waits for a grammar's masks."""
+
+    def __init__(self, finish: Callable[[Masks], Y], deliver: Callable[[Y], Pending]) -> None:
+        self._finish, self._deliver = finish, deliver
+        self._pending: Pending | None = None
+
+    @torch.inference_mode()
+    def provide(self, masks: Masks) -> None:
+        """Launch the rest.  No other step may have been launched meanwhile."""
+        self._pending = self._deliver(self._finish(masks))
+
+    def result(self) -> StepResult:
+        assert self._pending is not None, "the grammar's masks have not come"
+        return self._pending.result()

@@ -6,11 +6,11 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
@@ -18,8 +18,10 @@ from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
+from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
+from pellucid.sample.grammar import TokenMasks
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
@@ -28,15 +30,26 @@ from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
-from pellucid.worker.graphs import LARGEST, CudaRecorder, EagerLauncher, GraphLauncher, Launcher, StaticRows
+from pellucid.worker.graphs import (
+    LARGEST,
+    CudaRecorder,
+    EagerLauncher,
+    GraphLauncher,
+    Launcher,
+    StaticRows,
+    Step,
+)
 from pellucid.worker.handover import make_handover
-from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
+from pellucid.worker.profiler import DeviceProfiler, Span
+from pellucid.worker.rehearsal import largest_step, rehearsals
 from pellucid.worker.results import NoReader, Pending, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
+IMPORTED = time.time()
 
 
 class Worker:
@@ -44,6 +57,7 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
+        self.late = LateCompilations()
         parallel = resolved.user.parallel
         self.mesh = Mesh(
             pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
@@ -67,32 +81,40 @@ class Worker:
         self.links = connect(
             self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
         )
-        began = time.perf_counter()
+        phases = Phases()
         self._build()
-        loaded = time.perf_counter()
+        phases.end("weights")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
-        sized = time.perf_counter()
+        phases.end("KV cache")
+        self._rehearse()
+        phases.end("kernels")
         self.runner.launcher.capture()
-        logger.info(
-            "weights %.1f s, memory %.1f s, graphs %.1f s; KV cache: %s blocks of %d tokens",
-            loaded - began,
-            sized - loaded,
-            time.perf_counter() - sized,
-            ", ".join(map(str, capacity.num_blocks)),
-            self.resolved.block_size,
-        )
+        phases.end("graphs")
+        blocks = ", ".join(map(str, capacity.num_blocks))
+        logger.info("%s; KV cache: %s blocks of %d tokens", phases, blocks, self.resolved.block_size)
+        self.late.begin()
         return capacity
 
     def execute(self, plan: StepPlan) -> Pending:
         return self.runner.execute(plan)
 
+    def start_profile(self) -> None:
+        """Note from now on what runs on the device."""
+        self._profiler = DeviceProfiler(self.device)
+        self._profiler.start()
+
+    def stop_profile(self) -> list[Span]:
+        """What has run since."""
+        return self._profiler.stop()
+
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
         if "runner" in self.__dict__:
             self.runner.handover.close()
+        self.late.end()
         for name in ("runner", "models"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -122,12 +144,14 @@ class Worker:
             self.stage,
             target.inlet,
             inputs,
-            ResultReader() if self.reports else NoReader(),
+            ResultReader(self.late) if self.reports else NoReader(),
             shape=proposer.shape,
             depth=resolved.depth,
         )
         step = self._make_step(forward, sampler, proposer)
-        launcher = self._make_launcher(step, forward, state, num_query=1 + proposer.shape.num_drafts)
+        masks = TokenMasks(target.vocab_size, self.device, sampler.vocabulary.first)
+        eager = EagerLauncher(step, inputs, masks)
+        launcher = self._make_launcher(eager, state, num_query=1 + proposer.shape.num_drafts)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
     def _make_layout(
@@ -138,7 +162,7 @@ class Worker:
         layers, backend = target.attention_layers, target.backend
         return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
 
-    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Callable[[StepRows], Any]:
+    def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Step[Any, Any]:
         """What this pipeline stage does of a step."""
         if not self.stage.is_last:
             return StageStep(forward)
@@ -148,15 +172,14 @@ class Worker:
         return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
 
     def _make_launcher(
-        self, step: Callable[[StepRows], Any], forward: Forward, state: SamplingState, *, num_query: int
+        self, eager: EagerLauncher[Any, Any], state: SamplingState, *, num_query: int
     ) -> Launcher[Any]:
         """Graphs on a GPU, unless the user or an attention backend will have none."""
-        eager = EagerLauncher(step, forward.inputs)
         wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
         if not wanted or num_query > min(model.backend.max_graph_query for model in self.models):
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
-        static = StaticRows(max_rows, num_query, forward.slots.spare, self.device)
+        static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
         return GraphLauncher(eager, static, state, CudaRecorder)
 
     def _kv_budget(self) -> int:
@@ -167,14 +190,25 @@ class Worker:
         self._bind_kv(tuple(0 for _ in self.groups))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        plan = memory.largest_step(self.resolved, len(self.groups))
-        self.runner.execute(plan).result()
-        self.runner.handover.learn(plan.id)  # nothing is under way any more
-        self.runner.slots.retire([row.slot for row in plan.rows])
+        self._try(largest_step(self.resolved, len(self.groups)))
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
         budget -= self.runner.launcher.measure() + self.runner.handover.reserve
         torch.cuda.empty_cache()
         return budget
+
+    def _rehearse(self) -> None:
+        """On a GPU, run steps of all kinds, so that no kernel is compiled once requests have come."""
+        if self.device.type == "cpu":
+            return
+        for plan in rehearsals(self.resolved, len(self.groups)):
+            self._try(plan)
+        torch.cuda.synchronize()
+
+    def _try(self, plan: StepPlan) -> None:
+        """Run a step that is no sequence's, and forget it."""
+        self.runner.execute(plan).result()
+        self.runner.handover.learn(plan.id)  # nothing is under way any more
+        self.runner.slots.retire([row.slot for row in plan.rows])
 
     def _bind_kv(self, num_blocks: tuple[int, ...]) -> None:
         """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
@@ -188,6 +222,24 @@ class Worker:
     ) -> torch.Tensor:
         layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
         return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
+
+
+class Phases:
+    """How long the parts of a start took, as a line."""
+
+    def __init__(self) -> None:
+        self._ended = time.perf_counter()
+        # In a worker's own process little else has happened before.
+        self._said = [f"imports {IMPORTED - psutil.Process().create_time():.1f} s"]
+
+    def end(self, name: str) -> None:
+        """A phase has ended."""
+        now = time.perf_counter()
+        self._said.append(f"{name} {now - self._ended:.1f} s")
+        self._ended = now
+
+    def __str__(self) -> str:
+        return ", ".join(self._said)
 
 
 def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.device:

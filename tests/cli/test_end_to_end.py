@@ -220,6 +220,32 @@ def test_bench_latency_measures_each_batch_size(pellucid, tmp_path):
         assert each["ms_per_step"] == pytest.approx(1000 * each["seconds"] / 8)
 
 
+def test_bench_profiles_host_and_device(pellucid, tmp_path):
+    file = tmp_path / "trace.json"
+    status, out, _ = pellucid(
+        "bench", "throughput", "--workload", "random", "--num-requests", "3", "--input-len", "20",
+        "--output-len", "4", "--repeat", "1", "--profile", str(file),
+    )  # fmt: skip
+    assert status == 0 and "idles" in out and "aten::mm" in out
+    events = json.loads(file.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    host = [span for span in spans if span["pid"] == 1]
+    assert {span["name"] for span in host} == {"plan", "launch", "wait", "commit", "step", "outputs"}
+    launches = [span for span in host if span["name"] == "launch"]
+    assert launches[0]["args"]["rows"] == 3 and launches[0]["args"]["tokens"] == 60
+    first, last = launches[0], launches[-1]
+    during = [s for s in spans if s["pid"] == 2 and first["ts"] <= s["ts"] <= last["ts"] + last["dur"]]
+    assert any(span["name"] == "aten::mm" for span in during), "the clocks of host and device differ"
+
+
+def test_bench_profiles_one_workload(pellucid, tmp_path):
+    file = str(tmp_path / "trace.json")
+    status, _, err = pellucid("bench", "latency", "--batch-size", "1", "2", "--profile", file)
+    assert status == 2 and "--profile shows one workload, not 2" in err
+    status, _, err = pellucid("bench", "latency", "--profile", "/nowhere/trace.json")
+    assert status == 2 and "--profile '/nowhere/trace.json' cannot be written" in err
+
+
 def test_bench_refuses_requests_longer_than_the_context(pellucid):
     status, _, err = pellucid("bench", "throughput")
     assert status == 2 and "max_model_len is 512" in err

@@ -80,6 +80,7 @@ RESULT = StepResult(
     prompt_logprobs={1: [ENTRY]},
     drafts={0: [5, 6]},
     kv_done=[JOB],
+    num_late_compilations=2,
 )
 KEPT_AT_DEFAULT = {"detokenize"}  # stop strings need it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,41 @@ def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 4 for output in outputs)
         assert torch.cuda.max_memory_reserved() <= 0.5 * total
+
+
+def compiled() -> int:
+    """Files in Triton's cache."""
+    triton = pytest.importorskip("triton")
+    return sum(1 for _ in Path(triton.knobs.cache.dir).rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": "fp8"},
+        {"enforce_eager": True},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+    ],
+    ids=str,
+)
+def test_nothing_is_compiled_once_the_engine_is_ready(options: dict) -> None:
+    """Ragged prompts in small and large chunks, mixed steps, batches that grow and shrink, every option."""
+    rng = random.Random(0)
+    lengths = [
+        rng.choice((rng.randrange(1, 12), rng.randrange(12, 200), rng.randrange(200, 1500)))
+        for _ in range(90)
+    ]
+    prompts = [[rng.randrange(1000) for _ in range(length)] for length in lengths]
+    _, params = random_requests(len(prompts), seed=8)
+    limits = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "max_num_seqs": 70}
+    with LLM("shape:qwen3-0.6b", device="cuda", gpu_memory_utilization=0.3, **limits, **options) as llm:
+        before = compiled()
+        llm.generate(prompts, SamplingParams(temperature=0.7, max_tokens=20, ignore_eos=True), use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False)
+        assert compiled() == before
+        assert llm.llm_engine.stats.num_late_compilations == 0
 
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -11,7 +11,6 @@ import torch
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.sample.state import Feature
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, bucket_sizes
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
@@ -95,7 +94,7 @@ def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
 def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         worker = worker_of(llm)
-        launcher, state = graphed(worker), worker.runner.state
+        launcher = graphed(worker)
 
         def rows_for(num_rows: int, num_query: int = 1) -> int | None:
             return launcher.num_rows_for(StepCounts.uniform(np.arange(num_rows), num_query))
@@ -104,8 +103,6 @@ def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
         assert rows_for(20) == 20
         assert rows_for(2, num_query=5) is None
         assert launcher.num_rows_for(replace(StepCounts.uniform(np.arange(3), 1), num_propose=2)) is None
-        state.features[1] = Feature.TOP_ANY
-        assert rows_for(1) == 1 and rows_for(2) is None
 
 
 @pytest.mark.parametrize(("max_rows", "expected"), [(1, [1]), (3, [1, 2, 3]), (16, [1, 2, 4, 8, 12, 16])])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.memory import largest_step
+from pellucid.worker.rehearsal import largest_step
 
 OPTIONS = {
     "dtype": "float32",

@@ -93,12 +93,18 @@ def test_stages_give_the_logprobs_of_the_whole(deep: Path) -> None:
     assert logprobs(executor="lazy", pipeline_parallel_size=3) == logprobs()
 
 
-def replay_in_place(run: Callable[[], Tensor | Packed]) -> Callable[[], Tensor | Packed]:
-    """As a CUDA graph does: what other stages are sent is overwritten by the next replay."""
-    buffer = for_others(run())
+Yield = Tensor | Packed | tuple  # a tuple is what the first half of a step hands to the second
 
-    def replay() -> Tensor | Packed:
+
+def replay_in_place(run: Callable[[], Yield]) -> Callable[[], Yield]:
+    """As a CUDA graph does: what other stages are sent is overwritten by the next replay."""
+    if isinstance(first := run(), tuple):
+        return run
+    buffer = for_others(first)
+
+    def replay() -> Yield:
         yielded = run()
+        assert not isinstance(yielded, tuple)
         buffer.copy_(for_others(yielded))
         return replace(yielded, feedback=buffer) if isinstance(yielded, Packed) else buffer
 

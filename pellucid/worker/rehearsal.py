@@ -1,0 +1,112 @@
+"""Steps of no sequence's: to measure the most memory that a step takes, and to compile what steps need.
+
+A kernel has variants, by numbers of rows, tokens and drafts; one that is first needed in mid-run stalls it
+for seconds.  So at start one step of each kind is run.  All of them read and write block 0 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pellucid.config import Resolved
+from pellucid.schedule.plan import Admission, Row, StepPlan
+from pellucid.types import SamplingParams
+
+PLAIN = SamplingParams(temperature=1.0)
+EVERYTHING = SamplingParams(
+    temperature=1.0, top_p=0.9, min_p=0.01, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20
+)
+OPTIONS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, min_p=0.1),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.9),
+    SamplingParams(temperature=1.0, top_k=200),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=1.0, presence_penalty=0.1, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, logit_bias={0: 1.0}),
+    SamplingParams(temperature=1.0, logprobs=5),
+    SamplingParams(temperature=1.0, prompt_logprobs=1),
+)
+MOST_TOKENS = 2048  # of a rehearsed chunk; longer ones take the same kernels
+MOST_ROWS = 512  # beyond it kernels have no variants
+
+
+class Part(NamedTuple):
+    """A row's share: its queries, the drafts among them, and the tokens before them."""
+
+    num_query: int
+    num_drafts: int = 0
+    num_computed: int = 0
+    sampling: SamplingParams = PLAIN
+
+    @property
+    def length(self) -> int:
+        return self.num_computed + self.num_query
+
+
+def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
+    """The step that needs the most memory: all slots sample and draft, with every option; the budget is full.
+
+    Its blocks are all block 0, so that it can run before there is a cache.
+    """
+    num_rows = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
+    length = max(1, min(resolved.max_num_batched_tokens // num_rows, resolved.max_model_len - 1))
+    part = Part(length, min(resolved.num_spec, length - 1), sampling=EVERYTHING)
+    return step_of([part] * num_rows, resolved, num_groups)
+
+
+def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
+    """A step of each kind: decodes and verifications of few and many rows, chunks alone and in company."""
+    budget = resolved.max_num_batched_tokens
+    most_rows = min(resolved.max_num_seqs, MOST_ROWS, budget)
+    longest = min(budget, resolved.max_model_len - 1)
+    most_drafts = min(resolved.num_spec, longest - 1)
+    for num_rows in around_powers_of_two(most_rows):
+        yield step_of([Part(1)] * num_rows, resolved, num_groups)
+        if most_drafts and num_rows * (1 + most_drafts) <= budget:
+            yield step_of([Part(1 + most_drafts, most_drafts)] * num_rows, resolved, num_groups)
+    for num_drafts in range(1, most_drafts):
+        yield step_of([Part(1 + num_drafts, num_drafts)], resolved, num_groups)
+    for num_query in around_powers_of_two(min(longest, MOST_TOKENS)):
+        yield step_of([Part(num_query)], resolved, num_groups)
+        if 2 * num_query + 1 <= min(budget, resolved.max_model_len - 1) and most_rows > 2:
+            behind = Part(num_query, num_computed=num_query)
+            yield step_of([Part(1), Part(num_query), behind], resolved, num_groups)
+    for sampling in OPTIONS:
+        yield step_of([Part(min(3, longest), sampling=sampling)], resolved, num_groups)
+
+
+def around_powers_of_two(most: int) -> list[int]:
+    """1, 2, 3, 4, 5, 8, 9, .. up to `most`: one of each class into which kernels sort their sizes."""
+    powers = [1 << i for i in range(most.bit_length())]
+    return sorted({n for power in powers for n in (power, power + 1) if n <= most} | {most})
+
+
+def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int) -> StepPlan:
+    """A step in which every part is a row that samples; its result may be thrown away."""
+    admitted = [
+        Admission(
+            seq_id=-1 - slot,  # no sequence's: rows of real plans are never equal to these
+            slot=slot,
+            token_ids=[0] * part.length,
+            prompt_len=part.length,
+            num_computed=part.num_computed,
+            limit=part.length + 1,
+            seed=slot,
+            sampling=part.sampling,
+            blocks=([0] * -(-(part.length + 1) // resolved.block_size),) * num_groups,
+        )
+        for slot, part in enumerate(parts)
+    ]
+    rows = [
+        Row(-1 - slot, 0, slot, part.num_query, part.num_drafts, num_logits(part))
+        for slot, part in enumerate(parts)
+    ]
+    return StepPlan(id=-1, committed=-1, num_propose=resolved.num_spec, rows=rows, admitted=admitted)
+
+
+def num_logits(part: Part) -> int:
+    """Those that are sampled, and those of known tokens that are scored."""
+    scores = part.sampling.prompt_logprobs is not None
+    return part.num_query if scores else 1 + part.num_drafts

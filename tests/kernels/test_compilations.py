@@ -1,0 +1,57 @@
+"""Kernels that are compiled late are counted, and others who listen still hear of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from pellucid.kernels.compilations import LateCompilations
+
+knobs = pytest.importorskip("triton").knobs
+
+
+@dataclass
+class Kernel:
+    name: str
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """What somebody else's hook has heard, who came before."""
+    before, names = knobs.runtime.jit_post_compile_hook, []
+    knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: names.append(fn.name)
+    yield names
+    knobs.runtime.jit_post_compile_hook = before
+
+
+def compile_kernel(name: str) -> None:
+    """What Triton does."""
+    knobs.runtime.jit_post_compile_hook(
+        key="", repr=name, fn=Kernel(name), compile={}, is_manual_warmup=False, already_compiled=False
+    )
+
+
+def test_only_what_is_compiled_between_begin_and_end_is_counted(heard: list[str]) -> None:
+    late = LateCompilations()
+    compile_kernel("early")
+    late.begin()
+    compile_kernel("late")
+    compile_kernel("later")
+    late.end()
+    compile_kernel("at last")
+    assert late.num == 2
+    assert heard == ["early", "late", "later", "at last"]
+
+
+def test_two_engines_of_a_process_count_alike_and_may_end_in_any_order(heard: list[str]) -> None:
+    first, second = LateCompilations(), LateCompilations()
+    first.begin()
+    second.begin()
+    compile_kernel("one")
+    first.end()
+    compile_kernel("two")
+    second.end()
+    assert second.num == 2 and first.num >= 1
+    assert heard == ["one", "two"]
