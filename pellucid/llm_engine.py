@@ -13,12 +13,17 @@ from collections.abc import Mapping, Sequence
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
+from pellucid.engine.grammars import eos_token_ids, spelling_of
 from pellucid.engine.statistics import EngineStats
+from pellucid.sample.grammars.base import GrammarSpec, Spelling
+from pellucid.sample.grammars.check import GrammarChecker
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import Request, RequestOutput, SamplingParams, SeqUpdate
+
+COMPILE_SECONDS = 5.0  # most that a grammar may take
 
 
 class LLMEngine:
@@ -32,6 +37,7 @@ class LLMEngine:
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
         self.outputs = OutputProcessor(self.tokenizer)
+        self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
         self._seeds = random.Random(config.model.seed)
 
@@ -71,6 +77,7 @@ class LLMEngine:
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
         own_id = str(next(self._ids))
         request_id = own_id if request_id is None else request_id
+        grammar, sampling.structured_outputs = self._grammar(sampling), None
         request = Request(
             id=own_id,
             prompt_token_ids=prompt.token_ids,
@@ -79,6 +86,7 @@ class LLMEngine:
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(sampling),
             cache_salt=prompt.cache_salt,
+            grammar=None if grammar is None else grammar.encode(),
             priority=priority,
             arrival=time.monotonic(),
         )
@@ -133,6 +141,22 @@ class LLMEngine:
         sampling.validate(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
+        self.check_grammar(sampling)
+
+    def check_grammar(self, sampling: SamplingParams, *, seconds: float = COMPILE_SECONDS) -> None:
+        """Raise ValueError for structured_outputs that are wrong, or that take too long to compile.
+
+        Any thread may call it; a grammar that has been checked before is answered at once.
+        """
+        grammar, wish = self._grammar(sampling), sampling.structured_outputs
+        if grammar is None or wish is None:
+            return
+        if self.resolved.speculative.is_synthetic:
+            raise ValueError("structured_outputs means nothing where drafts stand by chance (synthetic)")
+        try:
+            self._checker.check(grammar, seconds)
+        except ValueError as error:
+            raise ValueError(f"structured_outputs.{wish.kind} {error}") from error
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens
@@ -175,10 +199,8 @@ class LLMEngine:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
-        own = self.resolved.checkpoint.eos_token_ids
-        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return own if named is None or named in own else (*own, named)
+        """What ends a text."""
+        return eos_token_ids(self.resolved, self.tokenizer)
 
     @property
     def vocab_size(self) -> int:
@@ -200,6 +222,29 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
+
+    def _spelling(self) -> Spelling:
+        assert self.tokenizer is not None, "without a tokenizer there is no grammar"
+        return spelling_of(self.resolved, self.tokenizer)
+
+    def _grammar(self, sampling: SamplingParams) -> GrammarSpec | None:
+        """The language that is asked for.  Raises ValueError if this model has no such."""
+        wish = sampling.structured_outputs
+        if wish is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs needs a tokenizer; this engine was started without one")
+        return GrammarSpec(wish.kind, wish.text, self._token_before(wish.begins_after))
+
+    def _token_before(self, text: str | None) -> int | None:
+        """The one token that `text` is."""
+        if text is None:
+            return None
+        assert self.tokenizer is not None
+        token_id = self.tokenizer.token_to_id(text)
+        if token_id is None:
+            raise ValueError(f"structured_outputs.begins_after is {text!r}, which is no token of this model")
+        return token_id
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not sampling.bad_words:

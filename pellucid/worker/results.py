@@ -26,15 +26,17 @@ class Packed:
     """A step's yield as one row of 32-bit integers, on the device.  It may have more rows than the step."""
 
     flat: Tensor  # [N] int32
-    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, logprobs (3), scores (3)
+    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, drafts, logprobs (3), scores (3)
     has_logprobs: bool
     has_scores: bool
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
-def pack(output: SampleOutput, scores: LogprobTensors | None, feedback: Tensor | None = None) -> Packed:
-    """All that the host will want, side by side."""
-    tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
+def pack(
+    output: SampleOutput, drafts: Tensor, scores: LogprobTensors | None, feedback: Tensor | None = None
+) -> Packed:
+    """All that the host will want, side by side.  drafts: [B, k], a chain; of trees none."""
+    tensors = [output.tokens, output.num_new, drafts, *_parts(output.logprobs), *_parts(scores)]
     return Packed(
         flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]),
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
@@ -126,10 +128,13 @@ class PendingResult:
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
         packed, num_rows = self._packed, self._counts.num_rows
-        tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
+        tokens, num_new, drafts, *rest = _unpack(self._wait(), packed.shapes)
         tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
         new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
+        if drafts.shape[1]:
+            rows = [row for row in self._counts.host_bound if counts[row]]
+            result.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
             entries = _entries(rest[:3])
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pellucid.engine.core import Engine
+from pellucid.engine.core import Engine, NullGrammar
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import FinishReason, SeqUpdate
@@ -218,7 +218,7 @@ def test_something_may_be_run_between_two_steps() -> None:
     assert engine.step() == [] and ran == [1]
 
 
-class OddTokens:
+class OddTokens(NullGrammar):
     """A grammar that remembers what it was shown."""
 
     def __init__(self) -> None:
