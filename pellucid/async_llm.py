@@ -212,6 +212,7 @@ class AsyncLLM:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -222,6 +223,7 @@ class AsyncLLM:
             self.tokenizer,
             messages,
             tools=tools,
+            chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -243,6 +245,10 @@ class AsyncLLM:
     def error(self) -> str | None:
         """Why nothing can be served any more."""
         return self._engine.error
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._front.tokenizer is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -295,10 +301,6 @@ class AsyncLLM:
     ) -> SamplingParams:
         """What the checkpoint recommends.  max_tokens: if it says nothing about that."""
         return self._front.default_sampling_params(max_tokens=max_tokens)
-
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise ValueError for parameters that this model cannot serve."""
-        self._front.check_sampling(sampling)
 
     # Life
 

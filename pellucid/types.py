@@ -317,6 +317,12 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
 
+    def snapshot(self) -> RequestMetrics:
+        """A copy; made for every output."""
+        return RequestMetrics(
+            self.arrival_time, self.first_scheduled_time, self.first_token_time, self.finished_time
+        )
+
 
 @dataclass(slots=True)
 class RequestOutput:

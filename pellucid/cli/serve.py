@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from pellucid.cli.console import complain
 from pellucid.cli.options import add_engine_options, add_section, chosen, engine_options
 from pellucid.registry import load_object
+from pellucid.server.listener import bind, url_of
 from pellucid.server.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -41,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
     if args.model_tag is not None and engine.setdefault("model", args.model_tag) != args.model_tag:
         raise ValueError(f"the model is {args.model_tag!r} and --model is {engine['model']!r}; give one")
     options = serve_options(args)
-    listener = load_object("pellucid.server.lifecycle:bind")(options)
-    llm = load_object("pellucid.async_llm:AsyncLLM")(**engine)
+    listener = bind(options)
+    make_llm = load_object("pellucid.async_llm:AsyncLLM")
+    preload = threading.Thread(target=load_object, args=("pellucid.server.lifecycle:serve",))
+    preload.start()  # while the engine loads its weights
+    llm: AsyncLLM = make_llm(**engine)
+    preload.join()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         cause = runner.run(_serve(llm, options, listener, began))
     if cause is not None:
@@ -82,13 +88,11 @@ async def _serve(llm: AsyncLLM, options: ServeOptions, listener: socket.socket, 
     from pellucid.server.lifecycle import serve
 
     server = make_server(llm, options)
-    host, port = listener.getsockname()[:2]
+    url, names = url_of(listener, options), ", ".join(server.names)
 
     def announce() -> None:
         seconds = time.perf_counter() - began
-        sys.stdout.write(
-            f"ready: http://{host}:{port} serves {', '.join(server.names)}, after {seconds:.1f} s\n"
-        )
+        sys.stdout.write(f"ready: {url} serves {names}, after {seconds:.1f} s\n")
         sys.stdout.flush()
 
     return await serve(server, listener, announce)

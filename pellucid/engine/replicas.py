@@ -177,7 +177,7 @@ class Replicas:
         self.router = Router(
             len(self._replicas),
             block_size=self.resolved.block_size,
-            num_blocks=min(self.capacity.num_blocks) if caches else 0,
+            num_blocks=min(self.capacity.num_blocks) if caches and len(self._replicas) > 1 else 0,
         )
 
     # Any thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -23,7 +24,9 @@ ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.ro
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     """What the routes share."""
     names = options.served_model_name or (llm.resolved.user.model.model,)
-    return Server(llm=llm, options=options, metrics=Metrics(llm, names[0]), names=names)
+    template = None if options.chat_template is None else Path(options.chat_template).read_text("utf-8")
+    metrics = Metrics(llm, names[0])
+    return Server(llm=llm, options=options, metrics=metrics, names=names, chat_template=template)
 
 
 def make_app(server: Server) -> FastAPI:

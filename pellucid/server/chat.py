@@ -40,6 +40,7 @@ from pellucid.server.protocol.openai_output import (
 from pellucid.server.respond import respond, usage_facts
 from pellucid.server.stream import event
 from pellucid.text.prompts import TokenPrompt
+from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
 
 router = APIRouter()
@@ -85,11 +86,13 @@ async def _tokenize(body: ChatRequest, server: Server) -> TokenPrompt:
     prompt = await server.llm.tokenize_chat(
         body.messages,
         tools=None if body.tool_choice == "none" else body.tools,
+        chat_template=server.chat_template,
         chat_template_kwargs=options,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
     )
-    return prompt if body.cache_salt is None else replace(prompt, cache_salt=body.cache_salt)
+    check_text("cache_salt", body.cache_salt or "")
+    return replace(prompt, cache_salt=body.cache_salt)
 
 
 def _parser_setting(body: ChatRequest, prompt: TokenPrompt) -> ParserSetting:

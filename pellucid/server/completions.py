@@ -37,9 +37,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         prompts = await server.llm.tokenize(
             _prompts(body), add_special_tokens=body.add_special_tokens is not False
         )
+        texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
     answer = Answer(mailbox, prompts, sampling.n)
-    texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
     return await respond(request, body, answer, _CompletionForm(body, answer, model, server, texts))
 
 

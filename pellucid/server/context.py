@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from fastapi import Request
 
 from pellucid.async_llm import AsyncLLM, Mailbox
-from pellucid.server.errors import overloaded, unknown_model, users_fault
+from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
 from pellucid.server.limits import check_limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
@@ -34,6 +34,7 @@ class Server:
     options: ServeOptions
     metrics: Metrics
     names: tuple[str, ...]  # of the model; answers carry the first
+    chat_template: str | None = None  # instead of the model's own
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way
@@ -57,6 +58,8 @@ class Server:
         """Hand prompts to the engine.  Raises a 400 for what it cannot serve, a 503 if it cannot now."""
         with users_fault(sampling.__dict__):
             check_limits(sampling, self.options)
+            if sampling.logprobs is not None and not self.llm.has_tokenizer:
+                raise ValueError("logprobs are shown with text, but this server has no tokenizer")
         self.check_room(len(prompts) * sampling.n)
         for _ in prompts:
             self.metrics.accepted(sampling.n)
@@ -67,6 +70,11 @@ class Server:
     def check_room(self, num_new: int) -> None:
         """Raise a 503 if the engine is gone, or too many completions wait for it."""
         most, waiting = self.options.max_waiting, self.llm.num_waiting
+        at_once = most + self.llm.resolved.max_num_seqs * len(self.llm.stats_per_engine)
+        if num_new > at_once:
+            raise ApiError(
+                400, f"the request asks for {num_new:,} completions, at most {at_once:,} are taken"
+            )
         if self.llm.error is not None:
             raise overloaded(self.llm.error)
         if waiting and waiting + num_new > most:

@@ -1,7 +1,7 @@
 """What goes wrong, as clients of OpenAI's API read it: a status and one body for all.
 
-A `ValueError` of the engine's becomes a 400 only where `users_fault` says that the request caused it; elsewhere
-it is a bug and a 500.
+A `ValueError` of the engine's becomes a 400 only within `users_fault`, where it is the request's;
+elsewhere it is a bug and a 500.
 """
 
 from __future__ import annotations

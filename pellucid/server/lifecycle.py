@@ -13,29 +13,12 @@ import uvicorn
 
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
-from pellucid.server.options import ServeOptions
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE = 75  # seconds that an idle connection is kept
 LAST_EVENTS = 5.0  # seconds to write what remains, when requests have been ended
 LAST_PROBES = 1.0  # seconds in which /health tells that the engine has died, before the server ends
-
-
-def bind(options: ServeOptions) -> socket.socket:
-    """Take the address, before anything slow begins.  Raises ValueError if it cannot be had."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((options.host, options.port))
-    except OSError as error:
-        listener.close()
-        raise ValueError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
-            "choose another --port"
-        ) from error
-    return listener
 
 
 async def serve(server: Server, listener: socket.socket, announce: Callable[[], None]) -> str | None:
@@ -127,4 +110,7 @@ def _http_config(server: Server) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(options.drain_seconds + LAST_EVENTS + 0.5),
+        root_path=options.root_path,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
     )

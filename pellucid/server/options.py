@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pellucid.config import option
 
@@ -26,6 +27,10 @@ class ServeOptions:
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
     max_body_mib: float = option(32.0, "most MiB of a request's body")
+    chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
+    root_path: str = option("", "the path under which a proxy shows this server")
+    ssl_certfile: str | None = option(None, "certificate, for HTTPS")
+    ssl_keyfile: str | None = option(None, "the certificate's key")
     access_log: bool = option(False, "log every request")
 
     def __post_init__(self) -> None:
@@ -34,6 +39,10 @@ class ServeOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise ValueError(f"max_output_tokens is {self.max_output_tokens}, must be at least 1")
+        for name in ("chat_template", "ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"{name} is {path!r}, which is no file")
         if self.drain_seconds < 0:
             raise ValueError(f"drain_seconds is {self.drain_seconds:g}, must be at least 0")
         if not 0 <= self.port < 2**16:

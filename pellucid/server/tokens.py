@@ -46,6 +46,7 @@ async def _tokens(body: TokenizeRequest, server: Server) -> list[int]:
     text = await server.llm.render_chat(
         body.messages,
         tools=body.tools,
+        chat_template=server.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),

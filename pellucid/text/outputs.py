@@ -65,19 +65,19 @@ def _wrap_int64(value: int) -> int:
 
 
 def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
-    """Two DELTA outputs of a request as one."""
+    """Two DELTA outputs of a request as one: `newer`, with what `older` had before it.  Both are used up."""
     completions = {completion.index: completion for completion in older.outputs}
     for completion in newer.outputs:
         before = completions.get(completion.index)
         completions[completion.index] = completion if before is None else _join(before, completion)
-    prompt_logprobs = newer.prompt_logprobs
-    if prompt_logprobs is not None:
-        prompt_logprobs = [*(older.prompt_logprobs or ()), *prompt_logprobs]
-    return replace(newer, outputs=list(completions.values()), prompt_logprobs=prompt_logprobs)
+    newer.outputs = list(completions.values())
+    if newer.prompt_logprobs is not None:
+        newer.prompt_logprobs = [*(older.prompt_logprobs or ()), *newer.prompt_logprobs]
+    return newer
 
 
 def _join(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
-    """`newer`, with what it adds put behind `older`, whose lists are used up."""
+    """As `join_deltas`."""
     newer.text = older.text + newer.text
     older.token_ids += newer.token_ids
     newer.token_ids = older.token_ids
@@ -255,7 +255,7 @@ class _Answer:
             finished=self.finished,
             prompt_logprobs=self._take_prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
-            metrics=replace(self._metrics),
+            metrics=self._metrics.snapshot(),
             error=self._error,
         )
 

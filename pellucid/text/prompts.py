@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.text.tokenizer import Tokenizer, check_text
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -99,6 +99,7 @@ def _parse(prompt: Prompt) -> TokenPrompt:
     text, ids, salt = (prompt.get(key) for key in PROMPT_KEYS)
     if salt is not None and not isinstance(salt, str):
         raise ValueError(f"cache_salt is {salt!r}, must be a string")
+    check_text("cache_salt", salt or "")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt is a {type(text).__name__}, must be text; give ids as prompt_token_ids")
     if ids is not None:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def check_text(name: str, *texts: str) -> None:
+    """Raise ValueError if one of these has half of a character: JSON can spell it, UTF-8 cannot."""
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"{name} has half of a character (a surrogate), which no text contains")
+
+
 class Vocabulary(Protocol):
     """What a tokenizer library must offer; `special_ids` are the ids left out of plain text."""
 
@@ -70,8 +77,12 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Encode many texts at once, on several cores."""
-        batch = self._vocabulary.encode_batch(texts, add_special_tokens)
+        """Encode many texts at once, on several cores.  Raises ValueError for what no text contains."""
+        try:
+            batch = self._vocabulary.encode_batch(texts, add_special_tokens)
+        except TypeError:
+            check_text("a text", *texts)
+            raise
         return [self._with_one_bos(ids) for ids in batch] if add_special_tokens else batch
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

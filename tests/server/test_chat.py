@@ -1,0 +1,121 @@
+"""/v1/chat/completions, as OpenAI's client sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def chat(client: openai.OpenAI, messages: Any = MESSAGES, **options: Any) -> Any:
+    options = {"model": "sprout", "temperature": 0, "max_completion_tokens": 12, **options}
+    return client.chat.completions.create(messages=messages, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(client: openai.OpenAI) -> Any:
+    return chat(client, extra_body={"return_token_ids": True, **NO_THINKING})
+
+
+def test_an_answer_is_a_message(plain: Any) -> None:
+    (choice,) = plain.choices
+    assert plain.object == "chat.completion" and plain.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason in ("stop", "length") and choice.message.tool_calls is None
+    assert plain.usage.completion_tokens == len(choice.token_ids)
+    assert plain.usage.prompt_tokens == len(plain.prompt_token_ids)
+
+
+def test_a_stream_begins_with_the_role_and_joins_to_the_whole(client: openai.OpenAI, plain: Any) -> None:
+    stream = chat(client, stream=True, stream_options={"include_usage": True}, extra_body=NO_THINKING)
+    first, *chunks, last = list(stream)
+    delta = first.choices[0].delta
+    assert first.object == "chat.completion.chunk"
+    assert (delta.role, delta.content, first.choices[0].finish_reason) == ("assistant", "", None)
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain.choices[0].message.content
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == plain.choices[0].finish_reason
+    assert last.usage == plain.usage and not last.choices
+
+
+def test_the_answer_may_be_as_long_as_the_context(client: openai.OpenAI) -> None:
+    answer = chat(client, max_completion_tokens=openai.omit, extra_body=NO_THINKING)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_max_tokens_is_an_older_name(client: openai.OpenAI) -> None:
+    answer = chat(client, max_completion_tokens=openai.omit, max_tokens=3)
+    assert answer.usage.completion_tokens == 3 and answer.choices[0].finish_reason == "length"
+
+
+def test_several_answers_have_indices(client: openai.OpenAI) -> None:
+    options = {"n": 3, "temperature": 3, "seed": 1, "extra_body": {"top_k": -1, "top_p": 1}}
+    whole = {choice.index: choice.message.content for choice in chat(client, **options).choices}
+    texts = dict.fromkeys(range(3), "")
+    for chunk in chat(client, stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert whole == texts and len(set(texts.values())) > 1
+
+
+def test_logprobs_spell_their_tokens(client: openai.OpenAI, plain: Any) -> None:
+    choice = chat(client, logprobs=True, top_logprobs=3, extra_body=NO_THINKING).choices[0]
+    entries = choice.logprobs.content
+    assert len(entries) == plain.usage.completion_tokens
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert len(entry.top_logprobs) == 3 and entry.top_logprobs[0].token == entry.token
+    bare = chat(client, logprobs=True, extra_body=NO_THINKING).choices[0].logprobs.content[0]
+    assert bare.top_logprobs == [] and bare.token == entries[0].token
+    stream = chat(client, stream=True, logprobs=True, top_logprobs=3, extra_body=NO_THINKING)
+    shown = [chunk.choices[0].logprobs.content for chunk in stream if chunk.choices[0].logprobs]
+    assert [entry.token for part in shown for entry in part] == [entry.token for entry in entries]
+
+
+def test_template_options_reach_the_template(client: openai.OpenAI, plain: Any) -> None:
+    thinking = chat(client, extra_body={"return_token_ids": True})
+    assert thinking.prompt_token_ids != plain.prompt_token_ids
+
+
+def test_a_message_may_be_continued(client: openai.OpenAI) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False, "min_tokens": 3}
+    answer = chat(client, messages, extra_body=extra)
+    assert answer.choices[0].message.content
+    echoed = chat(client, messages, extra_body={**extra, "echo": True})
+    assert echoed.choices[0].message.content == "The answer is" + answer.choices[0].message.content
+
+
+def test_text_parts_and_tools_are_understood(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "What is 2 + 3?"}]}]
+    bare, tooled = chat(client, parts), chat(client, parts, tools=tools)
+    assert tooled.usage.prompt_tokens > bare.usage.prompt_tokens
+    assert (
+        chat(client, parts, tools=tools, tool_choice="none").usage.prompt_tokens == bare.usage.prompt_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    "options,message,param",
+    [
+        ({"messages": []}, "messages: ", "messages"),
+        ({"messages": [{"content": "x"}]}, "message 0 has role None", None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts", None),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "this server allows 20", "logprobs"),
+        ({"stream": True, "extra_body": {"prompt_logprobs": 1}}, "cannot be streamed", "prompt_logprobs"),
+        ({"extra_body": {"min_tokens": 13}}, "min_tokens is 13, must be in [0, max_tokens=12]", "min_tokens"),
+    ],
+)
+def test_a_bad_field_is_named(
+    client: openai.OpenAI, options: dict[str, Any], message: str, param: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, **options)
+    body: Any = caught.value.body
+    assert message in body["message"] and body["param"] == param

@@ -1,0 +1,183 @@
+"""Servers that end, and what they refuse meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import Running, eventually, running
+
+LONG = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True}
+
+
+class Client(threading.Thread):
+    """Sends one request and keeps what comes back."""
+
+    def __init__(self, server: Running, **changes: Any) -> None:
+        super().__init__(daemon=True)
+        self.url, self.body = server.url, {**LONG, **changes}
+        self.has_begun = threading.Event()
+        self.text, self.status, self.ended = "", 0, 0.0
+
+    def run(self) -> None:
+        try:
+            headers = {"Authorization": "Bearer second"}
+            with httpx.stream(
+                "POST", f"{self.url}/v1/completions", json=self.body, timeout=60, headers=headers
+            ) as reply:
+                self.status = reply.status_code
+                for text in reply.iter_text():
+                    self.text += text
+                    self.has_begun.set()
+        except httpx.HTTPError as error:
+            self.text += repr(error)
+        self.ended = time.monotonic()
+
+
+def test_an_engine_that_dies_is_started_anew_once() -> None:
+    with running("--restart") as server:
+        streams = [Client(server, stream=True) for _ in range(3)]
+        whole = Client(server)
+        for client in (*streams, whole):
+            client.start()
+        for client in streams:
+            assert client.has_begun.wait(30)
+        eventually(lambda: server.metric("vllm:num_requests_running") == 4)
+        server.engine.kill()
+        killed = time.monotonic()
+        for client in (*streams, whole):
+            client.join(10)
+            assert client.ended - killed < 2, "an error comes at once"
+            assert "engine 0 has died (exit code -9)" in client.text
+        assert whole.status == 500
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        with pytest.raises(openai.InternalServerError) as refused:
+            server.client().completions.create(model="sprout", prompt="Once", max_tokens=2)
+        assert refused.value.status_code == 503
+
+        eventually(lambda: httpx.get(f"{server.url}/health").status_code == 200, seconds=60)
+        server.client().completions.create(model="sprout", prompt="Once", max_tokens=2)
+        server.engine.kill()
+        assert server.process.wait(15) == 1
+
+
+def test_a_guarded_server_drains(tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+    limits = ["--max-waiting", "2", "--max-body-mib", "0.01", "--max-output-tokens", "200"]
+    names = ["--served-model-name", "tree", "plant", "--allowed-origins", '["http://a.org"]']
+    # The key that ps shows is not the only one.
+    template = ["--chat-template", str(tmp_path / "template")]
+    with running(
+        *limits, *names, *template, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}
+    ) as server:
+        _check_keys(server)
+        _check_sizes(server)
+        _check_names(server)
+        _check_template(server)
+        _check_origins(server)
+        _check_waiting(server)
+        _check_drain(server)
+
+
+def _check_keys(server: Running) -> None:
+    for key in ("first", "second"):
+        assert server.client(key).models.list().data
+    for key in ("third", "firs", "ключ"):
+        headers = {"Authorization": f"Bearer {key}".encode()}
+        reply = httpx.get(f"{server.url}/v1/models", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (401, "AuthenticationError")
+    assert httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": "first"}).status_code == 200
+    assert httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}).status_code == 401
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def _check_sizes(server: Running) -> None:
+    headers = {"Authorization": "Bearer first", "Content-Type": "application/json"}
+    large = b'{"prompt": "%b"}' % (b"a" * 20_000)
+
+    def in_parts() -> Any:
+        yield large
+
+    for content in (large, in_parts()):
+        reply = httpx.post(f"{server.url}/tokenize", content=content, headers=headers)
+        assert reply.status_code == 413 and "10,485 bytes" in reply.json()["error"]["message"]
+    usage = server.client("first").completions.create(model="tree", prompt="a", max_tokens=2).usage
+    assert usage is not None and usage.completion_tokens == 2
+
+
+def _check_names(server: Running) -> None:
+    client = server.client("first")
+    assert [card.id for card in client.models.list()] == ["tree", "plant"]
+    assert client.completions.create(model="plant", prompt="a", max_tokens=1).model == "plant"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="sprout", prompt="a", max_tokens=1)
+
+
+def _check_template(server: Running) -> None:
+    headers = {"Authorization": "Bearer first"}
+    body = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body, headers=headers).json()["tokens"]
+    plain = httpx.post(f"{server.url}/tokenize", json={"prompt": "a!b!"}, headers=headers).json()["tokens"]
+    assert tokens == plain
+
+
+def _check_origins(server: Running) -> None:
+    headers = {"Origin": "http://a.org", "Access-Control-Request-Method": "POST"}
+    reply = httpx.options(f"{server.url}/v1/completions", headers=headers)
+    assert reply.headers["access-control-allow-origin"] == "http://a.org"
+    reply = httpx.options(f"{server.url}/v1/completions", headers={**headers, "Origin": "http://b.org"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def _check_waiting(server: Running) -> None:
+    """Sixteen run, two wait, and there is no room for more."""
+    clients = [Client(server, n=16), Client(server, n=2)]
+    for client in clients:
+        client.start()
+        time.sleep(0.2)
+    eventually(lambda: server.metric("vllm:num_requests_waiting") == 2)
+    headers = {"Authorization": "Bearer first"}
+    reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, headers=headers)
+    assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
+    assert "2 completions wait for the engine, max_waiting is 2" in reply.json()["error"]["message"]
+    for client in clients:
+        client.join(60)
+        assert client.status == 200 and '"finish_reason":"length"' in client.text
+    server.wait_until_idle()
+
+
+def _check_drain(server: Running) -> None:
+    running_one = Client(server, stream=True)
+    running_one.start()
+    assert running_one.has_begun.wait(10)
+    idle = httpx.Client()
+    idle.get(f"{server.url}/health")
+    server.process.send_signal(signal.SIGTERM)
+    with pytest.raises(httpx.HTTPError):
+        for _ in range(100):
+            time.sleep(0.02)
+            idle.get(f"{server.url}/health").raise_for_status()
+    running_one.join(60)
+    assert running_one.text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in running_one.text
+    assert server.process.wait(10) == 0
+
+
+def test_a_drain_ends_and_a_taken_port_is_told() -> None:
+    with running("--drain-seconds", "0.5") as server:
+        port = server.url.rpartition(":")[2]
+        with pytest.raises(AssertionError, match="the server said ''"), running("--port", port):
+            pass
+        client = Client(server, stream=True)
+        client.start()
+        assert client.has_begun.wait(10)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        client.join(10)
+        assert "the server is shutting down" in client.text

@@ -1,0 +1,152 @@
+"""The other routes, the form of errors, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import httpx
+import openai
+import pytest
+
+from pellucid import __version__
+from tests.server.conftest import Running, eventually
+
+
+def test_it_is_well(server: Running) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/ping").status_code == httpx.post(f"{server.url}/ping").status_code == 200
+    assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
+    assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    (card,) = client.models.list()
+    assert card.id == "sprout" and card.object == "model"
+    assert card.max_model_len == 4096  # type: ignore[attr-defined]
+    assert client.models.retrieve("sprout") == card
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("a/b")
+
+
+def test_every_route_is_described(server: Running) -> None:
+    paths = set(httpx.get(f"{server.url}/openapi.json").json()["paths"])
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= paths
+    assert httpx.get(f"{server.url}/docs").status_code == 200
+
+
+def test_text_goes_to_tokens_and_back(server: Running) -> None:
+    text = "Once upon <|im_end|> a time: größer, 😀"
+    reply = httpx.post(f"{server.url}/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    assert reply["max_model_len"] == 4096
+    back = httpx.post(f"{server.url}/detokenize", json={"tokens": reply["tokens"]}).json()
+    assert back == {"prompt": text}
+
+
+def test_messages_go_to_the_tokens_of_a_chat(server: Running, client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    reply = httpx.post(f"{server.url}/tokenize", json={"messages": messages}).json()
+    answer = client.chat.completions.create(
+        model="sprout", messages=messages, max_tokens=1, extra_body={"return_token_ids": True}
+    )  # type: ignore[call-overload]
+    assert reply["tokens"] == answer.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    "method,path,content,status,message",
+    [
+        ("GET", "/nothing", None, 404, "Not Found"),
+        ("GET", "/v1/completions", None, 405, "Method Not Allowed"),
+        ("POST", "/v1/completions", "{", 400, "JSON"),
+        ("POST", "/v1/completions", "[]", 400, "dictionary"),
+        ("POST", "/v1/completions", '{"prompt": "\\ud800"}', 400, "half of a character"),
+        ("POST", "/v1/completions", '{"prompt": "a", "temperature": NaN}', 400, "temperature is nan"),
+        ("POST", "/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, "logit_bias"),
+        ("POST", "/v1/completions", "[" * 100_000, 400, ""),
+        ("POST", "/tokenize", "{}", 400, "give either prompt or messages"),
+        ("POST", "/detokenize", '{"tokens": [-1]}', 400, "tokens has -1"),
+    ],
+)
+def test_an_error_has_one_form(
+    server: Running, method: str, path: str, content: str | None, status: int, message: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    reply = httpx.request(method, server.url + path, content=content, headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, set(error)) == (status, {"message", "type", "param", "code"})
+    assert message in error["message"] and error["code"] == status
+
+
+def test_a_client_that_leaves_a_stream_aborts_it(server: Running, client: openai.OpenAI) -> None:
+    before = server.metric("vllm:request_success_total", finished_reason="abort")
+    options = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(model="sprout", prompt="Once", stream=True, n=2, **options) as stream:  # type: ignore[call-overload]
+        next(iter(stream))
+        assert server.metric("vllm:num_requests_running") == 2
+        assert server.metric("vllm:kv_cache_usage_perc") > 0
+    server.wait_until_idle()
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == before + 2
+
+
+def test_a_client_that_waits_no_longer_aborts_its_request(server: Running) -> None:
+    before = server.metric("vllm:request_success_total", finished_reason="abort")
+    body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+    server.wait_until_idle()
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == before + 1
+
+
+def test_a_reader_that_stands_still_holds_up_nobody(server: Running, client: openai.OpenAI) -> None:
+    body = {"prompt": "Once", "max_tokens": 50, "ignore_eos": True, "stream": True, "n": 8, "logprobs": 20}
+    narrow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
+    with (
+        httpx.Client(transport=narrow, timeout=60) as slow,
+        slow.stream("POST", f"{server.url}/v1/completions", json=body) as still,
+    ):
+        lines = still.iter_lines()
+        next(lines)
+        answer = client.completions.create(model="sprout", prompt="Once", max_tokens=8)
+        assert answer.usage.completion_tokens == 8  # type: ignore[union-attr]
+        assert server.metric("vllm:num_requests_running") == 8
+        server.wait_until_idle(seconds=60)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    ids: dict[int, int] = dict.fromkeys(range(8), 0)
+    for chunk in events:
+        for choice in chunk["choices"]:
+            ids[choice["index"]] += len(choice["logprobs"]["tokens"])
+    assert all(count >= 49 for count in ids.values()), ids
+
+
+def test_many_streams_at_once(server: Running) -> None:
+    failures: list[str] = []
+
+    def talk(number: int) -> None:
+        body = {"prompt": f"{number} plus", "max_tokens": 6, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        if lines[-1] != "data: [DONE]" or any("error" in line for line in lines):
+            failures.append(lines[-1])
+
+    before = server.metric("vllm:generation_tokens_total")
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    eventually(lambda: server.metric("vllm:generation_tokens_total") == before + 64 * 6)
+    server.wait_until_idle()
+
+
+def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> None:
+    names = (
+        "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens",
+        "request_params_n", "request_queue_time_seconds",
+    )  # fmt: skip
+    before = [server.metric(f"vllm:{name}_count") for name in names]
+    client.completions.create(model="sprout", prompt="Once", max_tokens=2)
+    assert [server.metric(f"vllm:{name}_count") for name in names] == [count + 1 for count in before]
+    assert server.metric("vllm:cache_config_info", block_size="64", model_name="sprout", engine="0") == 1

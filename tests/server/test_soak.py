@@ -1,0 +1,58 @@
+"""Five hundred requests at once, of which many are left by their clients: nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import httpx
+import pytest
+
+from tests.server.conftest import running
+
+
+def make_body(rng: random.Random) -> dict[str, object]:
+    return {
+        "prompt": [rng.randrange(4000) for _ in range(rng.randrange(1, 150))],
+        "max_tokens": rng.randrange(1, 25),
+        "n": rng.choice([1, 1, 1, 2]),
+        "stream": rng.random() < 0.7,
+        "ignore_eos": True,
+        "logprobs": rng.choice([None, None, 3]),
+        "stop": rng.choice([None, "e"]),
+    }
+
+
+async def ask(client: httpx.AsyncClient, number: int) -> str:
+    """Send one request, and perhaps not wait for its end; how it went."""
+    rng = random.Random(number)
+    body, leaves, patience = make_body(rng), rng.random() < 0.4, rng.randrange(1, 8)
+    if not body["stream"]:
+        try:
+            reply = await client.post("/v1/completions", json=body, timeout=patience / 4 if leaves else 120)
+        except httpx.TimeoutException:
+            return "left"
+        return "whole" if reply.status_code == 200 and "error" not in reply.json() else reply.text
+    async with client.stream("POST", "/v1/completions", json=body, timeout=120) as stream:
+        lines: list[str] = []
+        async for line in stream.aiter_lines():
+            lines += [line] if line else []
+            if leaves and len(lines) == patience:
+                return "left"
+    return "whole" if lines[-1] == "data: [DONE]" and '"error"' not in lines[-2] else lines[-2]
+
+
+@pytest.mark.slow
+def test_five_hundred_at_once_leave_nothing_behind() -> None:
+    async def ask_all(url: str) -> Counter[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+            return Counter(await asyncio.gather(*(ask(client, number) for number in range(500))))
+
+    with running("--check-invariants") as server:
+        ends = asyncio.run(ask_all(server.url))
+        assert set(ends) == {"left", "whole"} and min(ends.values()) > 100, ends
+        server.wait_until_idle()
+        assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
+        assert server.metric("vllm:request_success_total", finished_reason="error") == 0
