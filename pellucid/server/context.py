@@ -14,6 +14,7 @@ from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fa
 from pellucid.server.limits import check_limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
+from pellucid.server.parsers.compose import Parsers
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
@@ -35,6 +36,7 @@ class Server:
     metrics: Metrics
     names: tuple[str, ...]  # of the model; answers carry the first
     chat_template: str | None = None  # instead of the model's own
+    parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way

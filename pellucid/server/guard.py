@@ -44,7 +44,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
         # The body is not read, so the connection is of no further use.
-        await error_response(refusal, {"Connection": "close"})(scope, receive, send)
+        await error_response(scope["path"], refusal, {"Connection": "close"})(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
