@@ -234,16 +234,17 @@ class LLMEngine:
             return None
         if self.tokenizer is None:
             raise ValueError("structured_outputs needs a tokenizer; this engine was started without one")
-        return GrammarSpec(wish.kind, wish.text, self._token_before(wish.begins_after))
+        if wish.thinking is None:
+            return GrammarSpec(wish.kind, wish.text)
+        start, end = wish.thinking
+        thinking = None if start is None else self._token_id(start), self._token_id(end)
+        return GrammarSpec(wish.kind, wish.text, thinking)
 
-    def _token_before(self, text: str | None) -> int | None:
+    def _token_id(self, text: str) -> int:
         """The one token that `text` is."""
-        if text is None:
-            return None
-        assert self.tokenizer is not None
-        token_id = self.tokenizer.token_to_id(text)
+        token_id = None if self.tokenizer is None else self.tokenizer.token_to_id(text)
         if token_id is None:
-            raise ValueError(f"structured_outputs.begins_after is {text!r}, which is no token of this model")
+            raise ValueError(f"structured_outputs.thinking has {text!r}, which is no token of this model")
         return token_id
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:

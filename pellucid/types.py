@@ -72,7 +72,9 @@ class StructuredOutputsParams:
     grammar: str | None = None  # EBNF, with the rule `root`
     json_object: bool | None = None  # any JSON object
     structural_tag: str | None = None  # xgrammar's JSON: free text with constrained parts
-    begins_after: str | None = None  # the token behind which it holds, such as </think>
+    # The tokens that thinking begins and ends with, such as <think> and </think>: what lies between them is
+    # free.  The first is None if the prompt has begun it.
+    thinking: tuple[str | None, str] | None = None
 
     def __post_init__(self) -> None:
         kind = self.kind

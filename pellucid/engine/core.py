@@ -133,7 +133,7 @@ class Engine:
         updates: list[SeqUpdate] = []
         try:
             self._drain_inbox(updates)
-            self._submit()
+            self._submit(updates)
             self._collect(updates)
         except Exception as error:
             logger.exception("the engine has failed")
@@ -180,29 +180,28 @@ class Engine:
             return SeqUpdate(request_id, finish_reason=reason, stop_reason=stop_reason)
         return self.scheduler.abort(request_id, reason, stop_reason)
 
-    def _end(self, request_id: str, error: str | None) -> SeqUpdate | None:
-        """A grammar lets nothing follow."""
-        update = self.scheduler.abort(
-            request_id, FinishReason.STOP if error is None else FinishReason.ERROR, None
-        )
-        if update is not None:
-            update.error = error
+    def _end(self, request_id: str, error: str | None) -> SeqUpdate:
+        """A grammar lets nothing follow: what the plan under way makes of it counts no more."""
+        reason = FinishReason.STOP if error is None else FinishReason.ERROR
+        update = self.scheduler.abort(request_id, reason)
+        assert update is not None, f"request {request_id} is not in the plan that was made last"
+        update.error = error
         return update
 
-    def _submit(self) -> None:
+    def _submit(self, updates: list[SeqUpdate]) -> None:
         """Fill the pipeline."""
         if not self._inflight:
             self._clock.resume()
         while self.error is None and len(self._inflight) < self.depth:
             try:
-                if not self._submit_next():
+                if not self._submit_next(updates):
                     break
             except KeyboardInterrupt as error:  # what is planned may never run, its blocks are published
                 for update in self._die(error):
                     self._post(partial(_itself, update))
                 raise
 
-    def _submit_next(self) -> bool:
+    def _submit_next(self, updates: list[SeqUpdate]) -> bool:
         """Plan a step and start its forward; False if nothing is ready."""
         plan = self.scheduler.next_plan()
         if plan is None:
@@ -211,9 +210,9 @@ class Engine:
         self._clock.submitted()
         if plan.has_grammar:
             ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
-            for request_id, error in self._grammar.take_ended().items():
-                self._post(partial(self._end, request_id, error))
         self._inflight.append((plan, ticket))
+        if plan.has_grammar:
+            updates += [self._end(*ended) for ended in self._grammar.take_ended().items()]
         return True
 
     def _collect(self, updates: list[SeqUpdate]) -> None:

@@ -14,24 +14,25 @@ import numpy as np
 
 from pellucid.registry import Registry
 
-KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """A language, as a request names it."""
 
-    kind: str  # one of KINDS
-    text: str = ""  # a JSON schema, a regular expression, a JSON list of choices, EBNF, or a structural tag
-    begins_after: int | None = None  # the token behind which it holds; None: from the first one on
+    kind: str  # one of types.STRUCTURES
+    text: str = ""  # a JSON schema, a regular expression, choices as a JSON list, EBNF, a structural tag
+    # The tokens that thinking begins and ends with, behind which the language holds.  The first is None if
+    # the prompt has begun it.
+    thinking: tuple[int | None, int] | None = None
 
     def encode(self) -> str:
         """As `Request.grammar` carries it; equal specs are equal texts."""
-        return json.dumps([self.kind, self.text, self.begins_after])
+        return json.dumps([self.kind, self.text, self.thinking])
 
     @classmethod
     def decode(cls, encoded: str) -> Self:
-        return cls(*json.loads(encoded))
+        kind, text, thinking = json.loads(encoded)
+        return cls(kind, text, None if thinking is None else tuple(thinking))
 
     @property
     def language(self) -> Self:

@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 import numpy as np
 
@@ -28,14 +28,6 @@ from pellucid.sample.grammars.base import BACKEND, GRAMMARS, GrammarSpec, Spelli
 MOST_VERDICTS = 4096
 MAX_BYTES = 4 << 30  # of memory, for the process
 LENGTH = struct.Struct("<Q")
-
-
-class Checker(Protocol):
-    """Tells whether a grammar can be used."""
-
-    def check(self, spec: GrammarSpec, seconds: float) -> None:
-        """Raises ValueError, in words, if it is wrong or takes longer than `seconds` to compile."""
-        ...
 
 
 class GrammarChecker:
@@ -47,6 +39,7 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, spec: GrammarSpec, seconds: float) -> None:
+        """Raises ValueError, in words, if a grammar is wrong or takes longer than `seconds` to compile."""
         if importlib.util.find_spec(BACKEND) is None:
             raise ValueError(f"needs {BACKEND}; pip install 'pellucid[serve]'")
         key = hashlib.sha256(spec.language.encode().encode()).digest()
@@ -60,13 +53,9 @@ class GrammarChecker:
         if verdict is not None:
             raise ValueError(verdict)
 
-    def knows(self, spec: GrammarSpec) -> bool:
-        """Would `check` answer at once?"""
-        return hashlib.sha256(spec.language.encode().encode()).digest() in self._verdicts
-
     def _ask(self, spec: GrammarSpec, seconds: float) -> str | None:
         """What is wrong with a grammar, if anything."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         try:
             _write(self._process.stdin, (spec, seconds))

@@ -6,6 +6,7 @@ is under way; nothing else in the batch waits.  Masks are filled while the step'
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,42 +33,54 @@ MOST_BYTES = 512 << 20
 MOST_LANGUAGES = 1024
 
 
-class Delayed:
-    """A matcher that lets anything come up to a token, such as the end of thinking."""
+class Phase(enum.Enum):
+    """Where a text stands in its thinking."""
 
-    def __init__(self, matcher: Matcher, token_id: int) -> None:
-        self._matcher, self._token_id = matcher, token_id
-        self._num_before = 0  # tokens accepted before the grammar holds, that token included
-        self._num_within = 0
-        self._has_begun = False
+    START = "nothing has been said"
+    THINKING = "anything may come"
+    ANSWER = "the grammar holds"
+
+
+class Delayed:
+    """A matcher that holds behind the thinking, up to the token `end`.
+
+    start: the token that thinking begins with; a text that begins otherwise does not think.  None: it thinks.
+    """
+
+    def __init__(self, matcher: Matcher, *, start: int | None, end: int) -> None:
+        self._matcher, self._start, self._end = matcher, start, end
+        self._phases = [Phase.THINKING if start is None else Phase.START]  # before every token, and now
+        self._is_fed: list[bool] = []  # which tokens the matcher has accepted
 
     def accept(self, token_id: int) -> bool:
-        if self._has_begun:
-            accepted = self._matcher.accept(token_id)
-            self._num_within += accepted
-            return accepted
-        self._num_before += 1
-        self._has_begun = token_id == self._token_id
+        phase = self._phases[-1]
+        is_thought = phase is Phase.THINKING or (phase is Phase.START and token_id == self._start)
+        if not is_thought and not self._matcher.accept(token_id):
+            return False
+        is_over = not is_thought or (phase is Phase.THINKING and token_id == self._end)
+        self._phases.append(Phase.ANSWER if is_over else Phase.THINKING)
+        self._is_fed.append(not is_thought)
         return True
 
     def fill(self, masks: np.ndarray, place: int) -> None:
-        if self._has_begun:
-            self._matcher.fill(masks, place)
-        else:
+        phase = self._phases[-1]
+        if phase is Phase.THINKING:
             masks[place] = ANY_TOKEN
+            return
+        self._matcher.fill(masks, place)
+        if phase is Phase.START and self._start is not None:
+            masks[place, self._start // 32] |= bit(self._start)
 
     def rollback(self, num_tokens: int) -> None:
-        within = min(num_tokens, self._num_within)
-        if within:
-            self._matcher.rollback(within)
-            self._num_within -= within
-        if num_tokens > within:
-            self._num_before -= num_tokens - within
-            self._has_begun = False
+        num_left = len(self._is_fed) - num_tokens
+        num_fed = sum(self._is_fed[num_left:])
+        del self._is_fed[num_left:], self._phases[num_left + 1 :]
+        if num_fed:
+            self._matcher.rollback(num_fed)
 
     @property
     def is_done(self) -> bool:
-        return self._has_begun and self._matcher.is_done
+        return self._phases[-1] is Phase.ANSWER and self._matcher.is_done
 
 
 class Reading:
@@ -130,7 +143,7 @@ class Grammars:
         if self._backend is None:
             spelling = self._make_spelling()
             for token in spelling.stop_token_ids:
-                self._stops[token // 32] |= np.uint32(1 << token % 32).view(np.int32)
+                self._stops[token // 32] |= bit(token)
             self._backend = GRAMMARS.load(BACKEND)(spelling)
         return self._backend.compile(spec)
 
@@ -165,14 +178,15 @@ class Grammars:
             assert request.grammar is not None
             spec = GrammarSpec.decode(request.grammar)
             matcher = self.compile(request.grammar).result().start()
-            if spec.begins_after is not None:
-                matcher = Delayed(matcher, spec.begins_after)
+            if spec.thinking is not None:
+                start, end = spec.thinking
+                matcher = Delayed(matcher, start=start, end=end)
             reading = Reading(matcher, len(request.prompt_token_ids))
             self._readings[request.id] = reading
         return reading.matcher if reading.read(row.token_ids) else None
 
     def _fill(self, matcher: Matcher, masks: np.ndarray, drafts: list[int]) -> None:
-        """Masks of the text's end and behind each draft that may come; whatever follows one that may not falls."""
+        """Masks of the text's end and behind each draft that may come; behind one that may not all falls."""
         matcher.fill(masks, 0)
         num_accepted = 0
         for place, draft in enumerate(drafts, start=1):
@@ -183,7 +197,8 @@ class Grammars:
                 masks[place:] = self._stops
                 break
             matcher.fill(masks, place)
-        matcher.rollback(num_accepted)
+        if num_accepted:
+            matcher.rollback(num_accepted)
 
     def _is_whole(self, row: HostBoundRow, mask: np.ndarray) -> bool:
         """May only a stop token come, where min_tokens holds those back?"""
@@ -194,3 +209,8 @@ class Grammars:
 
 def _size(compiled: Future[CompiledGrammar]) -> int:
     return 0 if compiled.exception() is not None else compiled.result().num_bytes
+
+
+def bit(token_id: int) -> np.int32:
+    """A token's bit in its word of a mask."""
+    return np.uint32(1 << token_id % 32).view(np.int32)
