@@ -41,6 +41,8 @@ PROMPTS = ["What is 2 + 3?", "Sort these: 5 1 4", "Name a person."]
 QUESTION = [{"role": "user", "content": "What is 12 + 7?"}]
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 
+STARVED = {"num_gpu_blocks_override": 11, "block_size": 16}
+
 
 def check(kind: str, output: RequestOutput) -> None:
     """The text is of the language, or the beginning of one that max_tokens has cut."""
@@ -107,9 +109,9 @@ def test_every_text_is_of_its_language(llm: LLM, kind: str) -> None:
         {"depth": 1},
         NGRAM,
         {"enable_prefix_caching": False, "max_num_batched_tokens": 32},
-        {"num_gpu_blocks_override": 40},
+        STARVED,
         {"tensor_parallel_size": 2, **NGRAM},
-        {"executor": "multiproc", "depth": 2},
+        {"pipeline_parallel_size": 2, **NGRAM},
         {"data_parallel_size": 2},
     ],
     ids=str,
@@ -117,6 +119,13 @@ def test_every_text_is_of_its_language(llm: LLM, kind: str) -> None:
 def test_how_it_is_run_changes_no_text(expected: list[str], options: dict) -> None:
     with LLM("sprout", **(OPTIONS | options)) as llm:
         assert texts(llm) == expected
+        assert options is not STARVED or llm.llm_engine.stats.num_preemptions
+
+
+def test_texts_of_the_standard_test_of_drafts_are_of_their_language() -> None:
+    config = {**NGRAM["speculative_config"], "rejection_sample_method": "standard"}
+    with LLM("sprout", **OPTIONS, speculative_config=config) as llm:
+        assert texts(llm)
 
 
 def test_drafts_of_a_constrained_text_are_verified() -> None:
