@@ -25,7 +25,12 @@ from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.paged_attention import PagedRows
-from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.prefill_attention import (
+    longest_first,
+    prefill_attention,
+    prefill_tiles,
+    queries_per_tile,
+)
 from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.sample import draw
@@ -36,26 +41,32 @@ from pellucid.sample.noise import token_codes
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
 CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
-MAX_MODEL_LEN = 8192
+MAX_MODEL_LEN = 16_384
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
 WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
 PASSES = (1, 32, 256, 4096)  # tokens
 DECODES = {
+    "1 x 160": [160],
     "1 x 1,024": [1024],
     "1 x 8,000": [8000],
     "16 x 1,024": [1024] * 16,
+    "32 x 160": [160] * 32,
     "64 x 1,024": [1024] * 64,
+    "256 x 150": [150] * 256,
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
 }
+VERIFICATIONS = {"1 x 300": [300], "32 x 300": [300] * 32}
 PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
     "0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
     "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
 PREFILLS = {
+    "128 x 128": [(128, 128)] * 128,
     "16 x 512": [(512, 512)] * 16,
     "4 x 2,048": [(2048, 2048)] * 4,
     "1 x 8,192": [(8192, 8192)],
     "2,048 behind 6,144": [(2048, 8192)],
+    "8,192 behind 8,192": [(8192, 16_384)],
 }
 
 
@@ -99,6 +110,7 @@ class Case:
     lens: list[tuple[int, int]]
     heads: tuple[int, int]
     block_size: int
+    kv_dtype: torch.dtype = DTYPE
 
     @property
     def num_tokens(self) -> int:
@@ -106,7 +118,7 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_tokens * 2 * self.heads[1] * HEAD_DIM * DTYPE.itemsize
+        return self.num_tokens * 2 * self.heads[1] * HEAD_DIM * self.kv_dtype.itemsize
 
     @property
     def flops(self) -> int:
@@ -120,7 +132,7 @@ class Case:
         num_blocks = copies * sum(widths) + 1
         cache = torch.randn(
             num_blocks, 2, self.heads[1], self.block_size, HEAD_DIM, dtype=DTYPE, device="cuda"
-        )
+        ).to(self.kv_dtype)
         free = iter((torch.randperm(num_blocks - 1) + 1).tolist())
         query_lens = [q for q, _ in self.lens]
         rows = []
@@ -139,8 +151,11 @@ class Case:
         return torch.randn(sum(query_lens), self.heads[0], HEAD_DIM, dtype=DTYPE, device="cuda"), cache, rows
 
 
-def decode_figure(model: str, name: str, block_size: int, num_query: int) -> Figure:
-    case = Case([(num_query, tokens) for tokens in DECODES[name]], HEADS[model], block_size)
+def decode_figure(
+    model: str, name: str, block_size: int, num_query: int = 1, kv_dtype: torch.dtype = DTYPE
+) -> Figure:
+    lens = DECODES[name] if num_query == 1 else VERIFICATIONS[name]
+    case = Case([(num_query, tokens) for tokens in lens], HEADS[model], block_size, kv_dtype)
     q, cache, views = case.build()
     out = torch.empty_like(q)
     scale = HEAD_DIM**-0.5
@@ -150,6 +165,7 @@ def decode_figure(model: str, name: str, block_size: int, num_query: int) -> Fig
 
     seconds = median_seconds([launch(rows) for rows in views])
     kernel = "decode" if num_query == 1 else f"verify {num_query}"
+    kernel += ", FP8" if kv_dtype != DTYPE else ""
     return Figure(kernel, model, name, seconds * 1e6, case.kv_bytes / seconds / 1e9, "GB/s")
 
 
@@ -159,6 +175,7 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     out = torch.empty_like(q)
     tile_queries = queries_per_tile(case.heads[0] // case.heads[1])
     tiles = torch.from_numpy(prefill_tiles([q for q, _ in case.lens], tile_queries)).cuda()
+    tiles = longest_first(tiles, views[0])
     scale = HEAD_DIM**-0.5
 
     def launch(rows: PagedRows) -> Callable[[], object]:
@@ -279,8 +296,9 @@ def main() -> None:
     for model in options.models:
         shapes = PROJECTIONS.get(model, ())
         figures += [product_figure(shape, rows) for shape in shapes for rows in (1, 4, 16, 64)]
-        figures += [decode_figure(model, name, options.block_size, 1) for name in DECODES]
-        figures += [decode_figure(model, name, options.block_size, 4) for name in ("1 x 1,024", "64 x 1,024")]
+        for dtype in (DTYPE, torch.float8_e4m3fn):
+            figures += [decode_figure(model, name, options.block_size, 1, dtype) for name in DECODES]
+            figures += [decode_figure(model, name, options.block_size, 5, dtype) for name in VERIFICATIONS]
         figures += [prefill_figure(model, name, options.block_size) for name in PREFILLS]
         for num_tokens in PASSES:
             figures += [norm_figure(model, num_tokens), gate_figure(model, num_tokens)]

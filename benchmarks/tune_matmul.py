@@ -20,6 +20,8 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.quantize_fp8 import round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import (
     MAX_GEMV_ROWS,
@@ -33,6 +35,7 @@ from pellucid.kernels.tiles import (
     write_table,
 )
 from pellucid.models.checkpoint import ASSETS
+from pellucid.quant.fp8_product import multiply_rows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOUCHED = 128 << 20  # bytes of weights that the launches of one graph read at least
@@ -40,31 +43,55 @@ TOLERANCE = 1.02  # a kernel that also serves others may be so much slower
 # So much slower than the library's, ours are still to be preferred: they start while the kernel before them
 # still runs, and let the next one start, whatever it is.
 PATIENCE = 1.04
-GEMVS = [
-    Gemv(2, 1024, 4),
-    Gemv(4, 512, 4),
-    Gemv(4, 1024, 4),
-    Gemv(8, 512, 4),
-    Gemv(16, 256, 4),
-    Gemv(4, 1024, 8),
-    Gemv(8, 1024, 8),
-    Gemv(2, 2048, 4),
-    Gemv(2, 2048, 8),
-    Gemv(4, 2048, 8),
-    Gemv(2, 4096, 8),
-    Gemv(4, 4096, 16),
-]
-SPLIT_KS = [
-    SplitK(64, 64, 1, 4, 6),
-    SplitK(64, 128, 1, 4, 4),
-    SplitK(64, 128, 1, 4, 6),
-    SplitK(64, 256, 1, 4, 3),
-    SplitK(128, 64, 1, 4, 6),
-    SplitK(128, 128, 1, 8, 4),
-]
-WIDE = [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)]  # from 65 rows on
-SPLITS = (1, 2, 4, 8)
+GEMVS = {  # by bits of a weight
+    16: [
+        Gemv(2, 1024, 4),
+        Gemv(4, 512, 4),
+        Gemv(4, 1024, 4),
+        Gemv(8, 512, 4),
+        Gemv(16, 256, 4),
+        Gemv(4, 1024, 8),
+        Gemv(8, 1024, 8),
+        Gemv(2, 2048, 4),
+        Gemv(2, 2048, 8),
+        Gemv(4, 2048, 8),
+        Gemv(2, 4096, 8),
+        Gemv(4, 4096, 16),
+    ],
+    8: [
+        Gemv(4, 1024, 2),
+        Gemv(8, 1024, 2),
+        Gemv(4, 2048, 4),
+        Gemv(8, 2048, 4),
+        Gemv(2, 4096, 4),
+        Gemv(4, 4096, 4),
+        Gemv(4, 4096, 8),
+    ],
+}
+MOST_GEMV_ROWS = {16: MAX_GEMV_ROWS, 8: 2}  # that are worth a try
+SPLIT_KS = {
+    16: [
+        SplitK(64, 64, 1, 4, 6),
+        SplitK(64, 128, 1, 4, 4),
+        SplitK(64, 128, 1, 4, 6),
+        SplitK(64, 256, 1, 4, 3),
+        SplitK(128, 64, 1, 4, 6),
+        SplitK(128, 128, 1, 8, 4),
+    ],
+    8: [
+        SplitK(64, 128, 1, 4, 4),
+        SplitK(64, 128, 1, 4, 6),
+        SplitK(64, 256, 1, 4, 3),
+        SplitK(64, 256, 1, 4, 4),
+    ],
+}
+WIDE = {  # from 65 rows on
+    16: [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)],
+    8: [SplitK(64, 128, 1, 4, 4), SplitK(64, 256, 1, 4, 3), SplitK(64, 256, 1, 4, 4)],
+}
+SPLITS = (1, 2, 3, 4, 8)
 MAX_PROGRAMS = 2048
+SHARED_BYTES = 220 << 10  # that a program's tiles may take
 
 Shape = tuple[int, int]  # outputs, inputs
 
@@ -79,18 +106,20 @@ def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
     return projections + [(config["vocab_size"], dim)] * (ranks == 1)
 
 
-def candidates(shape: Shape, num_rows: int) -> Iterator[Tile | None]:
+def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
     """What could be the fastest, the library's product (None) first."""
     num_out, num_in = shape
     yield None
-    if num_rows <= MAX_GEMV_ROWS:
-        yield from (tile for tile in GEMVS if tile.block_k < 2 * num_in)
+    if num_rows <= MOST_GEMV_ROWS[bits]:
+        yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
-    for tile in SPLIT_KS if num_rows <= 64 else WIDE:
+    for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in
-            if not too_short and splits * num_out <= MAX_PROGRAMS * tile.block_n:
+            held = tile.num_stages * tile.block_k * (tile.block_n + num_rows) * bits // 8
+            fits = held <= SHARED_BYTES and splits * num_out <= MAX_PROGRAMS * tile.block_n
+            if fits and not too_short:
                 yield replace(tile, splits=splits)
 
 
@@ -101,13 +130,10 @@ class Case:
         num_out, num_in = shape
         copies = max(2, TOUCHED // (num_out * num_in * bits // 8))
         self.weights = [self._weight(shape, bits) for _ in range(copies)]
+        self.weight_scale = torch.ones(num_out, 1, device="cuda")
         self.x = torch.randn(max(ROWS), num_in, dtype=torch.bfloat16, device="cuda")
-        self.scales = None
-        if bits == 8:
-            self.x = self.x.to(torch.float8_e4m3fn)
-            ones = torch.ones(num_out + len(self.x), device="cuda")
-            self.scales = Scales(ones[:num_out], ones[num_out:])
         self.arrivals = torch.zeros(num_out, dtype=torch.int32, device="cuda")
+        self.launch = self._launch if bits == 16 else self._launch_fp8
 
     @staticmethod
     def _weight(shape: Shape, bits: int) -> Tensor:
@@ -116,20 +142,25 @@ class Case:
 
     def seconds(self, num_rows: int, tile: Tile | None) -> float:
         """Of one product."""
-        return median_seconds([self._launch(num_rows, tile, weight) for weight in self.weights], replays=7)
+        return median_seconds([self.launch(num_rows, tile, weight) for weight in self.weights], replays=7)
 
     def _launch(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
-        x, scales = self.x[:num_rows], self.scales
-        if tile is not None:
-            out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
-            scales = scales and Scales(scales.weight, scales.x[:num_rows])
-            return lambda: small_matmul(x, weight, out, tile, scales=scales, arrivals=self.arrivals)
-        if scales is None:
+        x = self.x[:num_rows]
+        if tile is None:
             return lambda: F.linear(x, weight)
-        by_row, by_column = scales.x[:num_rows, None], scales.weight[None]
-        return lambda: torch._scaled_mm(
-            x, weight.t(), scale_a=by_row, scale_b=by_column, out_dtype=torch.bfloat16
-        )
+        out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
+        return lambda: small_matmul(x, weight, out, tile, arrivals=self.arrivals)
+
+    def _launch_fp8(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
+        x = round_rows(self.x[:num_rows])
+        if isinstance(tile, Gemv):
+            return lambda: fp8_gemv(x, weight, self.weight_scale, tile)
+        if tile is None:
+            operands = (x.values, x.scales, weight, self.weight_scale)
+            return lambda: multiply_rows(*operands, block=weight.shape[1], dtype=x.dtype)
+        out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
+        scales = Scales(self.weight_scale.view(-1), x.scales.view(-1))
+        return lambda: small_matmul(x.values, weight, out, tile, scales=scales, arrivals=self.arrivals)
 
 
 def choose_all(
@@ -176,7 +207,9 @@ def main() -> None:
     for shape in dict.fromkeys(shapes):
         case = Case(shape, options.bits)
         for num_rows in options.rows:
-            measured = {tile: case.seconds(num_rows, tile) for tile in candidates(shape, num_rows)}
+            measured = {
+                tile: case.seconds(num_rows, tile) for tile in candidates(shape, num_rows, options.bits)
+            }
             times[shape, num_rows] = measured
             best = min(measured, key=measured.__getitem__)
             figures = f"{1e6 * measured[best]:6.1f} us, library {1e6 * measured[None]:6.1f} us"

@@ -154,11 +154,12 @@ class AsyncLLM:
         Close it when done.  Raises ValueError, and queues nothing, for parameters that cannot be served.
         """
         self._attach()
+        sampling = self._front.own_sampling(sampling_params)
         mailbox = Mailbox(kind, self.abort)
         try:
             for prompt in prompts:
-                added = self._front.add_tokens(
-                    prompt, sampling_params, request_id=request_id, priority=priority, kind=kind
+                added = self._front.queue(
+                    prompt, sampling, request_id=request_id, priority=priority, kind=kind
                 )
                 mailbox.expect(added)
                 self._mailboxes[added] = mailbox

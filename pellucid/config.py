@@ -109,6 +109,9 @@ class DeviceConfig:
         None, "triton or torch; default the best that supports the model here"
     )
     enforce_eager: bool = option(False, "run every step kernel by kernel, without CUDA graphs")
+    record_chunks: bool = option(
+        False, "record CUDA graphs of small prompt chunks, too: less host time, a longer start"
+    )
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str | None = option(
         None, "how plans reach the workers: local or multiproc; default local for one, multiproc for more"

@@ -6,8 +6,11 @@ captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +25,18 @@ class TreeMask:
 
     ancestors: Tensor  # [T] int64: bit i is the row's draft i + 1; a draft has its own bit, other tokens none
     first_drafts: Tensor  # [B] int32: the place of each row's first draft, its length if it has none
+
+
+# From queries a row and queries a tile to [num_tiles, 2] int32: each tile's row and its first query there.
+MakeTiles = Callable[[Sequence[int], int], np.ndarray]
+
+
+class TileMaps(Protocol):
+    """Where a recorded forward finds which tile of queries is of which row: rows change, this stays."""
+
+    def get(self, tile_queries: int, make: MakeTiles) -> Tensor:
+        """[num_tiles, 2] int32 on the device, of what `make` says of the rows that are no decodes."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +58,7 @@ class ForwardInput:
     query_lens: list[int] = field(default_factory=list)  # per row
     max_query: int = 1
     block_sizes: tuple[int, ...] = ()  # per KV group, tokens; what `restart` and `next` ask for
+    tiles: TileMaps | None = None  # of a forward that is recorded for any rows: `query_lens` are then bounds
 
     # Set by the attention backend's plan(), per KV group:
     attn: tuple[object, ...] = ()
@@ -58,35 +74,42 @@ class ForwardInput:
     def num_rows(self) -> int:
         return self.slots.shape[0]
 
+    def sampled(self, x: Tensor) -> Tensor:
+        """Of x [T, D] the rows whose logits are sampled, [S, D]."""
+        return x if len(self.logits_index) == len(x) else x[self.logits_index]
+
     def restart(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
-        """The same rows with one query each: `tokens` [B] int32 at `positions` [B] int64.
+        """The same rows with n queries each: `tokens` [B, n] int32 at consecutive `positions` [B, n] int64.
 
         With `next` this is how a proposer goes from a step's input to those of its own steps.
         """
-        num_rows = self.num_rows
+        num_rows, num_query = tokens.shape
+        ends = torch.arange(0, (num_rows + 1) * num_query, num_query, device=tokens.device)
         rows = replace(
             self,
-            cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=tokens.device),
-            logits_index=torch.arange(num_rows, device=tokens.device),
+            cu_seqlens_q=ends.to(torch.int32),
+            logits_index=ends[1:] - 1,
             tree=None,
-            query_lens=[1] * num_rows,
-            max_query=1,
+            query_lens=[num_query] * num_rows,
+            max_query=num_query,
         )
         return rows._moved(tokens, positions)
 
     def next(self, tokens: Tensor) -> ForwardInput:
-        """One position further, of rows with one query each: `tokens` [B] int32 behind what they fed."""
-        return self._moved(tokens, self.positions + 1)
+        """One query a row, one position further: `tokens` [B] int32 behind what a restart has fed."""
+        positions = self.positions.view(self.num_rows, -1)[:, -1:] + 1
+        move = self._moved if self.max_query == 1 else self.restart
+        return move(tokens[:, None], positions)
 
     def _moved(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
         places = zip(self.block_tables, self.block_sizes, strict=True)
         return replace(
             self,
-            input_ids=tokens,
-            positions=positions,
-            seq_lens=(positions + 1).to(torch.int32),
+            input_ids=tokens.flatten(),
+            positions=positions.flatten(),
+            seq_lens=(positions[:, -1] + 1).to(torch.int32),
             slot_mappings=tuple(
-                table.gather(1, positions[:, None] // size)[:, 0].long() * size + positions % size
+                (table.gather(1, positions // size).long() * size + positions % size).flatten()
                 for table, size in places
             ),
             attn=(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections import deque
@@ -141,24 +142,31 @@ class LLM:
         """Run all prompts to their ends.  Interrupted, it aborts them, so that the next call starts clean."""
         params = one_for_each(sampling_params, len(prompts), "sampling_params")
         priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
-        for sampling in params:
-            if sampling is not None:
-                self.llm_engine.check_sampling(sampling)
-        with whole():
-            ids = self._add_all(prompts, params, priorities)
+        own = self._own_sampling(params)
         done: dict[str, RequestOutput] = {}
-        with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            for output in self._outputs(ids):
-                done[output.request_id] = output
-                bar.update(1)
+        with short_collections():
+            with whole():
+                ids = self._add_all(prompts, own, priorities)
+            with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+                for output in self._outputs(ids):
+                    done[output.request_id] = output
+                    bar.update(1)
         if self.llm_engine.engine.error is not None:
             raise RuntimeError(f"the engine has died: {self.llm_engine.engine.error}")
         return [done[request_id] for request_id in ids]
 
+    def _own_sampling(self, params: Sequence[SamplingParams | None]) -> list[SamplingParams]:
+        """Checked copies; neighbours that are alike, as they mostly are, share one."""
+        own: list[SamplingParams] = []
+        for i, sampling in enumerate(params):
+            is_alike = i > 0 and sampling == params[i - 1]
+            own.append(own[-1] if is_alike else self.llm_engine.own_sampling(sampling))
+        return own
+
     def _add_all(
         self,
         prompts: Sequence[TokenPrompt],
-        params: Sequence[SamplingParams | None],
+        params: Sequence[SamplingParams],
         priorities: Sequence[int],
     ) -> list[str]:
         """Queue all prompts, or none if one of them is refused."""
@@ -166,7 +174,7 @@ class LLM:
         try:
             for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
                 ids.append(
-                    self.llm_engine.add_tokens(prompt, sampling, priority=level, kind=OutputKind.FINAL_ONLY)
+                    self.llm_engine.queue(prompt, sampling, priority=level, kind=OutputKind.FINAL_ONLY)
                 )
         except BaseException:
             for request_id in ids:
@@ -232,6 +240,22 @@ def whole() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Spare the garbage collector what is there already: a look at all of a program takes as long as steps.
+
+    What the user has frozen stays so.
+    """
+    freezes = not gc.get_freeze_count()
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if freezes:
+            gc.unfreeze()
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -36,6 +36,7 @@ class LLMEngine:
         self.resolved, self.capacity = started.resolved, started.capacity
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
+        self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
         self.outputs = OutputProcessor(self.tokenizer)
         self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
@@ -71,13 +72,25 @@ class LLMEngine:
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> str:
         """Queue a prompt that `tokenize` or `tokenize_chat` has checked."""
-        sampling = self.default_sampling_params() if sampling_params is None else sampling_params
-        sampling = sampling.clone()  # what the user does with theirs from here on changes nothing
-        self.check_sampling(sampling)
+        sampling = self.own_sampling(sampling_params)
+        return self.queue(prompt, sampling, request_id=request_id, priority=priority, kind=kind)
+
+    def queue(
+        self,
+        prompt: TokenPrompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it."""
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
         own_id = str(next(self._ids))
         request_id = own_id if request_id is None else request_id
-        grammar, sampling.structured_outputs = self._grammar(sampling), None
+        grammar = self._grammar(sampling)
+        if grammar is not None:
+            sampling = sampling.clone(structured_outputs=None)
         request = Request(
             id=own_id,
             prompt_token_ids=prompt.token_ids,
@@ -87,6 +100,7 @@ class LLMEngine:
             bad_words_token_ids=self._bad_words(sampling),
             cache_salt=prompt.cache_salt,
             grammar=None if grammar is None else grammar.encode(),
+            is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
             priority=priority,
             arrival=time.monotonic(),
         )
@@ -136,12 +150,18 @@ class LLMEngine:
         )
         return prompt
 
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise ValueError for parameters that this model cannot serve."""
-        sampling.validate(self.vocab_size)
+    def own_sampling(self, sampling: SamplingParams | None) -> SamplingParams:
+        """A copy that stays as it is, whatever the user does with theirs; None is what the model recommends.
+
+        Raises ValueError for parameters that this model cannot serve.
+        """
+        sampling = self.default_sampling_params() if sampling is None else sampling
+        sampling = sampling.clone()  # which checks all that needs no model
+        sampling.check_token_ids(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
         self.check_grammar(sampling)
+        return sampling
 
     def check_grammar(self, sampling: SamplingParams, *, seconds: float = COMPILE_SECONDS) -> None:
         """Raise ValueError for structured_outputs that are wrong, or that take too long to compile.
@@ -198,11 +218,6 @@ class LLMEngine:
     # Facts
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a text."""
-        return eos_token_ids(self.resolved, self.tokenizer)
-
-    @property
     def vocab_size(self) -> int:
         return self.resolved.checkpoint.vocab_size
 
@@ -250,7 +265,7 @@ class LLMEngine:
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not sampling.bad_words:
             return ()
-        assert self.tokenizer is not None, "check_sampling lets no bad_words through without a tokenizer"
+        assert self.tokenizer is not None, "own_sampling lets no bad_words through without a tokenizer"
         return bad_words_token_ids(sampling.bad_words, self.tokenizer)
 
 

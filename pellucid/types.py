@@ -40,6 +40,12 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} is {value}, must be in [{low}, {high}]")
 
 
+def _check_integer(name: str, value: object) -> None:
+    if type(value) is not int and (type(value) is bool or not isinstance(value, Integral)):
+        raise ValueError(f"{name} is {value!r}, must be an integer")
+    _check_range(name, int(value), -(2**63), 2**63 - 1)  # type: ignore[call-overload]
+
+
 # Languages that a text may be asked to be of: the types of what describes them, and in words.
 STRUCTURES: dict[str, type | tuple[type, ...]] = {
     "json": (str, dict),
@@ -145,8 +151,8 @@ class SamplingParams:
         if self.seed is not None:
             self.seed = int(self.seed)  # numpy's would overflow where n completions take seeds of their own
 
-    def validate(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError for the first field out of range; token ids, too, if `vocab_size` is known."""
+    def validate(self) -> None:
+        """Raise ValueError for the first field out of range."""
         self._validate_types()
         _check_range("n", self.n, 1, 1024)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
@@ -163,19 +169,20 @@ class SamplingParams:
             )
         _check_range("min_p", self.min_p, 0, 1)
         self._validate_lengths()
-        self._validate_token_ids(vocab_size)
+        self.check_token_ids()
 
     def _validate_types(self) -> None:
         """Numbers, integers (numpy's, too) and flags are such: a worker could only fail on others."""
         for name in INTEGERS:
             value = getattr(self, name)
-            if value is not None and (type(value) is bool or not isinstance(value, Integral)):
-                raise ValueError(f"{name} is {value!r}, must be an integer")
+            if value is not None:
+                _check_integer(name, value)
         for name in NUMBERS:
-            if not isinstance(getattr(self, name), Real):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, must be a number")
-        for name in (*INTEGERS, *NUMBERS):
             value = getattr(self, name)
+            if type(value) is float:
+                continue
+            if not isinstance(value, Real):
+                raise ValueError(f"{name} is {value!r}, must be a number")
             if isinstance(value, Integral):
                 _check_range(name, int(value), -(2**63), 2**63 - 1)
         for name in FLAGS:
@@ -216,7 +223,8 @@ class SamplingParams:
         if wish is not None and not isinstance(wish, StructuredOutputsParams):
             raise ValueError(f"structured_outputs is {wish!r:.100}, must be StructuredOutputsParams")
 
-    def _validate_token_ids(self, vocab_size: int | None) -> None:
+    def check_token_ids(self, vocab_size: int | None = None) -> None:
+        """Raise ValueError for token ids that are empty, or not in a vocabulary of this size."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError(
                 "allowed_token_ids is empty, so no token could be generated; list some or leave it out"
@@ -228,6 +236,11 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(self, name) or ():
                 _check_range(f"a token id in {name}", token, 0, high)
+
+    @property
+    def shows_tokens_at_once(self) -> bool:
+        """Must each token be looked at when it comes, also if the user only wants the whole?"""
+        return bool(self.stop) or self.logprobs is not None or self.prompt_logprobs is not None
 
     def clone(self, **changes: object) -> SamplingParams:
         """A copy with some fields replaced (and validated again)."""
@@ -250,6 +263,7 @@ class Request:
     lora: str | None = None
     cache_salt: str | None = None
     grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
+    is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
     kv_transfer: str | None = None

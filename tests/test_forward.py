@@ -1,4 +1,4 @@
-"""From a step's input to those of a proposer's own steps: the same rows, one query each."""
+"""From a step's input to those of a proposer's own steps: the same rows, few queries each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ def step() -> ForwardInput:
     )
 
 
+def restarted(tokens: list[list[int]], positions: list[list[int]]) -> ForwardInput:
+    return step().restart(torch.tensor(tokens, dtype=torch.int32), torch.tensor(positions))
+
+
 def test_a_restart_has_one_query_a_row_in_the_blocks_of_its_place() -> None:
-    fwd = step().restart(torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([7, 10, 3]))
+    fwd = restarted([[1], [2], [3]], [[7], [10], [3]])
     assert fwd.num_rows == 3 and fwd.query_lens == [1, 1, 1] and fwd.max_query == 1
     assert fwd.input_ids.tolist() == [1, 2, 3] and fwd.positions.tolist() == [7, 10, 3]
     assert fwd.seq_lens.tolist() == [8, 11, 4] and fwd.seq_lens.dtype == torch.int32
@@ -43,9 +47,24 @@ def test_a_restart_has_one_query_a_row_in_the_blocks_of_its_place() -> None:
 
 
 def test_the_next_step_is_one_position_further() -> None:
-    first = step().restart(torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([7, 10, 3]))
+    first = restarted([[1], [2], [3]], [[7], [10], [3]])
     fwd = first.next(torch.tensor([4, 5, 6], dtype=torch.int32))
     assert fwd.input_ids.tolist() == [4, 5, 6] and fwd.positions.tolist() == [8, 11, 4]
     assert fwd.seq_lens.tolist() == [9, 12, 5] and fwd.query_lens == [1, 1, 1]
     assert [mapping.tolist() for mapping in fwd.slot_mappings] == [[7 * 4, 4 * 4 + 3, 2 * 4], [128, 155, 92]]
     assert fwd.block_tables is first.block_tables
+
+
+def test_a_restart_may_have_several_queries_a_row_and_the_next_step_has_one() -> None:
+    first = restarted([[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [2, 3]])
+    assert first.query_lens == [2, 2, 2] and first.max_query == 2
+    assert first.input_ids.tolist() == [1, 2, 3, 4, 5, 6] and first.positions.tolist() == [7, 8, 9, 10, 2, 3]
+    assert first.seq_lens.tolist() == [9, 11, 4] and first.cu_seqlens_q.tolist() == [0, 2, 4, 6]
+    assert first.logits_index.tolist() == [1, 3, 5]
+    assert first.slot_mappings[0].tolist() == [6 * 4 + 3, 7 * 4, 4 * 4 + 1, 4 * 4 + 2, 1 * 4 + 2, 1 * 4 + 3]
+    fwd = first.next(torch.tensor([7, 8, 9], dtype=torch.int32))
+    expected = restarted([[7], [8], [9]], [[9], [11], [4]])
+    for name in ("input_ids", "positions", "seq_lens", "cu_seqlens_q", "logits_index"):
+        assert torch.equal(getattr(fwd, name), getattr(expected, name)), name
+    assert [m.tolist() for m in fwd.slot_mappings] == [m.tolist() for m in expected.slot_mappings]
+    assert fwd.query_lens == [1, 1, 1] and fwd.max_query == 1

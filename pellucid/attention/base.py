@@ -57,6 +57,7 @@ class AttentionBackend(Protocol):
     """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
+    supports_tile_maps: ClassVar[bool]  # whether it obeys fwd.tiles, so that chunks may be recorded
     supports_trees: ClassVar[bool]  # whether it obeys fwd.tree
 
     @staticmethod

@@ -38,6 +38,7 @@ class TorchAttention:
     """Gather each row's blocks from the paged cache, then torch's scaled_dot_product_attention over them."""
 
     max_graph_query: ClassVar[int] = 0
+    supports_tile_maps: ClassVar[bool] = False
     supports_trees: ClassVar[bool] = True
 
     @staticmethod

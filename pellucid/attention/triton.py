@@ -43,6 +43,7 @@ class TritonAttention:
     """Prepare q and write the cache, then attend: at most three kernels and one merge a layer."""
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
+    supports_tile_maps: ClassVar[bool] = True
     supports_trees: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -50,13 +51,18 @@ class TritonAttention:
         from pellucid.kernels.decode_attention import decode_attention
         from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.paged_attention import PagedRows, TreeRows
-        from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+        from pellucid.kernels.prefill_attention import (
+            longest_first,
+            prefill_attention,
+            prefill_tiles,
+            queries_per_tile,
+        )
         from pellucid.kernels.qkv_rope import qkv_rope
 
         self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
-        self.prefill_tiles = prefill_tiles
+        self.prefill_tiles, self.longest_first = prefill_tiles, longest_first
         self.queries_per_tile = queries_per_tile
         self.paged_rows, self.tree_rows = PagedRows, TreeRows
 
@@ -121,7 +127,7 @@ class TritonAttention:
         how = {"scale": layer.scale, "window": layer.window, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            tiles = self.tiles(step, q.shape[1] // layer.kv_cache.shape[2])
+            tiles = self.tiles(step, fwd, q.shape[1] // layer.kv_cache.shape[2])
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 
@@ -137,11 +143,17 @@ class TritonAttention:
             positions=fwd.positions, ancestors=fwd.tree.ancestors, first_drafts=fwd.tree.first_drafts[rows]
         )
 
-    def tiles(self, step: TritonMetadata, group_size: int) -> Tensor:
+    def tiles(self, step: TritonMetadata, fwd: ForwardInput, group_size: int) -> Tensor:
         """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""
         if group_size not in step.tiles:
-            tiles = self.prefill_tiles(step.long_query_lens, self.queries_per_tile(group_size))
-            step.tiles[group_size] = upload(tiles, step.slot_mapping.device)
+            tile_queries = self.queries_per_tile(group_size)
+            if fwd.tiles is not None:
+                tiles = fwd.tiles.get(tile_queries, self.prefill_tiles)
+            else:
+                tiles = upload(
+                    self.prefill_tiles(step.long_query_lens, tile_queries), step.slot_mapping.device
+                )
+            step.tiles[group_size] = self.longest_first(tiles, step.long)
         return step.tiles[group_size]
 
 

@@ -124,7 +124,8 @@ class Engine:
 
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
-        self._arrived.set()
+        if not self._arrived.is_set():  # whoever clears it looks into the inbox only then
+            self._arrived.set()
 
     # The engine's thread
 

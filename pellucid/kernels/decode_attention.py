@@ -1,14 +1,21 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 """Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
 
-The keys that a row sees are cut into chunks, one program each, and the last of a row's to finish merges them.
-How they are cut follows from the row's length and from how many rows there are, never from the other rows'
-lengths.  The grid depends on nothing that only the device knows: programs without work leave at once.
+The tiles of keys that a row sees are dealt out to its chunks, and whichever program is last to finish a chunk
+of the row merges them; short rows have one chunk.  How many follows from the row's length and from how many
+rows there are, never from the other rows' lengths.  The grid depends on nothing that only the device knows:
+programs go through a list of chunks, whose end they find in the lengths of all rows.
 
-Moves each key and value once.  On an H200, pages of 64, bfloat16, head dim 128, 32 heads on 8: 256 rows of
-100 to 2,000 keys at 4.1 TB/s, 64 of 1,024 at 3.2, one of 1,024 in 9.4 us (benchmarks/kernels.py).
+FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
+for 16 bits and not for 8, and a conversion to float16 yields two values.
+
+Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to 2,000
+keys at 4.25 TB/s in bfloat16 and at 3.5 TB/s, 1.7 times as fast, in FP8; 64 of 1,024 at 3.9 TB/s; one of 160
+in 5.5 us (benchmarks/kernels.py).  One multiprocessor takes in no more than 50 GB/s, which is what bounds few
+rows that are not cut; a cut costs 3 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
@@ -16,40 +23,104 @@ a KV head, H head dim.
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
+    SHARED_MEMORY,
     PagedRows,
-    attend_range,
     check_operands,
-    keys_per_tile,
     paged_attention_ref,
-    stages_for,
     tree_arguments,
 )
 
 MAX_QUERY = 8  # queries a row
-# Pairs of a row and a KV head -> fewest keys of a chunk: few pairs are cut fine to fill the GPU; many are cut
-# to balance long rows alone, for each cut costs a merge.
-MIN_CHUNKS = ((32, 64), (128, 128), (512, 256), (1024, 512))
-LARGE_CHUNK = 2048
-MAX_PROGRAMS = 8192  # of a launch, chunks without work included
+PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
+MERGED_AT_ONCE = 4096  # numbers of partial results
+ROWS_AT_ONCE = 128  # whose lengths are looked at together
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 decode_attention_ref = paged_attention_ref
 
 
-def cut(num_pairs: int, max_keys: int) -> tuple[int, int]:
-    """(fewest keys of a chunk, most chunks of a row) for so many pairs of a row and a KV head."""
-    min_chunk = next((chunk for pairs, chunk in MIN_CHUNKS if num_pairs <= pairs), LARGE_CHUNK)
-    most = max(8, min(MAX_CHUNKS, MAX_PROGRAMS // num_pairs))
-    return min_chunk, min(most, triton.cdiv(max_keys, min_chunk))
+class Cut(NamedTuple):
+    """How rows are cut into chunks, and how many of them have programs of their own."""
+
+    whole: int  # keys up to which a row stays whole
+    min_chunk: int  # fewest keys of a chunk
+    num_chunks: int  # most chunks of a row
+    direct: int  # chunks of every row that have a program each, work for it or not
+
+
+class Tile(NamedTuple):
+    """What a program works on at once, and with what."""
+
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# Most pairs of a row and a KV head: keys up to which a row stays whole, fewest keys of a chunk, most chunks.
+# A cut costs a merge, which takes as long as 200 keys: few pairs are cut to fill the GPU, many for balance.
+CUTS = {
+    4: (512, 128, 32),
+    16: (512, 128, 16),
+    32: (512, 256, 8),
+    64: (512, 512, 8),
+    128: (1024, 512, 8),
+    512: (1024, 1024, 8),
+}
+CUT_OF_MANY = (2048, 2048, 8)
+
+
+def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
+    """How to cut so many pairs of a row and a KV head.  max_keys: that a row may see; tile: keys of one."""
+    whole, chunk, most = next((CUTS[limit] for limit in CUTS if num_pairs <= limit), CUT_OF_MANY)
+    min_chunk = max(chunk, tile)
+    num_chunks = 1 if max_keys <= whole else min(most, triton.cdiv(max_keys, min_chunk))
+    return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
+
+
+def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
+    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`.
+
+    While each multiprocessor has a program or two, those want many keys under way; after that, many programs.
+    """
+    *_, block_size, head_dim = kv_cache.shape
+    is_fp8 = kv_cache.itemsize == 1
+    if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
+        keys, warps, stages = 16, 4, 2
+    elif padded > 16:
+        keys, warps, stages = 64, 4, 3
+    elif num_pairs <= 16 or (is_fp8 and num_pairs <= PROGRAMS):
+        keys, warps, stages = 128, 4, 3
+    elif num_pairs <= PROGRAMS:
+        keys, warps, stages = 64, 4, 4
+    elif is_fp8:
+        keys, warps, stages = 64, 2, 3
+    else:
+        keys, warps, stages = (64, 2, 2) if num_pairs <= 2 * PROGRAMS else (64, 4, 3)
+    # A tile is part of a page, or it is some pages.
+    if (divisor := block_size & -block_size) != block_size:
+        keys = min(keys, divisor)
+    dim = triton.next_power_of_2(head_dim)
+    tile_bytes, query_bytes = 2 * keys * dim * kv_cache.itemsize, padded * dim * dtype.itemsize
+    return Tile(keys, warps, max(1, min(stages, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes)))
+
+
+def merged_at_once(packed: int, head_dim: int) -> int:
+    """Chunks whose partial results a program looks at together."""
+    numbers = triton.next_power_of_2(packed) * triton.next_power_of_2(head_dim)
+    return min(MAX_CHUNKS, max(1, MERGED_AT_ONCE // numbers))
 
 
 @cache
@@ -76,7 +147,7 @@ def decode_attention(
 
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
     included.  rows.tree: drafts that are a tree, not causal among themselves.  The cache holds keys / k_scale
-    and values / v_scale.  Reads no device value on the host.
+    and values / v_scale, in FP8 (e4m3) or in q's dtype.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_QUERY, f"{rows.max_query} queries a row, at most {MAX_QUERY}"
@@ -84,36 +155,38 @@ def decode_attention(
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
     if rows.num_rows == 0:
         return out
+    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
+    padded = max(16, triton.next_power_of_2(packed))
+    num_pairs = rows.num_rows * num_kv_heads
+    tile = tile_for(num_pairs, kv_cache, q.dtype, padded)
     max_keys = rows.block_table.shape[1] * block_size
     if window is not None:
-        max_keys = min(max_keys, window + rows.max_query - 1)
-    min_chunk, num_chunks = cut(rows.num_rows * num_kv_heads, max_keys)
+        max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
+    pieces = cut(num_pairs, max_keys, tile.keys)
     partial = torch.empty(
-        (rows.num_rows, num_kv_heads, num_chunks, packed, head_dim) if num_chunks > 1 else (0,),
+        (num_pairs, pieces.num_chunks, packed, head_dim) if pieces.num_chunks > 1 else (0,),
         dtype=torch.float32,
         device=q.device,
     )
     statistics = partial.new_empty((*partial.shape[:-1], 2))
-    dim_padded = triton.next_power_of_2(head_dim)
-    tile = keys_per_tile(block_size, q.dtype)
-    padded = max(16, triton.next_power_of_2(packed))
-    decode_kernel[(rows.num_rows, num_kv_heads, num_chunks)](
+    decode_kernel[(num_pairs * pieces.direct,)](
         q,
-        kv_cache,
+        kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
         partial,
         statistics,
-        arrivals(triton.next_power_of_2(rows.num_rows * num_kv_heads), q.device),
+        arrivals(triton.next_power_of_2(num_pairs), q.device),
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
         *tree_arguments(rows),
         scale * k_scale * LOG2_E,
         v_scale,
-        min_chunk,
-        num_chunks,
+        rows.num_rows,
+        *pieces,
+        rows.block_table.shape[1],
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -121,37 +194,72 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
-        DIM_PADDED=dim_padded,
+        DIM_PADDED=max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim)),  # tl.dot takes 16 or more
         PACKED=packed,
         WINDOW=window or 0,
-        TILE=tile,
-        MAX_CHUNKS=MAX_CHUNKS,
+        TILE=tile.keys,
         BLOCK_SIZE=block_size,
         M=padded,
+        FP8=is_fp8,
         TREE=rows.tree is not None,
-        num_warps=4,
-        num_stages=min(2, stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize)),
+        MERGED=merged_at_once(packed, head_dim),
+        ROWS=ROWS_AT_ONCE,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **dependent(),
     )
     return out
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """A row's (first key in sight, keys of a chunk, number of chunks, at least 1)."""
-    first = 0
+def chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """A row's (first tile in sight, number of chunks, at least 1)."""
+    first = seq_len * 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE * TILE
-    in_sight = seq_len - first
-    share = (in_sight + num_chunks - 1) // num_chunks
-    chunk = tl.maximum((share + TILE - 1) // TILE * TILE, min_chunk)
-    return first, chunk, tl.maximum((in_sight + chunk - 1) // chunk, 1)
+        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE
+    in_sight = seq_len - first * TILE
+    chunks = tl.minimum((in_sight + min_chunk - 1) // min_chunk, num_chunks)
+    return first, tl.where(in_sight <= whole, 1, chunks)
+
+
+@triton.jit
+def find_further(
+    number,
+    seq_lens_ptr,
+    cu_seqlens_q_ptr,
+    num_rows,
+    whole,
+    min_chunk,
+    num_chunks,
+    direct,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Of chunks beyond each row's first `direct`, row by row: (how many, the number-th's row, its chunk)."""
+    total, row, passed = 0, 0, 0
+    for start in tl.range(0, num_rows, ROWS, num_stages=1):
+        rows = start + tl.arange(0, ROWS)
+        inside = rows < num_rows
+        seq_len = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
+        num_query = 1
+        if WINDOW > 0:
+            first_token = tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
+            num_query = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0) - first_token
+        _, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
+        further = tl.maximum(tl.where(inside, chunks, 0) - direct, 0)
+        before = inside & (total + tl.cumsum(further, 0) <= number)
+        row += tl.sum(before.to(tl.int32), 0)
+        passed += tl.sum(tl.where(before, further, 0), 0)
+        total += tl.sum(further, 0)
+    return total, row, direct + number - passed
 
 
 # Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["min_chunk", "num_chunks"])
+@triton.jit(do_not_specialize=["num_rows", "whole", "min_chunk", "num_chunks", "direct", "num_pages"])
 def decode_kernel(
     q_ptr,
-    cache_ptr,
+    cache_ptr,  # of FP8: pairs of values as int16
     out_ptr,
     partial_ptr,  # [B, K, S, PACKED, H]
     statistics_ptr,  # [B, K, S, PACKED, 2]: maximum, total
@@ -162,10 +270,14 @@ def decode_kernel(
     positions_ptr,
     ancestors_ptr,
     first_drafts_ptr,
-    scale,
+    scale,  # to base 2
     v_scale,
+    num_rows,
+    whole,  # keys up to which a row stays whole
     min_chunk,  # fewest keys of a chunk
     num_chunks,  # most chunks of a row
+    direct,  # chunks of every row that have programs
+    num_pages,  # that a row of the block table has room for
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -177,108 +289,285 @@ def decode_kernel(
     PACKED: tl.constexpr,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
+    FP8: tl.constexpr,
     TREE: tl.constexpr,
+    MERGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """One program a row, KV head and chunk.  A row with one chunk in sight is finished here."""
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    chunk = tl.program_id(2)
-    seq_len = tl.load(seq_lens_ptr + row)
-    first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
-    num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
-    first_key, keys, chunks_in_sight = chunks_of(seq_len, num_query, min_chunk, num_chunks, TILE, WINDOW)
-    if chunk >= chunks_in_sight:
-        return
-
+    """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     packed = tl.arange(0, M)
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
     dim = tl.arange(0, DIM_PADDED)
-    inside = (query < num_query)[:, None] & (dim < HEAD_DIM)[None, :]
-    q_at = (first_token + query) * q_token_stride + head * q_head_stride
-    q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+    total = num_rows * direct
+    if direct < num_chunks:
+        further, _, _ = find_further(
+            0, seq_lens_ptr, cu_seqlens_q_ptr,
+            num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
+        )  # fmt: skip
+        total += further
+    for number in tl.range(tl.program_id(0) // NUM_KV_HEADS, total, num_rows * direct, num_stages=1):
+        row, chunk = number % num_rows, number // num_rows  # in order of chunks
+        if number >= num_rows * direct:
+            _, row, chunk = find_further(
+                number - num_rows * direct, seq_lens_ptr, cu_seqlens_q_ptr,
+                num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
+            )  # fmt: skip
+        pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
+        seq_len = tl.load(seq_lens_ptr + row)
+        first_token = tl.load(cu_seqlens_q_ptr + row)
+        num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
+        first_tile, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
+        if chunk < chunks:
+            token = first_token.to(tl.int64) + query
+            asked = query < num_query
+            inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
+            position = seq_len - num_query + query
+            ancestors, first_draft = position, seq_len
+            if TREE:
+                first_draft = tl.load(first_drafts_ptr + row)
+                position = tl.load(positions_ptr + token, mask=asked, other=0)
+                ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
+            accumulator, maximum, weight = attend_tiles(
+                q_ptr + token * q_token_stride + head * q_head_stride,
+                asked,
+                pages_ptr,
+                num_pages,
+                cache_ptr,
+                kv_head,
+                first_tile + chunk,
+                chunks,
+                seq_len,
+                position,
+                ancestors,
+                first_draft,
+                scale,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                DIM_PADDED,
+                WINDOW,
+                TILE,
+                BLOCK_SIZE,
+                M,
+                FP8,
+                TREE,
+            )
+            out_at = token * out_token_stride + head * HEAD_DIM
+            if chunks == 1:
+                result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
+                tl.store(
+                    out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
+                )
+            else:
+                pair = row.to(tl.int64) * NUM_KV_HEADS + kv_head
+                line = (pair * num_chunks + chunk) * PACKED + packed
+                tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
+                tl.store(statistics_ptr + line * 2, maximum, mask=asked)
+                tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
+                # All of this program's threads have stored before one of them reports.
+                tl.debug_barrier()
+                if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1:
+                    tl.store(arrivals_ptr + pair, 0)
+                    first_line = pair * num_chunks * PACKED
+                    merge_chunks(
+                        out_ptr + first_token.to(tl.int64) * out_token_stride,
+                        partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
+                        kv_head, num_query, chunks, v_scale, out_token_stride,
+                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED,
+                    )  # fmt: skip
 
-    half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
-    begin = first_key + chunk * keys
-    position = seq_len - num_query + query
-    ancestors, first_draft = position, seq_len
+
+@triton.jit
+def attend_tiles(
+    q_at,  # [M], pointers
+    asked,  # [M], whether there is such a query
+    pages_ptr,  # this row's block table
+    num_pages,  # it has room for
+    cache_ptr,
+    kv_head,
+    first_tile,
+    step,  # tiles from one to the next
+    seq_len,
+    position,  # [M], of each packed row's query
+    ancestors,  # [M], its bits
+    first_draft,  # of this row
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    FP8: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """Attend over every step-th tile.  Returns (accumulator [M, H], maximum [M], sum of weights [M]).
+
+    The result is accumulator / sum, and a query that sees nothing has a sum of zero.
+    """
+    # Of the cache's elements, which are pairs if they are FP8.
+    EACH: tl.constexpr = 2 if FP8 else 1
+    WIDTH: tl.constexpr = HEAD_DIM // EACH
+    HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    place = tl.arange(0, TILE)
+    dim = tl.arange(0, DIM_PADDED // EACH)
+    inside = (dim < WIDTH)[None, :]
+    q_at = q_at[:, None] + dim[None, :] * EACH
+    q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
+    if FP8:
+        dtype: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
+        q_odd = tl.load(q_at + 1, mask=asked[:, None] & inside, other=0.0).to(dtype)
+        q = q.to(dtype)
+        odd = tl.zeros([M, DIM_PADDED // 2], dtype=tl.float32)
+    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
+    maximum = tl.full([M], -1.0e30, dtype=tl.float32)
+    # Summed over keys behind the loop: within, warps would have to wait for one another.
+    total = tl.zeros([M, TILE], dtype=tl.float32)
+    accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
+    cache_ptr += kv_head * BLOCK_SIZE * WIDTH
+    # Those of the next tile are always under way.  The first tile's wait for no length.
+    pages = pages_of(pages_ptr, first_tile * TILE, num_pages, BLOCK_SIZE, PAGES)
+    for start in range(first_tile * TILE, seq_len, step * TILE):
+        key = start + place
+        # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
+        present = key < seq_len
+        page = pages[0]
+        for i in tl.static_range(1, PAGES):
+            page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
+        offset = place % BLOCK_SIZE if PAGES > 1 else start % BLOCK_SIZE + place
+        line = page.to(tl.int64) * (2 * HALF) + offset * WIDTH
+        pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
+        at = cache_ptr + line[:, None] + dim[None, :]
+        k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
+        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
+        if FP8:
+            k_even, k_odd = fp8_values(k)
+            scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
+            scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
+        else:
+            scores = tl.dot(q, k, input_precision="ieee")
+        visible = visible_keys(key, position, ancestors, first_draft, WINDOW, TREE)
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink[:, None] + weights
+        accumulator = accumulator * shrink[:, None]
+        weights = weights.to(q.dtype)
+        if FP8:
+            v_even, v_odd = fp8_values(v)
+            odd = odd * shrink[:, None]
+            accumulator = tl.dot(weights, v_even.to(dtype), accumulator, input_precision="ieee")
+            odd = tl.dot(weights, v_odd.to(dtype), odd, input_precision="ieee")
+        else:
+            accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
+        maximum = new_maximum
+    if FP8:
+        accumulator = tl.interleave(accumulator, odd)
+    return accumulator, maximum, tl.sum(total, 1)
+
+
+@triton.jit
+def visible_keys(key, position, ancestors, first_draft, WINDOW: tl.constexpr, TREE: tl.constexpr):
+    """Which keys [TILE] which queries [M] see."""
+    distance = position[:, None] - key[None, :]
+    visible = distance >= 0
+    if WINDOW > 0:
+        visible = visible & (distance < WINDOW)
     if TREE:
-        first_draft = tl.load(first_drafts_ptr + row)
-        position = tl.load(positions_ptr + first_token + query, mask=query < num_query, other=0)
-        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < num_query, other=0)
-    accumulator, maximum, total = attend_range(
-        q,
-        block_table_ptr + row * block_table_stride,
-        cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
-        None,
-        0,
-        seq_len - num_query,
-        seq_len - 1,
-        begin,
-        begin + keys,
-        position,
-        ancestors,
-        first_draft,
-        scale,
-        half,
-        2 * half,
-        BLOCK_SIZE,
-        TILE,
-        HEAD_DIM,
-        DIM_PADDED,
-        M,
-        WINDOW,
-        TREE,
-    )
-    if chunks_in_sight == 1:
-        result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
-        out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
-        tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
-    else:
-        pair = row * NUM_KV_HEADS + kv_head
-        line = (pair * num_chunks + chunk) * PACKED + packed
-        tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
-        tl.store(statistics_ptr + line * 2, maximum, mask=query < num_query)
-        tl.store(statistics_ptr + line * 2 + 1, total, mask=query < num_query)
-        # All of this program's threads have stored before one of them reports.
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks_in_sight - 1:
-            tl.store(arrivals_ptr + pair, 0)
-            out_ptr += first_token * out_token_stride + kv_head * GROUP_SIZE * HEAD_DIM
-            for i in range(0, num_query * GROUP_SIZE):
-                merge_chunks(
-                    out_ptr + (i // GROUP_SIZE) * out_token_stride + (i % GROUP_SIZE) * HEAD_DIM,
-                    partial_ptr, statistics_ptr, pair * num_chunks * PACKED + i, chunks_in_sight, v_scale,
-                    HEAD_DIM, DIM_PADDED, PACKED, MAX_CHUNKS,
-                )  # fmt: skip
+        draft = key - first_draft
+        bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
+        seen = ((bits & 1) != 0) & (draft < 64)[None, :]
+        visible = tl.where((draft >= 0)[None, :], seen, visible)
+    return visible
+
+
+@triton.jit
+def pages_of(pages_ptr, key, num_pages, BLOCK_SIZE: tl.constexpr, PAGES: tl.constexpr):
+    """The pages of the tile that begins with a key."""
+    first, last = key // BLOCK_SIZE, num_pages - 1
+    page = tl.load(pages_ptr + tl.minimum(first, last))
+    pages = (page,)
+    for i in tl.static_range(1, PAGES):
+        pages = pages + (tl.load(pages_ptr + tl.minimum(first + i, last)),)
+    return pages
+
+
+@triton.jit
+def fp8_values(pairs):
+    """The first and the second of each pair of e4m3 values, in float16, which holds them exactly."""
+    if INTERPRETED:
+        first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:  # two pairs a register, converted pair by pair
+        first, second = tl.inline_asm_elementwise(
+            """{
+            .reg .b16 low, high;
+            .reg .b32 one, two;
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 one, low;
+            cvt.rn.f16x2.e4m3x2 two, high;
+            prmt.b32 $0, one, two, 0x5410;
+            prmt.b32 $1, one, two, 0x7632;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return first, second
 
 
 @triton.jit
 def merge_chunks(
-    out_ptr,  # of this query and head
-    partial_ptr,
+    out_ptr,  # of the row's first query
+    partial_ptr,  # of the first chunk
     statistics_ptr,
-    first_line,  # of its first chunk
-    chunks_in_sight,
+    kv_head,
+    num_query,
+    chunks,
     v_scale,
+    out_token_stride,
+    GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """The weighted mean of a query's chunks, for one head."""
-    chunk = tl.arange(0, MAX_CHUNKS)
+    """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
+    PADDED: tl.constexpr = triton.next_power_of_2(PACKED)
+    packed = tl.arange(0, PADDED)
+    query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
+    asked = query < num_query
     dim = tl.arange(0, DIM_PADDED)
-    line = first_line + chunk * PACKED
-    present = chunk < chunks_in_sight
-    # Written by other programs: not to be found in this one's cache.
-    maximum = tl.load(statistics_ptr + line * 2, mask=present, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
-    inside = present[:, None] & (dim < HEAD_DIM)[None, :]
-    at = partial_ptr + line[:, None] * HEAD_DIM + dim[None, :]
-    accumulator = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-    weight = tl.exp2(maximum - tl.max(maximum, 0))
-    result = tl.sum(accumulator * weight[:, None], 0) * v_scale / tl.sum(total * weight, 0)
-    tl.store(out_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    maximum = tl.full([PADDED], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([PADDED], dtype=tl.float32)
+    accumulator = tl.zeros([PADDED, DIM_PADDED], dtype=tl.float32)
+    for start in tl.range(0, chunks, MERGED, num_stages=1):
+        chunk = start + tl.arange(0, MERGED)
+        line = chunk[:, None] * PACKED + packed[None, :]
+        present = (chunk < chunks)[:, None] & asked[None, :]
+        # Written by other programs: not to be found in this one's cache.
+        maxima = tl.load(statistics_ptr + line * 2, mask=present, other=-1.0e30, cache_modifier=".cg")
+        totals = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
+        inside = present[:, :, None] & (dim < HEAD_DIM)[None, None, :]
+        at = partial_ptr + line[:, :, None] * HEAD_DIM + dim[None, None, :]
+        parts = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        weight = tl.exp2(maxima - new_maximum[None, :])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink + tl.sum(totals * weight, 0)
+        accumulator = accumulator * shrink[:, None] + tl.sum(parts * weight[:, :, None], 0)
+        maximum = new_maximum
+    result = accumulator * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
+    out_at = query * out_token_stride + head * HEAD_DIM
+    inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

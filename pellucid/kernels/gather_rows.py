@@ -1,12 +1,12 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-"""From slots to a step's inputs: token ids, positions, lengths, block tables and slot mappings of its rows.
+"""From slots to a step's inputs: token ids, positions, lengths, block tables, and what sampling must know.
 
-Two launches, one for tokens and one for each KV group, instead of a dozen; moves a few bytes a token and the
-rows' block tables, so what counts is the launches that are saved.
+One launch, and another for each further KV group, instead of dozens; moves a few bytes a token and the rows'
+block tables, so what counts is the launches that are saved.
 
-Legend: T tokens, B rows, M blocks a row, L columns of the token table.
+Legend: T tokens, B rows, S logits to sample, M blocks a row, L columns of the token table.
 """
 
 from __future__ import annotations
@@ -16,161 +16,208 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
 BLOCK = 256  # tokens, and columns of a block table, a program copies at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredTokens:
-    """What the token table holds of the rows' queries."""
+class Asked:
+    """Of which slots a step computes how much.  Row b computes cu_query[b + 1] - cu_query[b] tokens."""
+
+    slots: Tensor  # [B] int64
+    cu_query: Tensor  # [B + 1] int64
+    cu_logits: Tensor  # [B + 1] int64; a row's logits are those of its last tokens
+    num_drafts: Tensor  # [B] int64, of its tokens, at the end
+    num_tokens: int  # T
+    num_logits: int  # S
+    max_query: int  # the most tokens of any row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the slots hold.  block_sizes: tokens, per KV group."""
+
+    token_ids: Tensor  # [slots, L] int32
+    num_computed: Tensor  # [slots] int64
+    limits: Tensor  # [slots] int64, tokens
+    block_tables: tuple[Tensor, ...]  # per KV group: [slots, M] int32
+    block_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """The same of the step's rows, tokens and logits."""
 
     input_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int64
+    places: Tensor  # [T] int64, columns of the token table: a token's position, unless drafts are a tree
     starts: Tensor  # [B] int64, tokens computed before the step
-    seq_lens: Tensor  # [B] int32, with the step's
+    roots: Tensor  # [B] int64, the place of the last token before the drafts
+    room: Tensor  # [B] int64, most tokens the row may yield: its limit less what is known
+    samples: Tensor  # [B] bool: the row has logits to sample
+    seq_lens: Tensor  # [B] int32, tokens computed with the step's
+    cu_seqlens_q: Tensor  # [B + 1] int32, cu_query
+    logit_slots: Tensor  # [S] int64
+    logit_places: Tensor  # [S] int64, behind the token that was fed there
+    logit_inputs: Tensor  # [S] int32, the token that was fed
+    block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32
+    slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset
 
 
-def gather_tokens_ref(
-    slots: Tensor,
-    cu_query: Tensor,
-    token_ids: Tensor,
-    num_computed: Tensor,
-    *,
-    num_tokens: int,
-    max_query: int,
-) -> GatheredTokens:
-    """Row b computes the cu_query[b + 1] - cu_query[b] tokens behind what is computed of slots[b].
-
-    slots: [B] int64.  cu_query: [B + 1] int64.  token_ids: [slots, L] int32.  num_computed: [slots] int64.
-    max_query: the most tokens of any row.
-    """
-    num_query = cu_query.diff()
-    starts = num_computed[slots]
-    row_of_token = torch.repeat_interleave(num_query, output_size=num_tokens)
-    positions = torch.arange(num_tokens, device=slots.device) + (starts - cu_query[:-1])[row_of_token]
-    return GatheredTokens(
-        input_ids=token_ids[slots[row_of_token], positions],
-        positions=positions,
+def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
+    """A step's inputs, as far as one gets by copying and counting."""
+    slots, cu_query, cu_logits = asked.slots, asked.cu_query, asked.cu_logits
+    num_query, num_sampled = cu_query.diff(), cu_logits.diff()
+    starts = held.num_computed[slots]
+    row = torch.repeat_interleave(num_query, output_size=asked.num_tokens)
+    places = torch.arange(asked.num_tokens, device=slots.device) + (starts - cu_query[:-1])[row]
+    input_ids = held.token_ids[slots[row], places]
+    roots = starts + num_query - 1 - asked.num_drafts
+    row_of_logit = torch.repeat_interleave(num_sampled, output_size=asked.num_logits)
+    behind = (cu_query - cu_logits)[1:][row_of_logit]
+    at = torch.arange(asked.num_logits, device=slots.device) + behind
+    tables = tuple(table[slots] for table in held.block_tables)
+    return Gathered(
+        input_ids=input_ids,
+        places=places,
         starts=starts,
+        roots=roots,
+        room=(held.limits[slots] - roots - 1).clamp_(min=0),
+        samples=num_sampled > 0,
         seq_lens=(starts + num_query).to(torch.int32),
+        cu_seqlens_q=cu_query.to(torch.int32),
+        logit_slots=slots[row_of_logit],
+        logit_places=places[at] + 1,
+        logit_inputs=input_ids[at],
+        block_tables=tables,
+        slot_mappings=tuple(
+            table[row, places // size].long() * size + places % size
+            for table, size in zip(tables, held.block_sizes, strict=True)
+        ),
     )
 
 
-def gather_blocks_ref(
-    slots: Tensor, cu_query: Tensor, positions: Tensor, table: Tensor, *, block_size: int, max_query: int
-) -> tuple[Tensor, Tensor]:
-    """The rows' block tables [B, M] int32, and where each token's KV goes: block * block_size + offset, [T].
-
-    positions: [T] int64.  table: [slots, M] int32.
-    """
-    rows = table[slots]
-    row_of_token = torch.repeat_interleave(cu_query.diff(), output_size=len(positions))
-    blocks = rows[row_of_token, positions // block_size].long()
-    return rows, blocks * block_size + positions % block_size
-
-
-def gather_tokens(
-    slots: Tensor,
-    cu_query: Tensor,
-    token_ids: Tensor,
-    num_computed: Tensor,
-    *,
-    num_tokens: int,
-    max_query: int,
-) -> GatheredTokens:
-    """As `gather_tokens_ref`, in one launch."""
-    out = GatheredTokens(
+def gather_rows(asked: Asked, held: Held) -> Gathered:
+    """As `gather_rows_ref`, in one launch for each KV group."""
+    slots, token_ids = asked.slots, held.token_ids
+    num_rows, num_tokens, num_logits = len(slots), asked.num_tokens, asked.num_logits
+    out = Gathered(
         input_ids=token_ids.new_empty(num_tokens),
-        positions=slots.new_empty(num_tokens),
-        starts=torch.empty_like(slots),
-        seq_lens=torch.empty_like(slots, dtype=torch.int32),
+        places=slots.new_empty(num_tokens),
+        starts=slots.new_empty(num_rows),
+        roots=slots.new_empty(num_rows),
+        room=slots.new_empty(num_rows),
+        samples=slots.new_empty(num_rows, dtype=torch.bool),
+        seq_lens=slots.new_empty(num_rows, dtype=torch.int32),
+        cu_seqlens_q=slots.new_empty(num_rows + 1, dtype=torch.int32),
+        logit_slots=slots.new_empty(num_logits),
+        logit_places=slots.new_empty(num_logits),
+        logit_inputs=token_ids.new_empty(num_logits),
+        block_tables=tuple(table.new_empty((num_rows, table.shape[1])) for table in held.block_tables),
+        slot_mappings=tuple(slots.new_empty(num_tokens) for _ in held.block_tables),
     )
-    tokens_kernel[(len(slots), triton.cdiv(max_query, BLOCK))](
-        slots,
-        cu_query,
-        token_ids,
-        num_computed,
-        out.input_ids,
-        out.positions,
-        out.starts,
-        out.seq_lens,
-        token_ids.stride(0),
-        BLOCK=BLOCK,
-    )
+    groups = list(zip(held.block_tables, held.block_sizes, out.block_tables, out.slot_mappings, strict=True))
+    for group, (table, size, rows, mapping) in enumerate(groups or [(None, 1, None, None)]):
+        width = 0 if table is None else table.shape[1]
+        rows_kernel[(num_rows, triton.cdiv(max(asked.max_query, width), BLOCK))](
+            slots,
+            asked.cu_query,
+            asked.cu_logits,
+            asked.num_drafts,
+            token_ids,
+            held.num_computed,
+            held.limits,
+            out.input_ids,
+            out.places,
+            out.starts,
+            out.roots,
+            out.room,
+            out.samples,
+            out.seq_lens,
+            out.cu_seqlens_q,
+            out.logit_slots,
+            out.logit_places,
+            out.logit_inputs,
+            table,
+            rows,
+            mapping,
+            token_ids.stride(0),
+            width,
+            BLOCK_SIZE=size,
+            BLOCK=BLOCK,
+            IS_FIRST=group == 0,
+            **dependent(),
+        )
     return out
 
 
-def gather_blocks(
-    slots: Tensor, cu_query: Tensor, positions: Tensor, table: Tensor, *, block_size: int, max_query: int
-) -> tuple[Tensor, Tensor]:
-    """As `gather_blocks_ref`, in one launch."""
-    rows = table.new_empty((len(slots), table.shape[1]))
-    mapping = torch.empty_like(positions)
-    blocks_kernel[(len(slots), triton.cdiv(max(max_query, table.shape[1]), BLOCK))](
-        slots,
-        cu_query,
-        positions,
-        table,
-        rows,
-        mapping,
-        table.shape[1],
-        BLOCK_SIZE=block_size,
-        BLOCK=BLOCK,
-    )
-    return rows, mapping
-
-
-@triton.jit
-def tokens_kernel(
+# What is cut out of the step's one upload lies at any multiple of 8 bytes.
+@triton.jit(
+    do_not_specialize_on_alignment=["slots_ptr", "cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr"],
+)
+def rows_kernel(
     slots_ptr,
     cu_query_ptr,
+    cu_logits_ptr,
+    num_drafts_ptr,
     token_ids_ptr,
     num_computed_ptr,
+    limits_ptr,
     input_ids_ptr,
-    positions_ptr,
+    places_ptr,
     starts_ptr,
+    roots_ptr,
+    room_ptr,
+    samples_ptr,
     seq_lens_ptr,
-    token_stride,
-    BLOCK: tl.constexpr,
-):
-    """One program a row and BLOCK of its tokens."""
-    row = tl.program_id(0)
-    slot = tl.load(slots_ptr + row)
-    first = tl.load(cu_query_ptr + row)
-    num_query = tl.load(cu_query_ptr + row + 1) - first
-    start = tl.load(num_computed_ptr + slot)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < num_query
-    ids = tl.load(token_ids_ptr + slot * token_stride + start + token, mask=inside)
-    tl.store(input_ids_ptr + first + token, ids, mask=inside)
-    tl.store(positions_ptr + first + token, start + token, mask=inside)
-    if tl.program_id(1) == 0:
-        tl.store(starts_ptr + row, start)
-        tl.store(seq_lens_ptr + row, (start + num_query).to(tl.int32))
-
-
-@triton.jit
-def blocks_kernel(
-    slots_ptr,
-    cu_query_ptr,
-    positions_ptr,
+    cu_seqlens_ptr,
+    logit_slots_ptr,
+    logit_places_ptr,
+    logit_inputs_ptr,
     table_ptr,
     rows_ptr,
     mapping_ptr,
+    token_stride,
     width,  # M
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_FIRST: tl.constexpr,  # of the groups: the launch that has all that is not the groups'
+    DEPENDENT: tl.constexpr,
 ):
     """One program a row and BLOCK of its tokens and of its table's columns."""
+    let_next_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    table_ptr += tl.load(slots_ptr + row) * width
-    first = tl.load(cu_query_ptr + row)
-    num_query = tl.load(cu_query_ptr + row + 1) - first
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    blocks = tl.load(table_ptr + at, mask=at < width)
-    tl.store(rows_ptr + row * width + at, blocks, mask=at < width)
-    inside = at < num_query
-    position = tl.load(positions_ptr + first + at, mask=inside, other=0)
-    block = tl.load(table_ptr + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    tl.store(mapping_ptr + first + at, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
+    wait(DEPENDENT)
+    slot = tl.load(slots_ptr + row)
+    first, end = tl.load(cu_query_ptr + row), tl.load(cu_query_ptr + row + 1)
+    start = tl.load(num_computed_ptr + slot)
+    is_token = at < end - first
+    place = start + at
+    if table_ptr is not None:
+        table_ptr += slot * width
+        blocks = tl.load(table_ptr + at, mask=at < width)
+        tl.store(rows_ptr + row * width + at, blocks, mask=at < width)
+        block = tl.load(table_ptr + place // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
+        tl.store(mapping_ptr + first + at, block * BLOCK_SIZE + place % BLOCK_SIZE, mask=is_token)
+    if IS_FIRST:
+        ids = tl.load(token_ids_ptr + slot * token_stride + place, mask=is_token)
+        tl.store(input_ids_ptr + first + at, ids, mask=is_token)
+        tl.store(places_ptr + first + at, place, mask=is_token)
+        logits, logits_end = tl.load(cu_logits_ptr + row), tl.load(cu_logits_ptr + row + 1)
+        logit = logits_end - (end - first) + at  # the last logit is that of the last token
+        is_logit = is_token & (logit >= logits)
+        tl.store(logit_slots_ptr + logit, slot + tl.zeros_like(logit), mask=is_logit)
+        tl.store(logit_places_ptr + logit, place + 1, mask=is_logit)
+        tl.store(logit_inputs_ptr + logit, ids, mask=is_logit)
+        if tl.program_id(1) == 0:
+            root = start + end - first - 1 - tl.load(num_drafts_ptr + row)
+            tl.store(starts_ptr + row, start)
+            tl.store(roots_ptr + row, root)
+            tl.store(room_ptr + row, tl.maximum(tl.load(limits_ptr + slot) - root - 1, 0))
+            tl.store(samples_ptr + row, logits_end > logits)
+            tl.store(seq_lens_ptr + row, (start + end - first).to(tl.int32))
+            tl.store(cu_seqlens_ptr + row + 1, end.to(tl.int32))
+            if row == 0:
+                tl.store(cu_seqlens_ptr, 0)

@@ -4,11 +4,9 @@
 """Attention of rows with many queries, prompt chunks behind any prefix, over the paged cache.
 
 Queries are cut into tiles, and the map from tile to row is made on the host, which knows how many queries a
-row has; how many keys stand before them only the device knows.  On a Hopper GPU tiles of keys that every
-query sees whole come through the TMA unit.
-
-Reaches on an H200, bfloat16, head dim 128, 32 heads on 8, causal: 489 TFLOP/s for a prompt of 8,192 tokens,
-398 for four of 2,048, 474 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
+row has; how many keys stand before them only the device knows.  On a Hopper GPU what is merely causal goes
+to the kernel made for it (hopper_prefill.py); here is the one for all else: windows, trees, FP8 caches, any
+head dim and GPU.
 
 Legend: T tokens, B rows, M packed rows of a tile, N query heads, K KV heads, G query heads a KV head, H head
 dim.
@@ -26,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_prefill import STEADY, hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
     PagedRows,
@@ -38,6 +38,7 @@ from pellucid.kernels.paged_attention import (
 )
 
 PACKED_ROWS = 128  # of a tile: queries times heads
+KEYS_ALIKE = 128  # tiles whose numbers of keys differ by less count as equally long
 
 prefill_attention_ref = paged_attention_ref
 
@@ -48,15 +49,25 @@ def queries_per_tile(group_size: int) -> int:
 
 
 def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
-    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first.
-
-    Late queries of a row see most keys: to start with them evens out the end of the kernel.
-    """
+    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first."""
     tiles = [
-        (row, start) for row, length in enumerate(query_lens) for start in range(0, length, tile_queries)
+        (row, start)
+        for row, length in enumerate(query_lens)
+        for start in reversed(range(0, length, tile_queries))
     ]
-    tiles.sort(key=lambda tile: -tile[1])
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
+
+
+def longest_first(tiles: Tensor, rows: PagedRows) -> Tensor:
+    """Sort tiles [num_tiles, 2] on the device by the keys they see, which evens out the end of the kernel.
+
+    Tiles of a row that see about as many stay together, and find their keys in the L2 cache.
+    """
+    row, first_query = tiles.unbind(1)
+    num_query = rows.cu_seqlens_q.diff()
+    num_keys = (rows.seq_lens - num_query)[row] + first_query
+    order = torch.argsort(num_keys // KEYS_ALIKE, descending=True, stable=True)
+    return tiles[order]
 
 
 def prefill_attention(
@@ -82,6 +93,9 @@ def prefill_attention(
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
     if tiles.shape[0] == 0:
         return out
+    if window is None and hopper_takes(q, kv_cache, rows):
+        scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
+        return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
     dim_padded = triton.next_power_of_2(head_dim)
     tile = keys_per_tile(block_size, q.dtype)
@@ -114,6 +128,7 @@ def prefill_attention(
         TREE=rows.tree is not None,
         num_warps=4 if q.itemsize == 2 and dim_padded <= 128 else 8,
         num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+        **dependent(),
     )
     return out
 
@@ -134,7 +149,10 @@ def has_tma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@triton.jit
+STEP_POINTERS = STEADY + ["positions_ptr", "ancestors_ptr", "first_drafts_ptr"]
+
+
+@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=STEP_POINTERS)
 def prefill_kernel(
     q_ptr,
     cache_ptr,
@@ -163,8 +181,11 @@ def prefill_kernel(
     TILE_QUERIES: tl.constexpr,
     M: tl.constexpr,
     TREE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a tile of queries and KV head."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + tile * 2).to(tl.int64)
     first_query = tl.load(tiles_ptr + tile * 2 + 1)

@@ -1,26 +1,54 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Round activations to FP8 (E4M3) in one pass: find the largest, scale, round, store.
 
-One program a token; its row stays in registers between the two uses, so x is read once and a byte an element
-is written.  Plain torch takes seven kernels for the same.
+A number is multiplied with the inverse of its scale, both rounded to float32, and then rounded to the nearest
+E4M3, ties to even: what is divided by is one number a group.  A row stays in registers between the two uses,
+so it is read once and a byte an element is written; plain torch takes seven kernels for the same.  On an H200
+4,096 bfloat16 features take 1.2 us for one token, 2.2 us for 256, and 49 us for 16,384 (4.1 TB/s).  Kernels
+that compute rows can round them with `fp8_scale` and `to_fp8` before they store them.
 
 Legend: T tokens, K features, G groups of features that share a scale.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 INVERSE_MAX = 1 / FP8_MAX  # multiplied with: torch divides by a number in two ways
 SMALLEST = 1e-12  # of the largest element: a group of zeros has a scale, too
+MAX_PARTS = 8  # of a row, each of a power of two of features
+ELEMENTS_PER_THREAD = 16  # of a row: two loads of 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Rows as an FP8 product takes them: about `values` times `scales`."""
+
+    values: Tensor  # [T, K] FP8
+    scales: Tensor  # [T, 1] float32
+    dtype: torch.dtype  # of what was rounded
+
+
+def round_rows(x: Tensor) -> Rounded:
+    """x [T, K] with a scale for each row."""
+    return Rounded(*quantize_fp8(x, x.shape[1]), x.dtype)
+
+
+def round_rows_ref(x: Tensor) -> Rounded:
+    """The same in plain torch."""
+    return Rounded(*quantize_fp8_ref(x, x.shape[1]), x.dtype)
 
 
 def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -36,7 +64,8 @@ def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[T
     scales = torch.empty(num_tokens, num_groups, dtype=torch.float32, device=x.device)
     if num_tokens == 0:
         return out, scales
-    groups_padded, group_padded = triton.next_power_of_2(num_groups), triton.next_power_of_2(group)
+    parts, part = cut(num_features) if num_groups == 1 else (1, triton.next_power_of_2(group))
+    groups_padded = triton.next_power_of_2(num_groups)
     quantize_fp8_kernel[(num_tokens,)](
         x,
         out,
@@ -46,15 +75,26 @@ def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[T
         K=num_features,
         GROUP=group,
         GROUPS=num_groups,
-        GROUP_PADDED=group_padded,
+        PARTS=parts,
+        PART=part,
         GROUPS_PADDED=groups_padded,
         IS_STATIC=static is not None,
-        LIMIT=FP8_MAX,
-        INVERSE_LIMIT=INVERSE_MAX,
-        SMALLEST=SMALLEST,
-        num_warps=min(16, max(1, groups_padded * group_padded // 1024)),
+        num_warps=warps_for(parts * part * groups_padded),
+        **dependent(),
     )
     return out, scales
+
+
+def cut(num_features: int) -> tuple[int, int]:
+    """(parts, features of each, a power of two) that hold a row with the least to spare."""
+    sizes = [(parts, triton.next_power_of_2(-(-num_features // parts))) for parts in range(1, MAX_PARTS + 1)]
+    return min(sizes, key=lambda size: (size[0] * size[1], size[0]))
+
+
+def warps_for(num_features: int) -> int:
+    """Warps that share so many features: a power of two."""
+    wanted = max(1, num_features // (32 * ELEMENTS_PER_THREAD))
+    return min(16, 1 << (wanted.bit_length() - 1))
 
 
 def quantize_fp8_ref(x: Tensor, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -66,7 +106,7 @@ def quantize_fp8_ref(x: Tensor, group: int, static: Tensor | None = None) -> tup
         scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST) * INVERSE_MAX
     else:
         scale = static.view(1, 1, 1).expand(num_tokens, num_groups, 1)
-    rounded = (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    rounded = (wide * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return rounded.view(num_tokens, num_groups * group)[:, :num_features], scale.squeeze(-1)
 
 
@@ -80,25 +120,52 @@ def quantize_fp8_kernel(
     K: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
+    PARTS: tl.constexpr,  # of each group
+    PART: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,
     IS_STATIC: tl.constexpr,
-    LIMIT: tl.constexpr,
-    INVERSE_LIMIT: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a token."""
+    let_next_start(DEPENDENT)
+    wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PADDED)[:, None]
-    lane = tl.arange(0, GROUP_PADDED)[None, :]
-    feature = group * GROUP + lane
-    inside = (lane < GROUP) & (feature < K)
-    x = tl.load(x_ptr + token * x_stride + feature, mask=inside, other=0.0).to(tl.float32)
+    lane = tl.arange(0, PART)[None, :]
+    parts = ()
+    largest = tl.zeros((GROUPS_PADDED, PART), tl.float32)
+    for i in tl.static_range(PARTS):
+        inside = (i * PART + lane < GROUP) & (group * GROUP + i * PART + lane < K)
+        at = x_ptr + token * x_stride + group * GROUP + i * PART + lane
+        x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(x))
+        parts = parts + (x,)
     if IS_STATIC:
         scale = tl.load(static_ptr) + tl.zeros((GROUPS_PADDED, 1), tl.float32)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), axis=1, keep_dims=True), SMALLEST) * INVERSE_LIMIT
-    y = tl.div_rn(x, tl.broadcast_to(scale, (GROUPS_PADDED, GROUP_PADDED)))
-    y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT)
-    tl.store(out_ptr + token * K + feature, y.to(out_ptr.dtype.element_ty), mask=inside)
+        scale = fp8_scale(tl.max(largest, axis=1, keep_dims=True))
+    inverse = tl.broadcast_to(inverse_of(scale), (GROUPS_PADDED, PART))
+    for i in tl.static_range(PARTS):
+        feature = group * GROUP + i * PART + lane
+        inside = (i * PART + lane < GROUP) & (feature < K)
+        y = to_fp8(parts[i], inverse, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token * K + feature, y, mask=inside)
     tl.store(scales_ptr + token * GROUPS + group, scale, mask=group < GROUPS)
+
+
+@triton.jit
+def fp8_scale(largest):
+    """The scale of numbers, float32, of which `largest` is the largest magnitude."""
+    return tl.maximum(largest, 1e-12) * (1 / 448)
+
+
+@triton.jit
+def inverse_of(scale):
+    """1 / scale, correctly rounded."""
+    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def to_fp8(x, inverse, TYPE: tl.constexpr):
+    """x, float32, over its scale, in FP8.  inverse: of the scale, as wide as x."""
+    return tl.minimum(tl.maximum(x * inverse, -448.0), 448.0).to(TYPE)

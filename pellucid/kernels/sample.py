@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+
 PRIME = tl.constexpr(0xD6E8FEB86659FD93 - 2**64)
 STEP = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -77,6 +79,7 @@ def draw(
         BLOCK=block,
         IS_NVIDIA=logits.is_cuda and torch.version.hip is None,
         num_warps=4,
+        **dependent(),
     )
     best_kernel[(num_logits,)](
         part_values,
@@ -86,6 +89,7 @@ def draw(
         num_parts,
         PARTS_PADDED=triton.next_power_of_2(num_parts),
         num_warps=4,
+        **dependent(),
     )
     return values, tokens
 
@@ -169,11 +173,14 @@ def draw_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_NVIDIA: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a group of rows and a part of the vocabulary, `tiles` tiles long."""
+    let_next_start(DEPENDENT)
     part, num_parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_logits
+    wait(DEPENDENT)
     slot = tl.load(slots_ptr + row, mask=is_row, other=0)
     seed = tl.load(seeds_ptr + slot * seed_stride, mask=is_row, other=0)
     temperature = tl.load(temperatures_ptr + slot * temperature_stride, mask=is_row, other=0.0).to(tl.float32)
@@ -213,11 +220,14 @@ def best_kernel(
     tokens_ptr,
     num_parts,
     PARTS_PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a row: the best of its parts, the first in a tie."""
+    let_next_start(DEPENDENT)
     row = tl.program_id(0)
     part = tl.arange(0, PARTS_PADDED)
     inside = part < num_parts
+    wait(DEPENDENT)
     value = tl.load(part_values_ptr + row * num_parts + part, mask=inside, other=float("-inf"))
     token = tl.load(part_tokens_ptr + row * num_parts + part, mask=inside, other=2**31 - 1)
     best = tl.max(value, 0)

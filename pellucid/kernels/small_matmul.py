@@ -5,8 +5,9 @@
 """y = x W^T for few rows, where time is what it takes to stream W once: a GEMV and a split-K product.
 
 Sums are float32.  How a row is summed up depends on the tile alone, neither on the other rows' values nor on
-their number, so rows computed with one tile have the same bits in any company.  W may be FP8 (e4m3), with a
-scale for each output; x may then be FP8, too, with a scale for each row: products of FP8 numbers are exact.
+their number, so rows computed with one tile have the same bits in any company.  Split-K multiplies FP8 (e4m3)
+with FP8, too, a scale for each row and each output; fp8_gemv.py has the GEMV.  Of sums of FP8 products tensor
+cores keep about 14 bits, so those of a tile are then added up in float32.
 A gated product computes act(gate) * up of a W = [gate; up], in whose stead no gate has to be launched.
 
 Launched while the kernel before them still runs (dependent.py), programs first ask for their part of W.
@@ -34,7 +35,7 @@ class Scales:
     """What an FP8 product is multiplied with, float32."""
 
     weight: Tensor  # [N]
-    x: Tensor | None = None  # [M]; None: x is not quantized
+    x: Tensor  # [M]
 
 
 def small_matmul(
@@ -50,10 +51,10 @@ def small_matmul(
 ) -> Tensor:
     """Write x [M, K] W[N, K]^T, times scales, plus bias [N], to out [M, N], its result.
 
-    Up to 4 rows with a Gemv, up to 256 with a SplitK.  act: an activation of silu_mul.py; of the sum [gate |
-    up], rounded to out's dtype, act(gate) * up goes to out [M, N / 2].  arrivals: at least ceil(N / block_n)
-    int32 zeros, needed where the inputs are split, and zeros again afterwards; two products on them must not
-    overlap.
+    Up to 4 rows with a Gemv, up to 256 with a SplitK.  scales: where x and W are FP8, then with a SplitK.
+    act: an activation of silu_mul.py; of the sum [gate | up], rounded to out's dtype, act(gate) * up goes to
+    out [M, N / 2].  arrivals: at least ceil(N / block_n) int32 zeros, needed where the inputs are split, and
+    zeros again afterwards; two products on them must not overlap.
     """
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
     most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS
@@ -61,10 +62,10 @@ def small_matmul(
     width = num_out // 2 if act else num_out
     assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)
     assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert scales is None or (x.itemsize == weight.itemsize == 1 and isinstance(tile, SplitK)), tile
     assert act is None or (num_out % 2 == 0 and tile.block_n % 2 == 0), (num_out, tile)
     grid_n = triton.cdiv(num_out, tile.block_n)
-    x_scale, weight_scale = (scales.x, scales.weight) if scales else (None, None)
-    operands = (x, weight, bias, x_scale, weight_scale, out)
+    operands = (x, weight, bias, out)
     sizes = (num_rows, num_out, num_in, x.stride(0))
     if isinstance(tile, Gemv):
         gemv_kernel[(grid_n,)](
@@ -87,6 +88,8 @@ def small_matmul(
         )
     split_k_kernel[(grid_n, tile.splits)](
         *operands,
+        scales and scales.x,
+        scales and scales.weight,
         partial,
         arrivals,
         *sizes,
@@ -112,7 +115,7 @@ def small_matmul_ref(
     """The same in float64, as float32; a gate's operands are rounded to x's dtype."""
     y = x.double() @ weight.double().T
     if scales is not None:
-        y = y * scales.weight if scales.x is None else y * scales.x[:, None] * scales.weight
+        y = y * scales.x[:, None] * scales.weight
     y = (y if bias is None else y + bias).float()
     return y if act is None else silu_mul_ref(y.to(x.dtype), act).float()
 
@@ -161,8 +164,6 @@ def gemv_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    x_scale_ptr,
-    weight_scale_ptr,
     out_ptr,
     num_rows,
     num_out,
@@ -197,9 +198,7 @@ def gemv_kernel(
         w = next_w
     for m in tl.static_range(ROWS):
         y, row = tl.sum(sums[m], 1)[None, :], tl.full((1, 1), m, tl.int32)
-        store_result(
-            y, row, first_column, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, ACT
-        )
+        store_result(y, row, first_column, num_rows, num_out, bias_ptr, None, None, out_ptr, ACT)
 
 
 @triton.jit
@@ -219,9 +218,9 @@ def split_k_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    out_ptr,
     x_scale_ptr,
     weight_scale_ptr,
-    out_ptr,
     partial_ptr,  # [blocks of N, splits, BLOCK_N, ROWS]
     arrivals_ptr,  # [blocks of N]
     num_rows,
@@ -257,8 +256,9 @@ def split_k_kernel(
         w = tl.load(w_at + start, mask=known & inside[None, :], other=0.0)
         x = tl.load(x_at + start, mask=(row < num_rows)[None, :] & inside[:, None], other=0.0)
         if x.dtype.primitive_bitwidth == 8:
-            x = x.to(tl.float16)
-        y = tl.dot(w.to(x.dtype), x, y, input_precision="ieee")
+            y = tl.dot(w, x, y, max_num_imprecise_acc=BLOCK_K)
+        else:
+            y = tl.dot(w, x, y, input_precision="ieee")
 
     if partial_ptr is not None:
         at = tl.arange(0, BLOCK_N)[:, None] * ROWS + row[None, :]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.quantize_fp8 import Rounded, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import Choices, SplitK, by_rows, choose
+from pellucid.kernels.tiles import Choices, Gemv, SplitK, Tile, by_rows, choose
 
 
 class SmallProducts:
@@ -34,12 +36,36 @@ class SmallProducts:
 
         act: gate the product, which makes it [M, N / 2].  dtype: of y; None is x's.
         """
-        tile = self.tiles[len(x)] if len(x) < len(self.tiles) else None
+        tile = self.tile(len(x))
         if tile is None or (act and tile.block_n % 2):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
         return small_matmul(x, weight, out, tile, bias=bias, scales=scales, act=act, arrivals=self.arrivals)
+
+    def tile(self, num_rows: int) -> Tile | None:
+        """What serves so many rows; None: the library."""
+        return self.tiles[num_rows] if num_rows < len(self.tiles) else None
+
+
+class SmallFp8Products:
+    """The same in FP8, where a row of x and an output have a scale each."""
+
+    def __init__(self, weight: Tensor, choices: Choices) -> None:
+        self.products = SmallProducts(weight, choices)
+
+    def __call__(
+        self, x: Tensor | Rounded, weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None
+    ) -> Tensor | None:
+        """x [M, K], rounded or not -> [M, N] in its dtype, or None where the library is no slower."""
+        tile = self.products.tile(len(x.values if isinstance(x, Rounded) else x))
+        if tile is None:
+            return None
+        if isinstance(tile, Gemv):
+            return fp8_gemv(x, weight, weight_scale, tile, bias=bias)
+        rounded = x if isinstance(x, Rounded) else round_rows(x)
+        scales = Scales(weight_scale.view(-1), rounded.scales.view(-1))
+        return self.products(rounded.values, weight, bias=bias, scales=scales, dtype=rounded.dtype)
 
 
 def choices_for(weight: Tensor) -> Choices:

@@ -74,7 +74,7 @@ def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices
         for devices, table in tables(folder):
             if device_name.startswith(devices) and (measured := table.get((bits, num_out, num_in))):
                 return measured
-    return rule_of_thumb(num_out, num_in)
+    return rule_of_thumb(num_out, num_in, bits)
 
 
 def by_rows(choices: Choices) -> list[Tile | None]:
@@ -85,8 +85,15 @@ def by_rows(choices: Choices) -> list[Tile | None]:
     return tiles
 
 
-def rule_of_thumb(num_out: int, num_in: int) -> Choices:
-    """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU."""
+def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
+    """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
+
+    The library's FP8 product is slow for all numbers of rows of which it takes a tile's worth.
+    """
+    if bits == 8:
+        blocks = -(-num_out // 64)
+        splits = min(8, max(1, 256 // blocks), max(1, num_in // 512))
+        return {1: Gemv(4, min(4096, power_of_two(num_in)), 4), 64: SplitK(64, 128, splits, 4, 4)}
     gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
     return {1: gemv, 32: SplitK(64, 128, splits, 4, 3)}

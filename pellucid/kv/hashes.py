@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 assert array("i").itemsize == 4, "token ids are hashed as int32"
 
 
+@lru_cache(maxsize=1024)
 def root_digest(lora: str | None = None, cache_salt: str | None = None) -> bytes:
     """The chain's beginning: whatever else the KV depends on, so that it is not shared across."""
     return hashlib.sha256(repr((lora, cache_salt)).encode()).digest()
@@ -29,6 +31,8 @@ class BlockHasher:
         Only the new blocks are read; `tokens` must begin with what was hashed before.
         """
         size, start = self.block_size, len(digests) * self.block_size
+        if len(tokens) < start + size:
+            return
         fresh = array("i", tokens[start : len(tokens) // size * size]).tobytes()
         parent = digests[-1] if digests else root
         for offset in range(0, len(fresh), 4 * size):

@@ -6,6 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid.dist.collectives import Group
+from pellucid.kernels.embedding import embed_share, embed_share_ref
+from pellucid.kernels.language import has_triton
+from pellucid.layers.linear import Unsummed
 from pellucid.layers.weight import Weight
 
 
@@ -20,8 +23,8 @@ class VocabEmbedding(nn.Module):
         """What a tied head multiplies with."""
         return self.weight
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [T] -> [T, D].  Ids must lie in the vocabulary."""
+    def forward(self, input_ids: Tensor) -> Tensor | Unsummed:
+        """input_ids [T] -> [T, D], for a norm.  Ids must lie in the vocabulary."""
         return F.embedding(input_ids, self.weight)
 
 
@@ -32,9 +35,7 @@ class SplitVocabEmbedding(VocabEmbedding):
         super().__init__(weight)
         self.group = group
         self.first = group.rank * weight.shape[0]
+        self.embed = embed_share if weight.device.type == "cuda" and has_triton() else embed_share_ref
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        index = input_ids - self.first
-        is_elsewhere = (index < 0) | (index >= self.weight.shape[0])
-        rows = F.embedding(index.masked_fill_(is_elsewhere, 0), self.weight)
-        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
+    def forward(self, input_ids: Tensor) -> Unsummed:
+        return Unsummed(self.embed(input_ids, self.weight, self.first), self.group)

@@ -1,6 +1,7 @@
 """The operations between matrix products, each a pass over its operands: fused on a GPU, else plain torch.
 
-Both round alike.  What lies between the packed projection and attention is the attention backend's.
+Both round alike.  Where the product behind one is of FP8 numbers, it may round to them in the same pass.
+What lies between the packed projection and attention is the attention backend's.
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.language import has_triton
-from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_ref
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref
+from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_fp8,
+    add_rms_norm_fp8_ref,
+    add_rms_norm_ref,
+)
+from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
+
+AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Rounded, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One provider of the leaf operations."""
 
-    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]  # see add_rms_norm
+    add_norm: AddNorm  # see add_rms_norm
     gated: Callable[[Tensor, str], Tensor]  # see silu_mul
+    add_norm_fp8: AddNormFp8
+    gated_fp8: Callable[[Tensor, str], Rounded]
 
 
-PLAIN = Leaf(add_rms_norm_ref, silu_mul_ref)
-FUSED = Leaf(add_rms_norm, silu_mul)
+PLAIN = Leaf(add_rms_norm_ref, silu_mul_ref, add_rms_norm_fp8_ref, silu_mul_fp8_ref)
+FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8)
 
 
 def choose_leaf(device: torch.device) -> Leaf:

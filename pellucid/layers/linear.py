@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import Gates, LinearMethod, LinearShape
+from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded
 
 
 class Linear(nn.Module):
@@ -37,13 +39,23 @@ class Linear(nn.Module):
     def finish(self) -> None:
         self.method.finish(self)
 
-    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
+    @property
+    def takes_rounded(self) -> bool:
+        """Whether the rows it is given may be rounded to FP8 already."""
+        return isinstance(self.method, TakesRounded) and self.method.takes_rounded(self.shape)
+
+    def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Tensor:
         """x [T, in_features] -> [T, out_features]."""
+        if isinstance(x, Rounded):
+            assert isinstance(self.method, TakesRounded), self.method
+            return self.method.apply_rounded(self, x)
         return self.method.apply(self, x, fwd)
 
-    def gated(self, x: Tensor, act: str) -> Tensor | None:
+    def gated(self, x: Tensor | Rounded, act: str) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where no kernel does it in one pass."""
-        return self.method.apply_gated(self, x, act) if isinstance(self.method, Gates) else None
+        if isinstance(x, Rounded) or not isinstance(self.method, Gates):
+            return None
+        return self.method.apply_gated(self, x, act)
 
 
 class Unmerged(nn.Module):
@@ -52,12 +64,25 @@ class Unmerged(nn.Module):
     def __init__(self, parts: Sequence[Linear]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        self.takes_rounded = all(part.takes_rounded for part in parts)
 
-    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
+    def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
 
-    def gated(self, x: Tensor, act: str) -> None:
+    def gated(self, x: Tensor | Rounded, act: str) -> None:
         """Gate and up are two products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsummed:
+    """A sum of which each rank holds a part [T, D].  Norms take it, and may sum it on the way."""
+
+    part: Tensor
+    group: Group
+
+    def sum(self) -> Tensor:
+        """[T, D], the same on every rank, in the place of `part`."""
+        return self.group.all_reduce(self.part)
 
 
 class Reduced(nn.Module):
@@ -67,7 +92,8 @@ class Reduced(nn.Module):
         super().__init__()
         self.part = part
         self.group = group
+        self.takes_rounded = part.takes_rounded
 
-    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
-        """x [T, this rank's in_features] -> [T, out_features], the same on every rank."""
-        return self.group.all_reduce(self.part(x, fwd))
+    def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Unsummed:
+        """x [T, this rank's in_features] -> [T, out_features]."""
+        return Unsummed(self.part(x, fwd), self.group)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.layers.activation import activation
 from pellucid.layers.leaf import Leaf
-from pellucid.layers.linear import Linear, Reduced, Unmerged
+from pellucid.layers.linear import Linear, Reduced, Unmerged, Unsummed
 
 
 class GatedMLP(nn.Module):
-    """x [T, D] -> [T, D]."""
+    """x [T, D] -> [T, D], for a norm."""
 
     def __init__(
         self,
@@ -24,10 +25,10 @@ class GatedMLP(nn.Module):
         self.gate_up = gate_up
         self.down = down
         self.act = activation(act)
-        self.leaf = leaf
+        self.gated = leaf.gated_fp8 if down.takes_rounded else leaf.gated
 
-    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+    def forward(self, x: Tensor | Rounded, fwd: ForwardInput) -> Tensor | Unsummed:
         hidden = self.gate_up.gated(x, self.act)
         if hidden is None:
-            hidden = self.leaf.gated(self.gate_up(x, fwd), self.act)
+            hidden = self.gated(self.gate_up(x, fwd), self.act)
         return self.down(hidden, fwd)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pellucid.layers.leaf import Leaf
+from pellucid.kernels.all_reduce import sum_add_rms_norm
+from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.layers.leaf import AddNorm, AddNormFp8, Leaf
+from pellucid.layers.linear import Linear, Unmerged, Unsummed
 from pellucid.layers.weight import Weight
 
 
@@ -16,10 +19,23 @@ class RMSNorm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.leaf = leaf
+        self.add_norm: AddNorm | AddNormFp8 = leaf.add_norm
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def serve(self, layer: Linear | Unmerged) -> None:
+        """Nobody but `layer` takes what is normalized: it may be as that one would round it."""
+        if layer.takes_rounded:
+            self.add_norm = self.leaf.add_norm_fp8
+
+    def forward(
+        self, x: Tensor | Unsummed, residual: Tensor | None = None
+    ) -> tuple[Tensor | Rounded, Tensor]:
         """Add x [T, D] to the residual stream and normalize it.  Returns (normalized, residual stream).
 
         The stream is added to in place: who wants to keep what it was copies it.
         """
-        return self.leaf.add_norm(x, residual, self.weight, self.eps)
+        if isinstance(x, Unsummed):
+            mailbox = x.group.mailbox
+            if mailbox is not None and mailbox.can_sum(x.part):
+                return sum_add_rms_norm(x.part, residual, self.weight, self.eps, mailbox)
+            x = x.sum()
+        return self.add_norm(x, residual, self.weight, self.eps)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pellucid.layers.linear import Unsummed
 from pellucid.layers.weight import Weight
 
 
@@ -35,9 +36,9 @@ class Inlet(nn.Module):
 class Outlet(nn.Module):
     """Stands for the norm behind the last layer: the residual stream as it is to be handed on."""
 
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor | Unsummed, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Called like the norm that it stands for: (x + residual, the same)."""
-        stream = x + residual
+        stream = (x.sum() if isinstance(x, Unsummed) else x) + residual
         return stream, stream
 
 

@@ -140,27 +140,39 @@ class Builder:
         absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), eps, self.site.leaf)
         return self._stand_in(absent, Outlet())
 
-    def qkv(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
-        """The projection to queries, keys and values, packed in this order; `attention` takes its output."""
+    def qkv(
+        self, name: str, dim: int, heads: Heads, *, bias: bool = False, norm: RMSNorm | None = None
+    ) -> Linear | Unmerged:
+        """The projection to queries, keys and values, packed in this order; `attention` takes its output.
+
+        norm: the one whose output it takes, and nobody else; the two may then agree on how to round it.
+        """
         local, kv_coords = self._local(heads), self._kv_coords(heads.num_kv)
         shape = self._shape(
             dim, (local.num * local.dim, local.num_kv * local.dim, local.num_kv * local.dim), "out"
         )
-        return self._linear(name, shape, bias, (self.site.coords, kv_coords, kv_coords))
+        qkv = self._linear(name, shape, bias, (self.site.coords, kv_coords, kv_coords))
+        if norm is not None:
+            norm.serve(qkv)
+        return qkv
 
     def row(
         self, name: str, in_features: int, out_features: int, *, bias: bool = False
     ) -> Linear | Reduced | Unmerged:
-        """A projection back to the residual stream."""
+        """A projection back to the residual stream.  What it returns is for a norm, which sums over ranks."""
         shape = self._shape(self._share(in_features), (out_features,), "in")
         part = self._linear(name, shape, bias, (self.site.coords,))
         return part if self.site.group.size == 1 else Reduced(part, self.site.group)
 
-    def gated_mlp(self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False) -> GatedMLP:
-        """down(act(gate(x)) * up(x)), called as mlp(x, fwd)."""
+    def gated_mlp(
+        self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False, norm: RMSNorm | None = None
+    ) -> GatedMLP:
+        """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`."""
         b = self.at(name)
         shape = b._shape(dim, (b._share(hidden),) * 2, "out")
         gate_up = b._linear("gate_up_proj", shape, bias, (self.site.coords,) * 2)
+        if norm is not None:
+            norm.serve(gate_up)
         return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.site.leaf)
 
     def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:

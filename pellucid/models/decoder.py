@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
+from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.builder import Builder, Heads
@@ -101,7 +102,7 @@ class DecoderLayer(nn.Module):
         dim, heads = cfg.hidden_size, cfg.heads
         self.input_norm = b.norm("input_layernorm", dim, cfg.rms_norm_eps)
         a = b.at("self_attn")
-        self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias)
+        self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias, norm=self.input_norm)
         self.attention = a.attention(
             "attn",
             heads,
@@ -111,9 +112,13 @@ class DecoderLayer(nn.Module):
         )
         self.o = a.row("o_proj", heads.num * heads.dim, dim, bias=cfg.o_bias)
         self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)
-        self.mlp = b.gated_mlp("mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias)
+        self.mlp = b.gated_mlp(
+            "mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias, norm=self.post_norm
+        )
 
-    def forward(self, x: Tensor, residual: Tensor | None, fwd: ForwardInput) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor | Unsummed, residual: Tensor | None, fwd: ForwardInput
+    ) -> tuple[Tensor | Unsummed, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
         x = self.o(self.attention(self.qkv(x, fwd), fwd), fwd)

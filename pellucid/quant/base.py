@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.registry import Registry
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
@@ -193,6 +194,19 @@ class Gates(Protocol):
 
         act: see kernels/silu_mul.py.  None: for so many rows a product and a gate apart are no slower.
         """
+        ...
+
+
+@runtime_checkable
+class TakesRounded(Protocol):
+    """A method that may multiply rows rounded to FP8, each with a scale of its own."""
+
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        """Whether it rounds the activations of such a layer: then who computes them may do so."""
+        ...
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        """What `apply` gives for rows that are not rounded yet."""
         ...
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import FP8, quantize_fp8_ref
+from pellucid.kernels.quantize_fp8 import FP8, Rounded, quantize_fp8_ref
 from pellucid.quant.base import (
     Coords,
     Kind,
@@ -149,6 +149,13 @@ class Fp8:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
 
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        return self.format.block is None and self.format.activations == "dynamic"
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product.of_rounded(layer, x)
+
     def _block(self, shape: LinearShape) -> int:
         return self.format.block[1] if self.format.block else shape.in_features
 
@@ -209,3 +216,10 @@ class QuantizedWhenLoaded:
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
+
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        return True
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product.of_rounded(layer, x)

@@ -185,16 +185,17 @@ class SamplingState:
 def features_of(admission: Admission, vocab_size: int) -> Feature:
     """What the sampler must do for this request, of its own parameters alone."""
     sampling = admission.sampling
-    asked = {
-        Feature.LOGPROBS: sampling.logprobs is not None,
-        Feature.BIAS: bool(sampling.logit_bias) or sampling.allowed_token_ids is not None,
-        Feature.BAD_WORDS: bool(admission.bad_words_token_ids),
-        Feature.MIN_TOKENS: sampling.min_tokens > 0 and bool(admission.stop_token_ids),
-        Feature.PENALTY: _has_penalty(sampling),
-    }
+    asked = (
+        (Feature.LOGPROBS, sampling.logprobs is not None),
+        (Feature.BIAS, bool(sampling.logit_bias) or sampling.allowed_token_ids is not None),
+        (Feature.BAD_WORDS, bool(admission.bad_words_token_ids)),
+        (Feature.MIN_TOKENS, sampling.min_tokens > 0 and bool(admission.stop_token_ids)),
+        (Feature.PENALTY, _has_penalty(sampling)),
+    )
     features = Feature.NONE
-    for feature, is_asked in asked.items():
-        features |= feature if is_asked else Feature.NONE
+    for feature, is_asked in asked:
+        if is_asked:
+            features |= feature
     # The most likely token always passes a filter, so a greedy request needs none.
     return features if _is_greedy(sampling) else features | Feature.RANDOM | _filter_of(sampling, vocab_size)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Group
+from pellucid.kernels.all_reduce import MAX_WORDS, best_of_ranks
 
 
 class Vocabulary(Protocol):
@@ -24,7 +25,7 @@ class Vocabulary(Protocol):
         ...
 
     def argmax(self, scores: Tensor) -> Tensor:
-        """[S] int64, ids of the highest of all ranks' scores [S, L], the lower id in a tie."""
+        """[S] ids, integers, of the highest of all ranks' scores [S, L], the lower id in a tie."""
         ...
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
@@ -80,6 +81,9 @@ class SplitVocabulary:
         return self.agree(nothing, torch.zeros_like(nothing))
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
+        mailbox = self._group.mailbox
+        if mailbox is not None and values.dtype == torch.float32 and 0 < len(values) <= MAX_WORDS // 2:
+            return best_of_ranks(values, index.int() + self.first, mailbox)
         # A float64 holds a float32 and a token id exactly, so one message carries both.
         best = torch.stack((values.double(), index.double() + self.first), dim=-1)
         values, ids = self._group.gather(best).unbind(-1)  # [size, S] each

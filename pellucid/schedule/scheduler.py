@@ -8,12 +8,14 @@ older ones are in flight; `commit` corrects what was an upper bound.  Knows noth
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
+from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Key, Sequence, Status
@@ -67,11 +69,14 @@ class Scheduler:
         self._waiting = AgeQueue()
         self._prefilling = AgeQueue()
         self._decoding: list[Sequence] = []  # the first goes first; a removal replaces the list
+        self._last: list[Sequence] = []  # whose rows the last plan had, if it had nothing but decodes
+        self._chorus: Chorus | None = None  # of all that decode
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._quarantine: dict[tuple[int, int], list[int]] = {}  # (seq id, epoch): [slot, rows in flight]
         self._retired: list[int] = []  # slots that the next plan reports
         self._transfers = Transfers(kv, connector or NullConnector())
         self._watermark = [int(options.watermark * pool.num_blocks) for pool in kv.pools]
+        self._inflight: deque[list[Sequence]] = deque()  # whose rows they are, of plans not yet committed
         self._next_seq_id = self._next_plan_id = 0
         self._committed = -1
 
@@ -96,7 +101,9 @@ class Scheduler:
             tokens=list(prompt),
             host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
+            is_quiet=request.is_quiet,
             min_len=len(prompt) + request.sampling.min_tokens,
+            num_told=len(prompt),
         )
         self._sequences[seq_id] = self._by_request[request.id] = seq
         self._waiting.add(seq)
@@ -140,13 +147,13 @@ class Scheduler:
             self._waiting.remove(seq)
         # A load under way keeps its blocks until it ends.
         self._forget(seq)
-        update = _update(seq, [])
+        update = seq.update(seq.take_untold())
         update.finish_reason, update.stop_reason = reason, stop_reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        updates = [_update(seq, []) for seq in self._sequences.values()]
+        updates = [seq.update(seq.take_untold()) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
         for seq in list(self._sequences.values()):
@@ -172,40 +179,72 @@ class Scheduler:
         if not step.rows and not kv_meta:
             return None
         retired, self._retired = self._retired, []
+        self._inflight.append(step.seqs)
         return step.to_plan(self._committed, retired, kv_meta)
 
     def _plan_decodes(self, step: Step) -> None:
         """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
         plan_id, next_ready = step.id, step.id + self.options.pp
-        rows, num_propose = step.rows, step.num_propose
-        left = -(-len(self._decoding) // self.options.pp)  # a pipeline's share
         kept = self._prompt_share()
+        if self._chorus is not None:
+            if not kept and self._chorus.plan(step, self.kv):
+                return
+            self._break_up()
+        rows, seqs = step.rows, step.seqs
+        share = -(-len(self._decoding) // self.options.pp)  # a pipeline's
+        max_rows = min(share, step.budget - kept)
         for seq in self._decoding:
             if seq.ready_at > plan_id:
                 continue
-            if step.budget <= kept or not left:
+            if len(rows) >= max_rows:
                 self._let_go_first(seq)
                 break
-            num_draft = seq.num_drafts
-            if num_draft:
-                num_draft = min(num_draft, step.budget - kept - 1)
-            num_planned = seq.num_planned + 1 + num_draft
-            num_written = num_planned + num_propose
-            if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
-                continue
             row = seq.decode_row
-            if row is None or row.num_draft != num_draft:
-                row = seq.make_decode_row(num_draft)
-            rows.append(row)
-            step.budget -= 1 + num_draft
-            left -= 1
-            seq.num_planned = num_planned
-            seq.num_inflight += 1
-            seq.num_certain += 1
-            seq.num_drafts = num_propose
-            seq.ready_at = next_ready
-            if seq.host_bound or seq.num_certain >= seq.limit:
-                self._hold_back(step, seq)
+            if row is not None and seq.num_planned < seq.calm_plan:
+                rows.append(row)
+                seqs.append(seq)
+                seq.num_planned += 1
+                seq.num_inflight += 1
+                seq.ready_at = next_ready
+            else:
+                self._plan_decode(step, seq, kept)
+                max_rows = min(share, len(rows) + step.budget - kept)
+        if not kept and seqs:
+            self._form_chorus(seqs, rows)
+
+    def _form_chorus(self, seqs: list[Sequence], rows: list[Row]) -> None:
+        """If a plan has the same rows as the one before, and all that decode, the next ones are like it."""
+        are_all = len(seqs) == len(self._decoding) and seqs == self._last
+        if are_all and self.options.pp == 1 and not self.options.num_spec:
+            self._chorus = Chorus.form(seqs, rows, self.options.min_chorus)
+        self._last = seqs
+
+    def _break_up(self) -> None:
+        """From now on each sequence goes its own way."""
+        if self._chorus is not None:
+            self._chorus.settle()
+            self._chorus = None
+
+    def _plan_decode(self, step: Step, seq: Sequence, kept: int) -> None:
+        """A row, if there are blocks for it, that leaves `kept` tokens of the budget."""
+        num_draft = min(seq.num_drafts, step.budget - kept - 1)
+        num_planned = seq.num_planned + 1 + num_draft
+        num_written = num_planned + step.num_propose
+        if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
+            return
+        row = seq.decode_row
+        if row is None or row.num_draft != num_draft:
+            row = seq.make_decode_row(num_draft)
+        step.add(seq, row)
+        seq.num_planned = num_planned
+        seq.num_inflight += 1
+        seq.num_unsure += num_draft
+        seq.ready_at = step.id + self.options.pp
+        seq.num_drafts = step.num_propose
+        if seq.host_bound or seq.num_certain >= seq.limit:
+            self._hold_back(step, seq)
+        elif not self.options.num_spec:
+            seq.calm_plan = min(seq.table.capacity, seq.limit - 2)
 
     def _prompt_share(self) -> int:
         """Tokens that decodes leave to prompts, so that neither starves the other."""
@@ -234,7 +273,7 @@ class Scheduler:
         end = seq.num_planned + row.num_query
         if not self._reserve(step, seq, end + step.num_propose):
             return
-        step.add_chunk(row)
+        step.add_chunk(seq, row)
         seq.num_planned = end
         seq.num_inflight += 1
         seq.num_drafts = step.num_propose
@@ -248,7 +287,6 @@ class Scheduler:
         """The last chunk is planned; it samples."""
         self._prefilling.remove(seq)
         self._decoding.append(seq)
-        seq.num_certain += 1
         seq.ready_at = step.id + self.options.pp
         if seq.host_bound or seq.num_certain >= seq.limit:
             self._hold_back(step, seq)
@@ -350,6 +388,7 @@ class Scheduler:
 
         Law 5: blocks are free at once, for work later in stream order; the slot when its last row has landed.
         """
+        self._break_up()
         self._transfers.offer_for_save(seq)
         self.kv.release(seq.table)
         self._retired.append(seq.slot)
@@ -381,21 +420,38 @@ class Scheduler:
         """Take in what a plan yielded.  Plans come home in the order in which they were made."""
         assert result.plan_id == plan.id, f"plan {plan.id} is due, plan {result.plan_id} came home"
         self._committed = plan.id
+        seqs, updates = self._inflight.popleft(), None
+        if self._chorus is not None and seqs is self._chorus.seqs:
+            if not result.has_extras:
+                updates = self._chorus.land(result.tokens, self.kv)
+            if updates is None:
+                self._break_up()
+        if updates is None:
+            updates = self._commit_rows(seqs, plan, result)
+        self.counters.num_sampled_tokens += sum(map(len, result.tokens))
+        self._end_transfers(result.kv_done)
+        return updates
+
+    def _commit_rows(self, seqs: list[Sequence], plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
+        """Row by row."""
         updates: list[SeqUpdate] = []
-        sequences, has_extras = self._sequences, result.has_extras
-        for index, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
-            seq = sequences.get(row.seq_id)
-            if seq is None or seq.epoch != row.epoch:
+        has_extras = result.has_extras
+        for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
+            if seq.epoch != row.epoch:
                 self._land_stale(row)  # law 4
                 continue
             seq.num_inflight -= 1
+            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and not has_extras:
+                seq.num_computed += 1
+                seq.tokens += new
+                if not seq.is_quiet:
+                    updates.append(seq.update(new))
+                continue
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
             if has_extras:
                 _add_extras(update, seq, index, result)
             if update.new_token_ids or update.prompt_logprobs:
                 updates.append(update)
-        self.counters.num_sampled_tokens += sum(map(len, result.tokens))
-        self._end_transfers(result.kv_done)
         return updates
 
     def _land_stale(self, row: Row) -> None:
@@ -408,16 +464,16 @@ class Scheduler:
     def _commit_chunk(self, seq: Sequence, row: Row) -> SeqUpdate:
         seq.num_computed += row.num_query
         assert seq.num_computed < seq.prefill_len, f"a row yielded nothing, below the limit of {seq.limit}"
-        return _update(seq, [])
+        return seq.update([])
 
     def _commit_tokens(self, seq: Sequence, row: Row, new: list[int]) -> SeqUpdate:
-        tokens, update = seq.tokens, _update(seq, new)
+        tokens, update = seq.tokens, seq.update(new)
         wasted = 1 + row.num_draft - len(new)
         seq.num_computed += row.num_query - wasted
         if row.num_draft:
             self.counters.count_drafts(row.num_draft, len(new) - 1)
             seq.num_planned -= wasted  # law 3: correct the upper bound
-            seq.num_certain += len(new) - 1
+            seq.num_unsure -= row.num_draft
             if seq.num_certain >= seq.limit:
                 seq.ready_at = NEVER  # the rows in flight finish it
         if not seq.stop_token_ids.isdisjoint(new):
@@ -427,11 +483,16 @@ class Scheduler:
             self.kv.publish(seq.table, tokens, min(seq.num_computed, len(tokens)))
         if len(tokens) >= seq.limit and update.finish_reason is None:
             update.finish_reason = FinishReason.LENGTH
+        if seq.is_quiet:
+            is_due = update.finish_reason is not None or seq.num_told == seq.prompt_len
+            update.new_token_ids = seq.take_untold() if is_due else []
         if update.finish_reason is not None:
             self._retire(seq)
             self._forget(seq)
         elif seq.host_bound:
             seq.ready_at = 0
+        elif not self.options.num_spec:
+            seq.calm_landing = min(seq.table.publish_at - 1, seq.limit - 2)
         return update
 
     # What others ask
@@ -480,6 +541,8 @@ class Scheduler:
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
+        if self._chorus is not None:
+            self._chorus.settle()
         self.kv.check([*(s.table.blocks for s in self._running()), *(t.blocks for t in self._transfers)])
         taken = [*(s.slot for s in self._running()), *(slot for slot, _ in self._quarantine.values())]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"
@@ -494,10 +557,6 @@ class Scheduler:
             assert self.kv.is_private_from(seq.table, seq.first_write), "its next row writes a shared block"
         resting = {key: num_rows for key, (_, num_rows) in self._quarantine.items()}
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
-
-
-def _update(seq: Sequence, new: list[int]) -> SeqUpdate:
-    return SeqUpdate(seq.request.id, new, None, None, None, None, seq.num_cached_tokens, seq.first_scheduled)
 
 
 def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult) -> None:

@@ -39,11 +39,13 @@ class Sequence:
     host_bound: bool  # the host must see each token before the next one: not planned while in flight
     stop_token_ids: frozenset[int]
     min_len: int  # no stop token counts before there are this many tokens
+    is_quiet: bool = False  # updates bring its first tokens, and at the end all others
     status: Status = Status.WAITING
     epoch: int = 0  # of its stay in a slot; a row with an older one is stale
     num_prompt_logprobs: int = 0  # that have arrived, over all stays: of the first positions
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
+    num_told: int = 0  # of a quiet one's `tokens`, the prompt and those that updates have brought
     may_load: bool = True  # the connector has not been asked yet
 
     # The stay in a slot; `enter` gives them their beginning.
@@ -51,17 +53,21 @@ class Sequence:
     prefill_len: int = 0  # tokens known at admission: computed in chunks, the last of which samples
     num_computed: int = 0  # tokens with KV, exact at the last commit
     num_planned: int = 0  # upper bound of num_computed, with what is in flight
-    num_certain: int = 0  # lower bound of len(tokens) when all in flight has landed
+    num_unsure: int = 0  # drafts in flight
     num_inflight: int = 0  # rows
     num_drafts: int = 0  # that the device holds for the next row
     ready_at: int = NEVER  # first plan that may carry the next row; NEVER while the host holds it back
     decode_row: Row | None = None  # the last one, to be used again
+    # A row of one token concerns nobody else while it begins below these many computed tokens: there is a
+    # block for it, and it is not the last one (planned); it fills no block and ends nothing (landed).
+    calm_plan: int = 0
+    calm_landing: int = 0
     drafts: list[int] = field(default_factory=list[int])  # of a host-bound sequence
 
     def enter(self, slot: int, num_cached: int, plan_id: int) -> None:
         """Begin a stay in `slot`, with the KV of `num_cached` tokens already there."""
         self.status, self.slot = Status.RUNNING, slot
-        self.prefill_len = self.num_certain = len(self.tokens)
+        self.prefill_len = len(self.tokens)
         self.num_computed = self.num_planned = num_cached
         self.ready_at = plan_id
 
@@ -69,7 +75,8 @@ class Sequence:
         """End the stay: rows in flight are stale from now on, and no plan may carry another."""
         self.epoch += 1
         self.slot, self.ready_at = -1, NEVER
-        self.num_inflight = self.num_drafts = 0
+        self.num_inflight = self.num_drafts = self.num_unsure = 0
+        self.calm_plan = self.calm_landing = 0
         self.decode_row = None
         self.drafts = []
 
@@ -81,6 +88,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Has every known token been planned, so that the next row samples?"""
         return self.num_planned >= self.prefill_len
+
+    @property
+    def num_certain(self) -> int:
+        """The lower bound of len(tokens) when all in flight has landed."""
+        return self.num_planned + 1 - self.num_unsure if self.is_decoding else self.prefill_len
 
     @property
     def num_wanted_logprobs(self) -> int:
@@ -114,6 +126,20 @@ class Sequence:
         if end == self.prefill_len:
             num_logits = max(1, num_logits)  # the last one is sampled
         return Row(self.id, self.epoch, self.slot, end - start, 0, num_logits)
+
+    def update(self, new: list[int]) -> SeqUpdate:
+        """What the user is told of `new` tokens."""
+        return SeqUpdate(
+            self.request.id, new, None, None, None, None, self.num_cached_tokens, self.first_scheduled
+        )
+
+    def take_untold(self) -> list[int]:
+        """The tokens of a quiet sequence that no update has brought; they count as brought from now on."""
+        if not self.is_quiet:
+            return []
+        untold = self.tokens[self.num_told :]
+        self.num_told = len(self.tokens)
+        return untold
 
     def stop(self, update: SeqUpdate) -> None:
         """End the update's new tokens behind the first one that ends the text, if min_tokens lets it."""

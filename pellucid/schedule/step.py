@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
+from pellucid.schedule.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class SchedulerOptions:
     num_spec: int = 0  # most drafts a row may carry
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
+    min_chorus: int = 8  # plans that a chorus must last, or else it is not worth forming
     # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
     choose_num_propose: Callable[[int], int] | None = None
 
@@ -41,19 +43,30 @@ class Step:
     """What has been planned so far.  Decodes are added before chunks."""
 
     id: int
-    budget: int  # tokens left
+    max_tokens: int
     num_propose: int
     rows: list[Row] = field(default_factory=list[Row])
+    seqs: list[Sequence] = field(default_factory=list[Sequence])  # whose rows they are
+    num_more: int = 0  # tokens of the rows, beside the one that each has at least
     num_chunks: int = 0  # rows at the end that are chunks
     admitted: list[Admission] = field(default_factory=list[Admission])
     grown: list[Growth] = field(default_factory=list[Growth])
     has_grammar: bool = False
     has_preempted: bool = False
 
-    def add_chunk(self, row: Row) -> None:
+    @property
+    def budget(self) -> int:
+        """Tokens left."""
+        return self.max_tokens - len(self.rows) - self.num_more
+
+    def add(self, seq: Sequence, row: Row) -> None:
         self.rows.append(row)
+        self.seqs.append(seq)
+        self.num_more += row.num_query - 1
+
+    def add_chunk(self, seq: Sequence, row: Row) -> None:
+        self.add(seq, row)
         self.num_chunks += 1
-        self.budget -= row.num_query
 
     def take_back_decode(self, seq_id: int) -> Row | None:
         """Remove a sequence's decode row and the blocks that it got for it, if it has one."""
@@ -62,7 +75,8 @@ class Step:
             return None
         assert index < len(self.rows) - self.num_chunks, "a chunk stays: its blocks are published"
         row = self.rows.pop(index)
-        self.budget += row.num_query
+        del self.seqs[index]
+        self.num_more -= row.num_query - 1
         self.grown = [growth for growth in self.grown if growth.slot != row.slot]
         return row
 

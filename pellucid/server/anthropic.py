@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -152,8 +152,8 @@ def _blocks(events: list[Said]) -> Iterator[Block]:
 def _input(text: str) -> dict[str, object]:
     """The arguments; none, if they were cut off."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
         return {}
 
 

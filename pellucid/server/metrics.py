@@ -48,9 +48,9 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
         """(bound, values up to it), as Prometheus wants them."""
@@ -67,6 +67,7 @@ class _Life:
 
     num_prompt_tokens: int
     arrival: float
+    is_quiet: bool  # after its first tokens all others come at once
     num_tokens: int = 0
     num_cached: int = 0
     first_scheduled: float = 0.0
@@ -109,7 +110,7 @@ class Metrics:
     # The observer
 
     def begins(self, request: Request) -> None:
-        self._lives[request.id] = _Life(len(request.prompt_token_ids), request.arrival)
+        self._lives[request.id] = _Life(len(request.prompt_token_ids), request.arrival, request.is_quiet)
         if request.sampling.max_tokens is not None:
             self._max_tokens.observe(request.sampling.max_tokens)
 
@@ -128,7 +129,9 @@ class Metrics:
     def _note_tokens(self, life: _Life, update: SeqUpdate) -> None:
         now = self._clock()
         if life.num_tokens:
-            self._inter_token.observe(now - life.last_token)
+            # Of a quiet request the steps between are not known one by one, but their mean is.
+            num_steps = len(update.new_token_ids) if life.is_quiet else 1
+            self._inter_token.observe((now - life.last_token) / num_steps, num_steps)
         else:
             self._first_token.observe(now - life.arrival)
             life.first_token = now

@@ -18,7 +18,7 @@ NAMES = [field.name for field in fields(StructuredOutputsParams) if field.name !
 
 
 def wish_of(
-    body: ChatRequest | CompletionRequest, forced: Mapping[str, object] | None = None
+    body: ChatRequest | CompletionRequest, forced: str | None = None
 ) -> StructuredOutputsParams | None:
     """The language that a request asks for.  forced: a structural tag, of the calls that it must have.
 
@@ -32,7 +32,7 @@ def wish_of(
     wishes = {
         "response_format": _from_format(body.response_format),
         "structured_outputs": _from_fields(body.structured_outputs),
-        "tool_choice": None if forced is None else StructuredOutputsParams(structural_tag=json.dumps(forced)),
+        "tool_choice": None if forced is None else StructuredOutputsParams(structural_tag=forced),
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if len(given) > 1:

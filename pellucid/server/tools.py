@@ -54,8 +54,8 @@ class ToolUse:
             raise ValueError("tool_choice 'auto' is turned off on this server (--no-enable-auto-tool-choice)")
 
 
-def forced_calls(use: ToolUse, parser: str) -> dict[str, object] | None:
-    """xgrammar's structural tag for an answer that must call: a call, or several, in the model's own words.
+def forced_calls(use: ToolUse, parser: str) -> str | None:
+    """xgrammar's structural tag for an answer that must call: one call or several, in the model's own words.
 
     None if the answer is free to be anything.  A named function is called once.
     """
@@ -73,7 +73,7 @@ def forced_calls(use: ToolUse, parser: str) -> dict[str, object] | None:
         "at_least_one": True,
         "stop_after_first": not use.is_parallel,
     }
-    return {"type": "structural_tag", "format": calls}
+    return json.dumps({"type": "structural_tag", "format": calls})
 
 
 def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:

@@ -71,6 +71,7 @@ class Known:
     lengths: Tensor  # [B] int64, device: tokens that are known; of a prompt, up to the next one to compute
     samples: Tensor  # [B] bool, device: the row reaches its last known token; drafts of others are dropped
     host_slots: np.ndarray  # [B], fwd.slots on the host
+    has_chunks: bool  # host: some row computed more than its last known token and the drafts behind it
     num_wanted: int  # drafts that the next step may verify, at most shape.num_drafts
 
     @property

@@ -1,8 +1,11 @@
 """Drafts from a smaller model of the same vocabulary, one token after another.
 
-Its KV cache has the target's block tables and lengths: in every step it first computes all that the target
-has computed (prompt chunks, decodes, verifications), then goes on alone, with one query a row.  So the KV of
-whatever is committed is there, whether or not drafts were wanted or accepted.
+Its KV cache has the target's block tables and lengths.  In a step with prompt chunks, or one that wants no
+drafts, it first computes all that the target has computed; then it goes on alone, with one query a row.  So
+the KV of whatever is committed is there, whether or not drafts were wanted or accepted.  Where every row is
+its last known token and drafts behind it, it has fed itself all but one of them in the step before: the last
+draft, or the token itself if there are none.  Whatever stood of them, the two newest tokens are all that may
+be missing, so they are the first pass.
 Legend: B rows, T tokens, V vocab.  Leviathan, Kalman, Matias 2023; Chen et al. 2023.
 """
 
@@ -61,7 +64,8 @@ class DraftModelProposer:
     ) -> Drafts:  # fmt: skip
         drafter = self._drafter
         assert drafter is not None, "load() was not called"
-        drafter.built.run(fwd)  # for its KV, that of the last draft above all: nobody has computed it yet
+        if known.has_chunks or not known.num_wanted:
+            drafter.built.run(fwd)  # for its KV: of chunks, and of a last draft that nobody has computed yet
         if not known.num_wanted:
             return Drafts(sampled.tokens[:, :0])
         return _chain(drafter, fwd, known)
@@ -70,18 +74,31 @@ class DraftModelProposer:
 def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
     """Draw `num_wanted` tokens behind the known ones, each from the model's logits behind the one before."""
     newest = known.lengths - 1
-    step = fwd.restart(known.token_ids[fwd.slots, newest], newest)
+    step = _first_pass(fwd, known, newest)
     batch = drafter.state.batch(known.host_slots, fwd.slots, newest)
     written = torch.where(known.samples, fwd.slots, known.spare)
     chain: list[Drawn] = []
-    for _ in range(known.num_wanted):
-        logits = drafter.built.model.logits(drafter.built.run(step))
-        places = step.positions + 1
+    for i in range(1, known.num_wanted + 1):
+        if chain:
+            step = step.next(chain[-1].tokens)
+        hidden = drafter.built.run(step)
+        last = hidden.view(len(newest), -1, hidden.shape[-1])[:, -1]
+        logits = drafter.built.model.logits(last.contiguous())
+        places = newest + i
         chain.append(drafter.draw(logits, replace(batch, positions=places), known.token_ids))
         known.token_ids[written, places] = chain[-1].tokens  # where the penalties of the next one look
-        step = step.next(chain[-1].tokens)
     probs = [drawn.probs for drawn in chain if drawn.probs is not None]
     return Drafts(
         torch.stack([drawn.tokens for drawn in chain], dim=1),
         probs=torch.stack(probs, dim=1) if probs else None,
     )
+
+
+def _first_pass(fwd: ForwardInput, known: Known, newest: Tensor) -> ForwardInput:
+    """The newest token [B], behind the one before it where the step's own tokens have not been computed."""
+    places = newest[:, None]
+    if not known.has_chunks:
+        # A row at its limit, or of padding, has nothing new.  It never goes back to what is published.
+        first = fwd.positions[fwd.cu_seqlens_q[:-1].long()]
+        places = torch.maximum(newest, first + 1)[:, None] + torch.arange(-1, 1, device=newest.device)
+    return fwd.restart(known.token_ids[fwd.slots[:, None], places], places)

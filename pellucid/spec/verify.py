@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
+from pellucid.kernels.verify_chain import chain_places, verify_chain, verify_chain_ref
+from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import LogitsBatch
@@ -106,27 +108,23 @@ def verify(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
 
     sampled: the token chosen at each of the S logits.
     """
-    num_rows, num_logits = len(rows.room), len(sampled.tokens)
-    if num_logits == 0:
-        zeros = torch.zeros((num_rows, rows.max_new), dtype=torch.int32, device=rows.room.device)
-        return SampleOutput(tokens=zeros, num_new=zeros[:, 0])
     if rows.parents is None or rows.max_drafts == 0:
         return _verify_chain(sampled, rows)
+    if len(sampled.tokens) == 0:
+        zeros = torch.zeros((len(rows.room), rows.max_new), dtype=torch.int32, device=rows.room.device)
+        return SampleOutput(tokens=zeros, num_new=zeros[:, 0])
     return _verify_tree(sampled, rows, rows.parents)
 
 
 def _verify_chain(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
-    start, count = _owned(rows)
-    node = torch.arange(1 + rows.max_drafts, device=start.device)
-    places = _places(start, node, len(sampled.tokens))
-    if rows.max_drafts == 0:
-        return _output(sampled, rows, places, torch.ones_like(start), path=None)
-    tokens = sampled.tokens[places]
-    # The draft at node j + 1 stands if the target's token at node j is the same and all before it stand.
-    is_draft = node[1:] < count[:, None]
-    stands = (tokens[:, :-1] == rows.inputs[places[:, 1:]]) & is_draft
-    num_new = 1 + stands.int().cumprod(-1).sum(-1)
-    return _output(sampled, rows, places, num_new, path=None)
+    chosen, max_new = sampled.tokens, 1 + rows.max_drafts
+    walk = verify_chain if chosen.is_cuda and has_triton() else verify_chain_ref
+    flat = walk(chosen, rows.inputs, rows.cu_logits, rows.room, rows.samples, max_new=max_new)
+    tokens, num_new = flat.split([len(rows.room) * max_new, len(rows.room)])
+    logprobs = sampled.logprobs
+    if logprobs is not None:
+        logprobs = logprobs.take(chain_places(rows.cu_logits, len(chosen), max_new))
+    return SampleOutput(tokens=tokens.view(-1, max_new), num_new=num_new, logprobs=logprobs, flat=flat)
 
 
 def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -> SampleOutput:
@@ -148,7 +146,13 @@ def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -
         stands = agrees.any(-1)
         node = torch.where(stands, candidates.gather(1, first)[:, 0], node)
     nodes = torch.stack(path, dim=1)
-    return _output(sampled, rows, _places(start, nodes, len(sampled.tokens)), num_new, path=nodes.int())
+    places = _places(start, nodes, len(sampled.tokens))
+    # Cut every row to its room, and to nothing where it has no logits or does not sample.
+    num_new = torch.minimum(num_new, rows.room.clamp(min=0)) * (rows.samples & (count > 0))
+    logprobs = None if sampled.logprobs is None else sampled.logprobs.take(places)
+    return SampleOutput(
+        tokens=sampled.tokens[places], num_new=num_new.int(), logprobs=logprobs, path=nodes.int()
+    )
 
 
 def _owned(rows: VerifyRows) -> tuple[Tensor, Tensor]:
@@ -160,14 +164,3 @@ def _owned(rows: VerifyRows) -> tuple[Tensor, Tensor]:
 def _places(start: Tensor, nodes: Tensor, num_logits: int) -> Tensor:
     """[B, n] int64: the logits of `nodes` [B, n] or [n]; any valid place for nodes that do not exist."""
     return (start[:, None] + nodes).clamp_(0, num_logits - 1)
-
-
-def _output(
-    sampled: Sampled, rows: VerifyRows, places: Tensor, num_new: Tensor, *, path: Tensor | None
-) -> SampleOutput:
-    """Cut every row to its room, and to nothing where it has no logits or does not sample."""
-    _, count = _owned(rows)
-    yields = rows.samples & (count > 0)
-    num_new = torch.minimum(num_new, rows.room.clamp(min=0)) * yields
-    logprobs = None if sampled.logprobs is None else sampled.logprobs.take(places)
-    return SampleOutput(tokens=sampled.tokens[places], num_new=num_new.int(), logprobs=logprobs, path=path)

@@ -113,12 +113,14 @@ def _ids(value: object) -> list[int]:
     """Token ids, of any integer type; checks the type of each, since True is an int to Python."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"a prompt is a {type(value).__name__}, must be text, token ids or a dict")
-    for token in value:
-        if not isinstance(token, Integral) or isinstance(token, bool):
-            raise ValueError(f"token id {token!r} is a {type(token).__name__}, must be an integer")
     if not value:
         raise ValueError("prompt_token_ids is empty; a prompt needs at least one token")
-    return [int(token) for token in value]
+    kinds = set(map(type, value))
+    for kind in kinds - {int}:
+        if not issubclass(kind, Integral) or kind is bool:
+            token = next(token for token in value if type(token) is kind)
+            raise ValueError(f"token id {token!r} is a {kind.__name__}, must be an integer")
+    return list(value) if kinds == {int} else [int(token) for token in value]
 
 
 def _check(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:

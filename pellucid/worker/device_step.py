@@ -13,16 +13,16 @@ from typing import Protocol
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
-from pellucid.forward import ForwardInput
+from pellucid.forward import ForwardInput, TileMaps
+from pellucid.kernels.advance_slots import RowState
 from pellucid.sample.grammar import Constrain, unconstrained
 from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
-from pellucid.worker.inputs import InputBuilder, StepInput, StepRows
+from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput, StepRows
 from pellucid.worker.results import Packed, pack
-from pellucid.worker.slots import RowState
 
 
 class Model(Protocol):
@@ -47,10 +47,16 @@ class Forward:
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
 
     def __call__(self, rows: StepRows) -> Begun:
+        step = self.gather(rows)
+        return step, self.model(step.fwd)
+
+    def gather(self, rows: StepRows, tiles: TileMaps | None = None) -> StepInput:
+        """What the model is to see.  tiles: of a forward that is recorded for any rows."""
         step = self.inputs.gather(rows)
         fwd = step.fwd
+        fwd.tiles = tiles
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
-        return step, self.model(fwd)
+        return step
 
 
 class StageStep:
@@ -96,13 +102,14 @@ class DeviceStep:
         """Sample, and all that follows; what the host will want of the step, in one tensor."""
         step, hidden = begun
         fwd = step.fwd
-        logits = self.model.logits(hidden[fwd.logits_index])
+        logits = self.model.logits(fwd.sampled(hidden))
         constrain(logits)
         output = self._sample(rows, step, logits)
         self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
-        self.slots.advance(step.rows, output)
-        drafts = self.proposer.propose(fwd, output, self._known(rows, step), hidden, fwd.taps)
-        self.slots.write_drafts(step.rows, drafts.tokens)
+        lengths = self.slots.advance(step.rows, output)
+        known = self._known(rows.counts, step.rows, lengths)
+        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        self.slots.write_drafts(step.rows, lengths, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)
         is_chain = self.proposer.shape.parents is None
@@ -111,28 +118,28 @@ class DeviceStep:
 
     def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
-        fwd, at, counts = step.fwd, step.fwd.logits_index, rows.counts
+        counts = rows.counts
         host_slots = counts.slots.repeat(counts.num_sampled)
-        positions = fwd.positions[at] + 1
-        batch = self.sampler.state.batch(host_slots, step.logit_slots, positions, step.branches)
+        batch = self.sampler.state.batch(host_slots, step.logit_slots, step.logit_positions, step.branches)
         verify_rows = VerifyRows(
             cu_logits=rows.cu_logits,
-            inputs=fwd.input_ids[at],
-            room=self.slots.room(step.rows),
+            inputs=step.logit_inputs,
+            room=step.rows.room,
             samples=step.rows.samples,
             max_drafts=counts.max_drafts,
             parents=self.proposer.shape.parents,
         )
         return self.verifier(logits, batch, verify_rows, self.slots.token_ids)
 
-    def _known(self, rows: StepRows, step: StepInput) -> Known:
+    def _known(self, counts: StepCounts, rows: RowState, lengths: Tensor) -> Known:
         """What the slots now hold of the rows' texts, for the proposer."""
         return Known(
             token_ids=self.slots.token_ids,
-            lengths=self.slots.num_computed[rows.slots] + 1,
-            samples=step.rows.samples,
-            host_slots=rows.counts.slots,
-            num_wanted=rows.counts.num_propose,
+            lengths=lengths,
+            samples=rows.samples,
+            host_slots=counts.slots,
+            has_chunks=counts.has_chunks,
+            num_wanted=counts.num_propose,
         )
 
     def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:

@@ -1,11 +1,11 @@
 """How a step is launched: kernel by kernel, or as a CUDA graph, recorded at start and replayed in one go.
 
-Graphs serve steps whose rows all have the same number of queries, padded to the next recorded number of rows;
-all else is launched kernel by kernel.  One graph holds the whole of a DeviceStep, for rows that sample with
-nothing but a temperature: gathering inputs from the slots, the forward, sampling, advancing the slots,
-drafting.  Two more hold its halves: the forward, behind which other rows sample kernel by kernel, and what
-follows it under a grammar's masks.  A padding row is the spare slot, with no room for a token; it reads and
-writes page 0 alone.
+Graphs serve steps whose rows all have the same number of queries, padded to the next recorded number of rows.
+One graph holds the whole of a DeviceStep, for rows that sample with nothing but a temperature: gathering
+inputs from the slots, the forward, sampling, advancing the slots, drafting.  Two more hold its halves: the
+forward, behind which other rows sample kernel by kernel, and what follows it under a grammar's masks.  A
+padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.  Of all other steps
+the forward may be recorded (chunks.py), and the rest is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from pellucid.sample.grammar import Constrain, Masks, TokenMasks
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.transfer import upload
+from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
 
 T = TypeVar("T")
@@ -146,13 +147,15 @@ class GraphLauncher(Generic[B, Y]):
 
     Of a step whose rows ask for more than a recording knows, the forward is replayed and the rest is not.
     make_recorder: makes what turns a function that launches a step on static rows into its replay.
+    chunks: what the step's forward is, if it has recordings of its own.
     """
 
     def __init__(
         self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState,
-        make_recorder: Callable[[], Recorder],
+        make_recorder: Callable[[], Recorder], chunks: ChunkForward | None = None,
     ) -> None:  # fmt: skip
         self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
+        self._chunks = chunks
         self._recordings: dict[int, Recording[B, Y]] = {}  # by rows
         self._begun: list[B] = []  # what the last replay of a forward has begun
         self._bits = eager.masks.room(static.max_rows * static.num_query)
@@ -197,10 +200,12 @@ class GraphLauncher(Generic[B, Y]):
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""
         before = torch.cuda.memory_reserved()
-        self._capture([self.static.max_rows])
+        self._capture([self.static.max_rows], only_largest=True)
         num_bytes = torch.cuda.memory_reserved() - before
         self._recordings.clear()
         self._begun.clear()
+        if self._chunks is not None:
+            self._chunks.forget()
         return num_bytes
 
     def capture(self) -> None:
@@ -208,12 +213,14 @@ class GraphLauncher(Generic[B, Y]):
         self._capture(bucket_sizes(self.static.max_rows))
 
     @torch.inference_mode()
-    def _capture(self, sizes: list[int]) -> None:
+    def _capture(self, sizes: list[int], *, only_largest: bool = False) -> None:
         record = self._make_recorder()
         self.state.features[self.static.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
         self.static.load(np.empty(0, dtype=np.int64), self.static.max_rows)
         for num_rows in sorted(sizes, reverse=True):
             self._recordings[num_rows] = self._record(record, num_rows)
+        if self._chunks is not None:
+            self._chunks.capture(record, only_largest=only_largest)
 
     def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
         step, rows = self.eager.step, self.static.view(num_rows)

@@ -7,29 +7,25 @@ block tables from the slots (`gather`), which a CUDA graph can do again and agai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.gather_rows import (
-    gather_blocks,
-    gather_blocks_ref,
-    gather_tokens,
-    gather_tokens_ref,
-)
+from pellucid.kernels.advance_slots import RowState
+from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
 from pellucid.platform import has_triton
 from pellucid.sample.branches import Branches
 from pellucid.schedule.plan import Row
 from pellucid.transfer import upload
 from pellucid.worker.layout import DraftLayout
-from pellucid.worker.slots import RowState, Slots
+from pellucid.worker.slots import Slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepCounts:
-    """A step as the host knows it; numbers of B rows each."""
+    """A step as the host knows it; numbers of B rows each.  Steps that are alike share one."""
 
     slots: np.ndarray
     num_query: np.ndarray  # tokens to compute
@@ -56,7 +52,12 @@ class StepCounts:
     def any_samples(self) -> bool:
         return bool(self.num_sampled.any())
 
-    @property
+    @cached_property
+    def has_chunks(self) -> bool:
+        """Whether some row computes more than its last known token and the drafts behind it."""
+        return bool((self.num_query > self.num_sampled).any())
+
+    @cached_property
     def uniform_query(self) -> int | None:
         """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
         num_query = int(self.num_query[0])
@@ -103,6 +104,8 @@ class StepInput:
     fwd: ForwardInput
     rows: RowState
     logit_slots: Tensor  # [S] int64, the slot of each logit
+    logit_inputs: Tensor  # [S] int32, the token fed where each logit is computed
+    logit_positions: Tensor  # [S] int64, of the token to be chosen there
     branches: Branches  # to the text before each logit
 
 
@@ -113,8 +116,14 @@ class InputBuilder:
         self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
         self.layout = layout
         on_gpu = self.device.type == "cuda" and has_triton()
-        self._gather_tokens = gather_tokens if on_gpu else gather_tokens_ref
-        self._gather_blocks = gather_blocks if on_gpu else gather_blocks_ref
+        self._gather = gather_rows if on_gpu else gather_rows_ref
+        self._held = Held(
+            token_ids=slots.token_ids,
+            num_computed=slots.num_computed,
+            limits=slots.limits,
+            block_tables=slots.block_tables,
+            block_sizes=block_sizes,
+        )
         self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
 
     def count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
@@ -169,45 +178,50 @@ class InputBuilder:
 
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
-        counts, slots = rows.counts, rows.slots
-        where, num_tokens = (slots, rows.cu_query), counts.num_tokens
-        max_query = int(counts.num_query.max(initial=0))
-        tokens = self._gather_tokens(
-            *where, self.slots.token_ids, self.slots.num_computed, num_tokens=num_tokens, max_query=max_query
-        )
-        groups = [
-            self._gather_blocks(*where, tokens.positions, table, block_size=size, max_query=max_query)
-            for table, size in zip(self.slots.block_tables, self.block_sizes, strict=True)
-        ]
+        asked = self._ask(rows)
+        held = self._gather(asked, self._held)
         state = RowState(
-            slots=slots,
-            starts=tokens.starts,
+            slots=rows.slots,
+            starts=held.starts,
             query_lens=rows.num_query,
-            num_drafts=rows.num_drafts,
-            samples=rows.num_sampled > 0,
+            roots=held.roots,
+            room=held.room,
+            samples=held.samples,
         )
-        positions, tree = self.layout.arrange(tokens.positions, state)
+        arranged = self.layout.arrange(held, rows.logits_index, state)
         fwd = ForwardInput(
-            input_ids=tokens.input_ids,
-            positions=positions,
-            slots=slots,
-            cu_seqlens_q=rows.cu_query.to(torch.int32),
-            seq_lens=tokens.seq_lens,
-            block_tables=tuple(blocks for blocks, _ in groups),
-            slot_mappings=tuple(mapping for _, mapping in groups),
+            input_ids=held.input_ids,
+            positions=arranged.positions,
+            slots=rows.slots,
+            cu_seqlens_q=held.cu_seqlens_q,
+            seq_lens=held.seq_lens,
+            block_tables=held.block_tables,
+            slot_mappings=held.slot_mappings,
             logits_index=rows.logits_index,
-            tree=tree,
-            query_lens=counts.num_query.tolist(),
-            max_query=max_query,
+            tree=arranged.tree,
+            query_lens=rows.counts.num_query.tolist(),
+            max_query=asked.max_query,
             block_sizes=self.block_sizes,
         )
-        num_logits = len(rows.logits_index)
-        row_of_logit = torch.repeat_interleave(rows.num_sampled, output_size=num_logits)
         return StepInput(
             fwd=fwd,
             rows=state,
-            logit_slots=slots[row_of_logit],
-            branches=self.layout.branches(tokens.positions, rows.logits_index, row_of_logit, state),
+            logit_slots=held.logit_slots,
+            logit_inputs=held.logit_inputs,
+            logit_positions=arranged.logit_positions,
+            branches=arranged.branches,
+        )
+
+    def _ask(self, rows: StepRows) -> Asked:
+        counts = rows.counts
+        return Asked(
+            slots=rows.slots,
+            cu_query=rows.cu_query,
+            cu_logits=rows.cu_logits,
+            num_drafts=rows.num_drafts,
+            num_tokens=counts.num_tokens,
+            num_logits=len(rows.logits_index),
+            max_query=int(counts.num_query.max(initial=0)),
         )
 
 

@@ -9,6 +9,7 @@ Legend: T tokens, B rows, S logits, K tokens a row can yield, n nodes, D depth o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,21 +17,28 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.forward import TreeMask
+from pellucid.kernels.advance_slots import RowState
+from pellucid.kernels.gather_rows import Gathered
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.tree import ancestor_bits, depth_of, depths_of, paths_of
-from pellucid.worker.slots import RowState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arranged:
+    """Where a step's tokens and logits are in their texts."""
+
+    positions: Tensor  # [T] int64
+    logit_positions: Tensor  # [S] int64, of the tokens to be chosen
+    tree: TreeMask | None = None  # who sees whom
+    branches: Branches = IN_ORDER  # the way to the text before each logit
 
 
 class DraftLayout(Protocol):
     """One shape of drafts.  All on the device; nothing waits for it."""
 
-    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
-        """Positions [T] of the rows' tokens at `places` [T], and who sees whom."""
-        ...
-
-    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
-        """The way to the text before the logits of tokens `at` [S], of rows `row_of` [S]; places: [T]."""
+    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
+        """From places to positions.  logits_index: [S], the tokens whose logits are sampled."""
         ...
 
     def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
@@ -44,11 +52,8 @@ class DraftLayout(Protocol):
 class ChainLayout:
     """Places are positions, and what is accepted lies where it belongs."""
 
-    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
-        return places, None
-
-    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
-        return IN_ORDER
+    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
+        return Arranged(positions=held.places, logit_positions=held.logit_places)
 
     def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """There is nothing to move."""
@@ -72,16 +77,17 @@ class TreeLayout:
         self.ancestors = torch.tensor(ancestor_bits(parents), device=device)  # [n]
         self.paths = torch.tensor(paths, device=device)  # [n, D]
 
-    def arrange(self, places: Tensor, rows: RowState) -> tuple[Tensor, TreeMask | None]:
-        roots = rows.roots
-        node = places - roots.repeat_interleave(rows.query_lens, output_size=len(places))
-        of_tree = node.clamp(min=0)
-        positions = places.where(node <= 0, places - of_tree + self.depths[of_tree])
-        return positions, TreeMask(self.ancestors[of_tree], (roots + 1).to(torch.int32))
-
-    def branches(self, places: Tensor, at: Tensor, row_of: Tensor, rows: RowState) -> Branches:
-        roots = rows.roots[row_of]
-        return TreeBranches(roots, self.paths[(places[at] - roots).clamp(min=0)])
+    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
+        places = held.places
+        roots = rows.roots.repeat_interleave(rows.query_lens, output_size=len(places))
+        node = (places - roots).clamp(min=0)
+        positions = places - node + self.depths[node]
+        return Arranged(
+            positions=positions,
+            logit_positions=positions[logits_index] + 1,
+            tree=TreeMask(self.ancestors[node], (rows.roots + 1).to(torch.int32)),
+            branches=TreeBranches(roots[logits_index], self.paths[node[logits_index]]),
+        )
 
     def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """A row's new tokens but the last are accepted drafts: the one at depth i goes to i behind node 0.

@@ -27,6 +27,7 @@ class Packed:
 
     flat: Tensor  # [N] int32
     shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, drafts, logprobs (3), scores (3)
+    has_drafts: bool
     has_logprobs: bool
     has_scores: bool
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
@@ -36,10 +37,14 @@ def pack(
     output: SampleOutput, drafts: Tensor, scores: LogprobTensors | None, feedback: Tensor | None = None
 ) -> Packed:
     """All that the host will want, side by side.  drafts: [B, k], a chain; of trees none."""
-    tensors = [output.tokens, output.num_new, drafts, *_parts(output.logprobs), *_parts(scores)]
+    has_drafts = drafts.shape[1] > 0
+    own = [output.tokens, output.num_new, *([drafts] if has_drafts else [])]
+    tensors = [*own, *_parts(output.logprobs), *_parts(scores)]
+    flat = output.flat if len(tensors) == 2 else None
     return Packed(
-        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]),
+        flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        has_drafts=has_drafts,
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,
         feedback=feedback,
@@ -128,15 +133,18 @@ class PendingResult:
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
         packed, num_rows = self._packed, self._counts.num_rows
-        tokens, num_new, drafts, *rest = _unpack(self._wait(), packed.shapes)
-        tokens, counts = tokens[:num_rows].tolist(), num_new[:num_rows].tolist()
-        new_tokens = [row[:count] for row, count in zip(tokens, counts, strict=True)]
+        tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
+        tokens, num_new = tokens[:num_rows], num_new[:num_rows]
+        new_tokens: list[list[int]] = tokens.tolist()
+        if (num_new != tokens.shape[1]).any():
+            new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
-        if drafts.shape[1]:
-            rows = [row for row in self._counts.host_bound if counts[row]]
+        if packed.has_drafts:
+            drafts, *rest = rest
+            rows = [row for row in self._counts.host_bound if num_new[row]]
             result.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
-            entries = _entries(rest[:3])
+            entries, counts = _entries(rest[:3]), num_new.tolist()
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])

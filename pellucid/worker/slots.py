@@ -7,34 +7,25 @@ How tokens are chosen is kept beside, in sample/state.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.advance_slots import (
+    RowState,
+    advance_slots,
+    advance_slots_ref,
+    append_ref,
+    write_drafts,
+    write_drafts_ref,
+)
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
 from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowState:
-    """The rows of one step, on the device: where each stands before it runs.  [B] int64 each."""
-
-    slots: Tensor
-    starts: Tensor  # tokens computed so far
-    query_lens: Tensor
-    num_drafts: Tensor
-    samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
-
-    @property
-    def roots(self) -> Tensor:
-        """The place of the last token before the drafts; [B] int64."""
-        return self.starts + self.query_lens - 1 - self.num_drafts
 
 
 class Slots:
@@ -53,6 +44,9 @@ class Slots:
             torch.zeros(rows, -(-max_len // group.block_size), dtype=torch.int32, device=device)
             for group in groups
         )
+        on_gpu = device.type == "cuda" and has_triton()
+        self._advance = advance_slots if on_gpu else advance_slots_ref
+        self._write_drafts = write_drafts if on_gpu else write_drafts_ref
         # What the host can know exactly: while a prompt is computed nothing is sampled.
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
@@ -118,26 +112,22 @@ class Slots:
         self.num_prefilled[slots] += np.minimum(num_query, left)
         return num_query >= left
 
-    def room(self, rows: RowState) -> Tensor:
-        """Law 3: how many tokens each row may yield before its sequence's limit, [B]."""
-        return (self.limits[rows.slots] - rows.roots - 1).clamp_(min=0)
+    def advance(self, rows: RowState, output: SampleOutput) -> Tensor:
+        """Write what was sampled behind the last known token, and move on by what was accepted.
 
-    def advance(self, rows: RowState, output: SampleOutput) -> None:
-        """Write what was sampled behind the last known token, and move on by what was accepted."""
-        self._append(rows.slots, rows.roots, output.tokens, output.num_new)
-        done = torch.where(rows.samples, rows.roots + output.num_new, rows.starts + rows.query_lens)
-        self.num_computed[rows.slots] = done
+        Returns how many tokens each row now knows, of a prompt up to the next one to compute; [B] int64.
+        """
+        return self._advance(self.token_ids, self.num_computed, rows, output.tokens, output.num_new)
 
     def advance_chunks(self, rows: RowState) -> None:
         """Move on where nothing is sampled; of the other rows feedback will tell."""
         ends = rows.starts + rows.query_lens
         self.num_computed[rows.slots] = torch.where(rows.samples, rows.starts, ends)
 
-    def write_drafts(self, rows: RowState, drafts: Tensor) -> None:
-        """Put drafts [B, k] behind the last known token of rows that sample; the next step verifies them."""
-        slots = torch.where(rows.samples, rows.slots, self.spare)
-        first = torch.where(rows.samples, self.num_computed[rows.slots] + 1, 0)
-        self._write_drafts(slots, first, drafts)
+    def write_drafts(self, rows: RowState, known: Tensor, drafts: Tensor) -> None:
+        """Put drafts [B, k] behind the `known` [B] tokens of rows that sample, to be verified next."""
+        if drafts.shape[1]:
+            self._write_drafts(self.token_ids, rows.slots, known, rows.samples, drafts)
 
     def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, num_spec: int) -> Tensor:
         """The message to other stages about a step that was sampled here; drafts: [B, up to num_spec]."""
@@ -152,20 +142,7 @@ class Slots:
     def learn(self, feedback: Feedback) -> None:
         """Do as the stage did that sampled: `advance` and `write_drafts`."""
         slots, roots, num_new = feedback.slots, feedback.roots, feedback.output.num_new
-        self._append(slots, roots, feedback.output.tokens, num_new)
+        append_ref(self.token_ids, slots, roots, feedback.output.tokens, num_new)
         self.num_computed[slots] = roots + num_new
-        self._write_drafts(slots, roots + num_new + 1, feedback.drafts)
-
-    def _append(self, slots: Tensor, root: Tensor, tokens: Tensor, num_new: Tensor) -> None:
-        """Write the first `num_new` [B] of tokens [B, K] behind position `root`."""
-        offsets = torch.arange(tokens.shape[1], device=self.device)
-        kept = offsets < num_new[:, None]
-        positions = torch.where(kept, root[:, None] + 1 + offsets, 0)
-        self.token_ids[torch.where(kept, slots[:, None], self.spare), positions] = tokens
-
-    def _write_drafts(self, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
-        """Write drafts [B, k] from position `first` [B] on."""
-        if drafts.shape[1] == 0:
-            return
-        positions = first[:, None] + torch.arange(drafts.shape[1], device=self.device)
-        self.token_ids[slots[:, None], positions] = drafts
+        drafts = feedback.drafts
+        append_ref(self.token_ids, slots, roots + num_new, drafts, torch.full_like(roots, drafts.shape[1]))

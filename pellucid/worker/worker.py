@@ -29,6 +29,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
+from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import (
     LARGEST,
@@ -139,6 +140,7 @@ class Worker:
         forward = Forward(target.model, target.backend, inputs)
         if target.inlet is not None:
             target.inlet.make_room(resolved.max_tokens_of_step, self.device)
+        chunks = self._chunks_of(forward, target, proposer.shape)
         handover = make_handover(
             self.links.channels,
             self.stage,
@@ -148,10 +150,10 @@ class Worker:
             shape=proposer.shape,
             depth=resolved.depth,
         )
-        step = self._make_step(forward, sampler, proposer)
+        step = self._make_step(chunks or forward, sampler, proposer)
         masks = TokenMasks(target.vocab_size, self.device, sampler.vocabulary.first)
         eager = EagerLauncher(step, inputs, masks)
-        launcher = self._make_launcher(eager, state, num_query=1 + proposer.shape.num_drafts)
+        launcher = self._make_launcher(eager, state, chunks, num_query=1 + proposer.shape.num_drafts)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
 
     def _make_layout(
@@ -172,15 +174,31 @@ class Worker:
         return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
 
     def _make_launcher(
-        self, eager: EagerLauncher[Any, Any], state: SamplingState, *, num_query: int
+        self,
+        eager: EagerLauncher[Any, Any],
+        state: SamplingState,
+        chunks: ChunkForward | None,
+        *,
+        num_query: int,
     ) -> Launcher[Any]:
         """Graphs on a GPU, unless the user or an attention backend will have none."""
-        wanted = self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
-        if not wanted or num_query > min(model.backend.max_graph_query for model in self.models):
+        if not self._wants_graphs or num_query > min(model.backend.max_graph_query for model in self.models):
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
         static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
-        return GraphLauncher(eager, static, state, CudaRecorder)
+        return GraphLauncher(eager, static, state, CudaRecorder, chunks)
+
+    @property
+    def _wants_graphs(self) -> bool:
+        return self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
+
+    def _chunks_of(self, forward: Forward, target: BuiltModel, shape: DraftShape) -> ChunkForward | None:
+        """The forward with recordings of steps that have chunks, where there may be any."""
+        is_whole = self.mesh.pp == 1 and shape.parents is None
+        wanted = self._wants_graphs and self.resolved.user.device.record_chunks
+        if not (wanted and is_whole and target.backend.supports_tile_maps):
+            return None
+        return ChunkForward(forward, weight_bytes=target.weight_bytes, max_rows=self.resolved.max_num_seqs)
 
     def _kv_budget(self) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""

@@ -13,25 +13,36 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from pellucid.kernels import decode_attention as decode
+from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
+from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
+from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
-from pellucid.kernels.decode_attention import MAX_CHUNKS, decode_kernel
+from pellucid.kernels.embedding import embed_share_kernel
+from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
+from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.paged_attention import keys_per_tile, stages_for
 from pellucid.kernels.prefill_attention import PACKED_ROWS, prefill_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
-from pellucid.kernels.quantize_fp8 import FP8_MAX, INVERSE_MAX, SMALLEST, quantize_fp8_kernel
+from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
+from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
-from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel
+from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
+from pellucid.kernels.verify_chain import verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
 POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"} | {
-    "arrivals_ptr",
-    "tokens_ptr",
-    "part_tokens_ptr",
+    *("arrivals_ptr", "tokens_ptr", "part_tokens_ptr", "token_ids_ptr", "input_ids_ptr"),
+    *("cu_seqlens_ptr", "logit_inputs_ptr", "table_ptr", "rows_ptr"),
+    *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr"),
 }
 PARTIAL = {
     "partial_ptr",
@@ -46,12 +57,29 @@ LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_pt
     "ancestors_ptr",
     "sources_ptr",
     "targets_ptr",
+    *("cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr", "num_computed_ptr", "limits_ptr", "places_ptr"),
+    *("starts_ptr", "roots_ptr", "room_ptr", "logit_slots_ptr", "logit_places_ptr", "mapping_ptr"),
+    *("query_lens_ptr", "known_ptr", "first_ptr"),
 }
 FP8_TYPES = {
     "x_scale_ptr": "*fp32",
     "weight_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "static_ptr": "*fp32",
+}
+
+TO_FP8 = FP8_TYPES | {
+    **dict.fromkeys(("x_ptr", "gate_up_ptr", "stream_ptr", "weight_ptr"), "*bf16"),
+    **dict.fromkeys(("x_stride", "gate_up_stride", "stream_stride"), "i32"),
+    "out_ptr": "*fp8e4nv",
+    "eps": "fp32",
+}
+FROM_FP8 = FP8_TYPES | {
+    **dict.fromkeys(("x_ptr", "weight_ptr"), "*fp8e4nv"),
+    **dict.fromkeys(("num_rows", "num_out", "num_in", "x_stride"), "i32"),
+    "out_ptr": "*bf16",
+    "partial_ptr": "*fp32",
+    "arrivals_ptr": "*i32",
 }
 
 
@@ -67,6 +95,8 @@ def signature_of(name: str, stored: str) -> str:
         return "*i64"
     if name == "temperatures_ptr":
         return "*fp64"
+    if name == "samples_ptr":
+        return "*i1"
     return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps")) else "i32"
 
 
@@ -85,9 +115,10 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
-        if signature[n] not in ("constexpr", "fp32")
+        if signature[n] not in ("constexpr", "fp32") and not signature[n].startswith("tensordesc")
     }
-    source = ASTSource(
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
     return triton.compile(source, target=HOPPER, options=options).metadata.shared
@@ -95,10 +126,47 @@ def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | No
 
 def main() -> None:
     compile_attention()
+    compile_decode()
+    compile_hopper_prefill()
     compile_products()
     compile_draw()
     compile_quantization()
     compile_passes()
+    compile_exchanges()
+    compile_ends()
+
+
+def compile_exchanges() -> None:
+    """Between ranks; words of 32 bits."""
+    for size in (2, 8):
+        _, _, rows, words = memory_shape(size)
+        mailbox = {"RANK": 1, "SIZE": size, "ROWS": rows, "WORDS": words, "DEPENDENT": False}
+        row = {"NUM_WORDS": words, "PADDED": words, "DTYPE": triton.language.bfloat16}
+        for kernel, constants, num_warps in (
+            (sum_kernel, row, 16),
+            (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16),
+            (gather_kernel, {"PADDED": 1024}, 8),
+            (best_of_ranks_kernel, {"PADDED": words // 2}, 8),
+        ):
+            types = dict.fromkeys(kernel.arg_names, "*i32")
+            types |= {"addresses_ptr": "*i64", "eps": "fp32", "num_words": "i32", "num": "i32"}
+            sized = compiled_size(kernel, types, mailbox | constants, num_warps=num_warps)
+            sys.stdout.write(f"{kernel.fn.__name__} {size} {sized}\n")
+    types = {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("first", "share", "dim"), "i32")
+    sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
+    sys.stdout.write(f"embed_share_kernel 1024 {sized}\n")
+
+
+def compile_ends() -> None:
+    """What lies before the model, and behind the draw."""
+    for block_size in (16, 64):
+        constants = {"BLOCK_SIZE": block_size, "BLOCK": 256, "IS_FIRST": True, "DEPENDENT": True}
+        size = shared_memory(rows_kernel, "", constants)
+        sys.stdout.write(f"rows_kernel {block_size} {size}\n")
+    for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
+        size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
+        sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")
 
 
 def compile_passes() -> None:
@@ -114,7 +182,7 @@ def compile_passes() -> None:
         size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
         sys.stdout.write(f"qkv_rope_kernel {head_dim} {size}\n")
     for dim in (1024, MAX_DIM):
-        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True}
+        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True, "scales_ptr": None}
         size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
         sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
     for act in ACTIVATIONS:
@@ -124,28 +192,26 @@ def compile_passes() -> None:
 
 
 def compile_products() -> None:
-    """Weights as they are, and FP8 ones with scales; the largest tiles that tables may name."""
-    for stored in ("*bf16", "*fp8e4nv"):
-        scale = {"weight_scale_ptr": None, "x_scale_ptr": None} if stored == "*bf16" else {}
-        launches = (
-            (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
-            (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
-            (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
-            (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
-            (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
-            (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
-        )
-        for kernel, tile, warps, stages in launches:
-            constants = tile | scale | {"bias_ptr": None}
-            size = shared_memory(kernel, stored, constants, num_warps=warps, num_stages=stages)
-            sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
+    """Of weights as they are; the largest tiles that tables may name."""
+    launches = (
+        (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
+        (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
+        (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
+        (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
+        (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
+        (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
+    )
+    for kernel, tile, warps, stages in launches:
+        constants = tile | {"weight_scale_ptr": None, "x_scale_ptr": None, "bias_ptr": None}
+        size = shared_memory(kernel, "*bf16", constants, num_warps=warps, num_stages=stages)
+        sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
 
 
 def compile_draw() -> None:
     for rows, block in ((1, 1024), (8, 256)):
-        tile = {"ROWS": rows, "BLOCK": block, "IS_NVIDIA": True}
+        tile = {"ROWS": rows, "BLOCK": block, "IS_NVIDIA": True, "DEPENDENT": True}
         sys.stdout.write(f"draw_kernel {rows} {shared_memory(draw_kernel, '', tile, num_warps=4)}\n")
-    size = shared_memory(best_kernel, "", {"PARTS_PADDED": 1024}, num_warps=4)
+    size = shared_memory(best_kernel, "", {"PARTS_PADDED": 1024, "DEPENDENT": True}, num_warps=4)
     sys.stdout.write(f"best_kernel 1024 {size}\n")
 
 
@@ -166,7 +232,6 @@ def compile_attention() -> None:
                 "DIM_PADDED": dim,
             },
             **{
-                "MAX_CHUNKS": MAX_CHUNKS,
                 "lines": None,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
@@ -175,7 +240,6 @@ def compile_attention() -> None:
             **{"BLOCK_SIZE": 64, "TILE": tile, "TILE_QUERIES": PACKED_ROWS // 2},
         }
         launches = (
-            (decode_kernel, 16, 2),
             (prefill_kernel, PACKED_ROWS, 8),
             (kv_move_kernel, 1, 1),
         )
@@ -185,16 +249,71 @@ def compile_attention() -> None:
             sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
 
 
+def compile_decode() -> None:
+    """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
+    for head_dim, num_query, window, tree, num_pairs, stored in (
+        (128, 1, 0, False, 8, "*bf16"),
+        (80, 4, 500, True, 8, "*bf16"),
+        (256, 1, 0, False, 256, "*bf16"),
+        (128, 1, 0, False, 2048, "*bf16"),
+        (128, 8, 0, True, 256, "*bf16"),
+        (128, 1, 0, False, 2048, "*i16"),
+        (128, 8, 0, False, 8, "*i16"),
+    ):
+        packed, is_fp8 = num_query * 4, stored == "*i16"
+        rows = max(16, triton.next_power_of_2(packed))
+        cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
+        tile = decode.tile_for(num_pairs, cache, DTYPE, rows)
+        constants: dict[str, float | str | None] = {
+            **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
+            **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
+            **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": decode.merged_at_once(packed, head_dim)},
+        }
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        size = shared_memory(decode.decode_kernel, stored, constants, **options)
+        sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {size}\n")
+
+
+def compile_hopper_prefill() -> None:
+    part, rows = PART.value, ROWS.value
+    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4)):
+        box = [rows // group_size, group_size, part]
+        layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
+        constants = {"NUM_KV_HEADS": 8, "GROUP_SIZE": group_size, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64}
+        constants |= {"DEPENDENT": True}
+        names = [name for name in hopper_prefill_kernel.arg_names if name not in constants]
+        types = {name: signature_of(name, "") for name in names}
+        types |= {"queries": f"tensordesc<bf16{box},{layouts[0]!r}>"}
+        types |= {"lines": f"tensordesc<bf16{[part, part]},{layouts[1]!r}>"}
+        size = compiled_size(hopper_prefill_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"hopper_prefill_kernel {head_dim}x{group_size} {size}\n")
+
+
 def compile_quantization() -> None:
     """Rounding to FP8, by rows and by blocks, and products of blocks."""
     for features, group in ((12288, 12288), (12288, 128)):
-        constants = {"K": features, "GROUP": group, "GROUPS": features // group, "IS_STATIC": False}
-        constants |= {"LIMIT": FP8_MAX, "INVERSE_LIMIT": INVERSE_MAX, "SMALLEST": SMALLEST}
-        constants |= {"GROUP_PADDED": triton.next_power_of_2(group)}
-        constants |= {"GROUPS_PADDED": triton.next_power_of_2(features // group)}
-        types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "x_stride": "i32", **FP8_TYPES}
-        size = compiled_size(quantize_fp8_kernel, types, constants, num_warps=16)
+        groups = features // group
+        parts, part = cut(group)
+        constants = {"K": features, "GROUP": group, "GROUPS": groups, "IS_STATIC": False}
+        constants |= {"PARTS": parts, "PART": part, "GROUPS_PADDED": triton.next_power_of_2(groups)}
+        size = compiled_size(quantize_fp8_kernel, TO_FP8, constants, num_warps=warps_to_round(features))
         sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
+    constants = {"HIDDEN": 12288, "ACT": "silu", "PARTS": 3, "PART": 4096}
+    size = compiled_size(silu_mul_fp8_kernel, TO_FP8, constants, num_warps=16)
+    sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
+    constants = {"DIM": 4096, "DIM_PADDED": 4096, "HAS_RESIDUAL": True}
+    size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
+    sys.stdout.write(f"add_rms_norm_kernel fp8 {size}\n")
+    for x, rounded in (("*fp8e4nv", {}), ("*bf16", {"x_scale_ptr": None})):
+        constants = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
+        types = FROM_FP8 | {"x_ptr": x}
+        size = compiled_size(fp8_gemv_kernel, types, constants | rounded, num_warps=8)
+        sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {size}\n")
+    for rows, block_k in ((16, 256), (64, 256), (256, 128)):
+        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "ACT": None, "bias_ptr": None}
+        size = compiled_size(split_k_kernel, FROM_FP8, tile, num_warps=4, num_stages=4)
+        sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {size}\n")
     for num_tokens in (1, 64, 1000):
         rows, columns, warps = tile_for(num_tokens)
         constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}

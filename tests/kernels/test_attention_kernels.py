@@ -10,9 +10,19 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.decode_attention import cut, decode_attention, decode_attention_ref
-from pellucid.kernels.paged_attention import PagedRows, TreeRows
+from pellucid.kernels import decode_attention as decode_module
+from pellucid.kernels.decode_attention import (
+    MAX_CHUNKS,
+    Cut,
+    cut,
+    decode_attention,
+    decode_attention_ref,
+    tile_for,
+)
+from pellucid.kernels.hopper_prefill import hopper_takes
+from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
+    longest_first,
     prefill_attention,
     prefill_attention_ref,
     prefill_tiles,
@@ -181,6 +191,25 @@ def test_an_fp8_cache_is_read_with_its_scales(dtype: torch.dtype, window: int | 
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_an_fp8_cache_of_any_head_dim_is_read_in_pairs(head_dim: int) -> None:
+    rows = make_rows([(2, 70), (1, 280)], head_dim=head_dim, block_size=16, stale=7.0, device=DEVICE)
+    view = paged(rows, 2)
+    cache = rows.kv_cache.to(torch.float8_e4m3fn)
+    out = decode_attention(rows.q, cache, view, scale=rows.scale, out=torch.full_like(rows.q, torch.nan))
+    expected = decode_attention_ref(rows.q, cache, view, scale=rows.scale)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
+def test_tiles_that_see_most_keys_come_first() -> None:
+    rows = make_rows([(20, 20), (300, 300), (150, 900)], device=DEVICE)
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, 64)).to(DEVICE)
+    order = longest_first(tiles, paged(rows, 300)).tolist()
+    assert sorted(order) == sorted(tiles.tolist())
+    assert order[:3] == [[2, 128], [2, 64], [2, 0]]
+    assert order[3:] == [[1, 256], [1, 192], [1, 128], [0, 0], [1, 64], [1, 0]]
+
+
 def test_padding_rows_get_zeros() -> None:
     rows = make_rows([(1, 300), (1, 3)], num_padding=3, device=DEVICE)
     out = decode(rows, 1)
@@ -210,12 +239,39 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
         assert torch.equal(together[row], out[row]), f"row {row} noticed its company"
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("programs", [1, 5, 264])
+def test_chunks_match_whoever_takes_them(
+    programs: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few programs some take several chunks, and rows with one chunk lie between those with many."""
+    monkeypatch.setattr(decode_module, "PROGRAMS", programs)
+    monkeypatch.setattr(decode_module, "CUTS", {1000: (128, 64, 8)})
+    lens = [(1, 300), (3, 1100), (1, 40), (2, 2000), (1, 700)]
+    rows = make_rows(lens, block_size=64, window=window, num_padding=1, device=DEVICE)
+    assert_matches_reference(decode(rows, 4), rows)
+
+
 def test_few_rows_are_cut_fine_and_many_hardly() -> None:
-    assert cut(8, 4096) == (64, 32)
-    assert cut(2048, 1024) == (2048, 1)
+    few, many = cut(8, 4096, 64), cut(2048, 4096, 64)
+    assert few == Cut(whole=512, min_chunk=128, num_chunks=16, direct=16)
+    assert many == Cut(whole=2048, min_chunk=2048, num_chunks=2, direct=1)
+    assert cut(8, 512, 64).num_chunks == 1
     for num_pairs in (1, 8, 100, 1000, 4096):
-        min_chunk, num_chunks = cut(num_pairs, 1_000_000)
-        assert min_chunk % 64 == 0 and 8 <= num_chunks <= 32
+        pieces = cut(num_pairs, 1_000_000, 128)
+        assert pieces.min_chunk % 128 == 0 and 8 <= pieces.num_chunks <= MAX_CHUNKS
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64, 96, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_tile_is_part_of_a_page_or_some_pages(block_size: int, dtype: torch.dtype) -> None:
+    for head_dim, num_pairs, padded in ((64, 8, 16), (128, 256, 16), (256, 512, 16), (128, 2048, 64)):
+        cache = torch.empty(1, 2, 1, block_size, head_dim, dtype=dtype)
+        tile = tile_for(num_pairs, cache, torch.float32 if dtype == torch.float32 else torch.bfloat16, padded)
+        assert block_size % tile.keys == 0 or tile.keys % block_size == 0, tile
+        # One stage is in no buffer: it is what the program works on.
+        buffers = max(1, tile.num_stages - 1) * 2 * tile.keys * head_dim * dtype.itemsize
+        assert buffers <= SHARED_MEMORY, tile
 
 
 @pytest.mark.gpu
@@ -239,6 +295,20 @@ def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int],
     assert_matches_reference(decode(verify, 8), verify)
     long = make_rows([(1000, 1000), (513, 3000), (9, 2000), (100, 100)], **shape)
     assert_matches_reference(prefill(long), long)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("heads", [(8, 8), (16, 8), (32, 8), (16, 2), (16, 1)])
+def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads: tuple[int, int]) -> None:
+    lens = [(20, 20), (9, 130), (64, 64), (128, 128), (300, 1000), (63, 129), (130, 257), (1500, 1500)]
+    shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": dtype}
+    rows = make_rows(lens * 3, **shape, device="cuda")
+    if not hopper_takes(rows.q, rows.kv_cache, paged(rows, 1500)):
+        pytest.skip("no Hopper GPU")
+    assert_matches_reference(prefill(rows), rows)
 
 
 @pytest.mark.gpu

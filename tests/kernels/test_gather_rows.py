@@ -1,36 +1,70 @@
-"""The kernels that gather a step's inputs against their plain references."""
+"""The kernel that gathers a step's inputs against its plain reference."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import gather_rows as kernels
+from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM_SLOTS, LENGTH = 40, 1024
 
 
-@pytest.mark.parametrize("queries", [[1], [1] * 33, [5, 5, 5], [1, 1, 300, 7], [512, 1]])
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_rows_of_any_kind_match(queries: list[int], block_size: int) -> None:
-    generator = torch.Generator().manual_seed(len(queries))
-    num_slots, width = 40, 2 + 1024 // block_size
-    token_ids = torch.randint(0, 1000, (num_slots, 1024), generator=generator, dtype=torch.int32).to(DEVICE)
-    num_computed = torch.randint(0, 500, (num_slots,), generator=generator).to(DEVICE)
-    table = torch.randint(1, 99, (num_slots, width), generator=generator, dtype=torch.int32).to(DEVICE)
-    slots = torch.randperm(num_slots, generator=generator)[: len(queries)].to(DEVICE)
-    cu_query = torch.tensor([0, *queries], device=DEVICE).cumsum(0)
+def held(block_sizes: tuple[int, ...], seed: int) -> Held:
+    generator = torch.Generator().manual_seed(seed)
 
-    args, sizes = (slots, cu_query, token_ids, num_computed), {"max_query": max(queries)}
-    expected = kernels.gather_tokens_ref(*args, num_tokens=sum(queries), **sizes)
-    tokens = kernels.gather_tokens(*args, num_tokens=sum(queries), **sizes)
-    for name in ("input_ids", "positions", "starts", "seq_lens"):
-        got, wanted = getattr(tokens, name), getattr(expected, name)
-        assert got.dtype == wanted.dtype and torch.equal(got, wanted), name
+    def numbers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator).to(DEVICE)
 
-    args = (slots, cu_query, expected.positions, table)
-    rows, mapping = kernels.gather_blocks(*args, block_size=block_size, **sizes)
-    rows_ref, mapping_ref = kernels.gather_blocks_ref(*args, block_size=block_size, **sizes)
-    assert torch.equal(rows, rows_ref) and torch.equal(mapping, mapping_ref)
+    return Held(
+        token_ids=numbers(0, 1000, NUM_SLOTS, LENGTH).int(),
+        num_computed=numbers(0, 500, NUM_SLOTS),
+        limits=numbers(0, LENGTH, NUM_SLOTS),  # of some slots less than what is computed
+        block_tables=tuple(numbers(1, 99, NUM_SLOTS, 2 + LENGTH // size).int() for size in block_sizes),
+        block_sizes=block_sizes,
+    )
+
+
+def asked(queries: list[int], drafts: list[int], logits: list[int]) -> Asked:
+    slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(len(queries)))
+    # Cut out of one tensor as in a step, so at addresses of any kind.
+    ends = [torch.tensor([0, *counts]).cumsum(0) for counts in (queries, logits)]
+    parts = [slots[: len(queries)], *ends, torch.tensor(drafts)]
+    cut = torch.cat(parts).to(DEVICE).split([len(part) for part in parts])
+    return Asked(
+        slots=cut[0],
+        cu_query=cut[1],
+        cu_logits=cut[2],
+        num_drafts=cut[3],
+        num_tokens=sum(queries),
+        num_logits=sum(logits),
+        max_query=max(queries),
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "drafts", "logits"),
+    [
+        ([1], [0], [1]),
+        ([1] * 33, [0] * 33, [1] * 33),
+        ([5, 5, 5], [4, 4, 4], [5, 5, 5]),
+        ([1, 3, 300, 7], [0, 2, 0, 0], [1, 3, 0, 1]),
+        ([512, 1], [0, 0], [0, 0]),
+    ],
+)
+@pytest.mark.parametrize("block_sizes", [(), (16,), (64, 16)])
+def test_rows_of_any_kind_match(
+    queries: list[int], drafts: list[int], logits: list[int], block_sizes: tuple[int, ...]
+) -> None:
+    step, slots = asked(queries, drafts, logits), held(block_sizes, seed=len(queries))
+    expected, got = gather_rows_ref(step, slots), gather_rows(step, slots)
+    for field in dataclasses.fields(expected):
+        ours, theirs = getattr(got, field.name), getattr(expected, field.name)
+        pairs = zip(ours, theirs, strict=True) if isinstance(theirs, tuple) else [(ours, theirs)]
+        for one, other in pairs:
+            assert one.dtype == other.dtype and torch.equal(one, other), field.name

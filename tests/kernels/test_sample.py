@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.kernels import sample
 from pellucid.kernels.sample import draw, draw_ref
 from pellucid.sample.draw import FusedDraw, TorchDraw
 from pellucid.sample.noise import gumbel, token_codes
@@ -94,6 +95,24 @@ def test_every_number_of_the_noise_is_the_samplers() -> None:
         )
         assert torch.equal(tokens, torch.arange(90, dtype=torch.int32, device=DEVICE))
         torch.testing.assert_close(values, noise[row], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0, 30.0])
+@pytest.mark.parametrize("programs", [1, 2048])
+def test_the_draw_is_the_same_however_the_tiles_are_shared_out(
+    spread: float, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = requests(9001)
+    monkeypatch.setattr(sample, "PROGRAMS", programs)  # few have many tiles each
+    arguments = (state.codes, *columns(state))
+    for places in (0, 1000):
+        batch = batch_of(state, [0, *range(NUM_SLOTS)])
+        batch.positions.add_(places)
+        logits = spread * logits_of(len(batch.slots), 9001)
+        values, tokens = draw(logits, *arguments, batch.slots, batch.positions)
+        expected_values, expected = draw_ref(logits, *arguments, batch.slots, batch.positions)
+        assert torch.equal(tokens, expected)
+        torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("slots", [[0], [1, 0], [0, 1, 4, 6, 8, 2, 5, 3, 9]])

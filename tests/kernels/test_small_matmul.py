@@ -95,20 +95,15 @@ def test_rows_may_be_a_slice_of_wider_ones() -> None:
         )
 
 
-@pytest.mark.parametrize("tile", [Gemv(4, 128, 4), SplitK(32, 64, 4, 4, 3)], ids=str)
-@pytest.mark.parametrize("is_weight_only", [True, False])
-def test_fp8_weights_are_multiplied_with_their_scales(tile: Tile, is_weight_only: bool) -> None:
+def test_fp8_is_multiplied_with_its_scales() -> None:
     x, weight, bias = operands(3, 70, 520, torch.float16)
-    weight_scale = weight.abs().amax(1).float() / 448
+    weight_scale, x_scale = (each.abs().amax(1).float() / 448 for each in (weight, x))
     weight = (weight / weight_scale[:, None]).to(torch.float8_e4m3fn)
-    x_scale = None
-    if not is_weight_only:
-        x_scale = x.abs().amax(1).float() / 448
-        x = (x / x_scale[:, None]).to(torch.float8_e4m3fn)
+    x = (x / x_scale[:, None]).to(torch.float8_e4m3fn)
     scales = Scales(weight_scale, x_scale)
     expected = small_matmul_ref(x, weight, bias=bias, scales=scales)
-    y = multiply(x, weight, tile, bias=bias, scales=scales).float()
-    tolerance = 1e-3 if is_weight_only else 1e-5  # products of FP8 numbers are exact
+    y = multiply(x, weight, SplitK(32, 64, 4, 4, 3), bias=bias, scales=scales)
+    tolerance = 1e-3 if DEVICE == "cuda" else 1e-5  # products of FP8 numbers are exact, sums nearly
     torch.testing.assert_close(y, expected, atol=tolerance, rtol=tolerance)
 
 

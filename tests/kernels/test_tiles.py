@@ -40,8 +40,9 @@ def test_what_is_written_is_chosen_on_that_device_for_that_shape_alone(cache_fol
     assert choose(640, 320, **where) == CHOICES
     assert choose(64, 32, **where) == {2: None}
     assert choose(640, 320, bits=8, device_name="Some GPU 3000 Ti") == {1: None}
-    ruled = choose(640, 320, bits=16, device_name="Another GPU")
-    assert ruled == choose(640, 320, bits=8, device_name="Another GPU") != CHOICES
+    for bits in (8, 16):
+        ruled = choose(640, 320, bits=bits, device_name="Another GPU")
+        assert ruled == tiles.rule_of_thumb(640, 320, bits) != CHOICES
 
 
 def test_the_users_table_comes_before_the_packages(
@@ -84,7 +85,8 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
 
 
 @pytest.mark.parametrize("num_out,num_in", [(1024, 3072), (6144, 1024), (151_936, 1024), (80, 96)])
-def test_the_rule_of_thumb_stays_within_the_kernels_limits(num_out: int, num_in: int) -> None:
-    for num_rows, tile in tiles.rule_of_thumb(num_out, num_in).items():
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_rule_of_thumb_stays_within_the_kernels_limits(num_out: int, num_in: int, bits: int) -> None:
+    for num_rows, tile in tiles.rule_of_thumb(num_out, num_in, bits).items():
         assert num_rows <= (MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS)
         assert tile and tile.block_k < 2 * num_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
@@ -36,6 +37,23 @@ def test_one_prompt_may_stand_without_a_list(llm: LLM) -> None:
     (text,) = llm.generate("the quick", GREEDY, use_tqdm=False)
     (ids,) = llm.generate(text.prompt_token_ids, GREEDY, use_tqdm=False)
     assert text.outputs[0].token_ids == ids.outputs[0].token_ids
+
+
+def test_parameters_are_the_engines_own_from_the_beginning(llm: LLM) -> None:
+    given = GREEDY.clone()
+    stream = llm.stream("the quick", given)
+    next(stream)
+    given.max_tokens = 1
+    assert len(list(stream)[-1].outputs[0].token_ids) == 12
+
+
+def test_the_garbage_collector_is_left_as_it_was(llm: LLM) -> None:
+    gc.freeze()
+    llm.generate("the quick", GREEDY, use_tqdm=False)
+    assert gc.get_freeze_count(), "the user's own freeze is not undone"
+    gc.unfreeze()
+    llm.generate("the quick", GREEDY, use_tqdm=False)
+    assert not gc.get_freeze_count()
 
 
 def test_parameters_for_each_prompt_must_be_as_many(llm: LLM) -> None:

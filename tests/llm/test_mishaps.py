@@ -47,7 +47,7 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
             return launcher(counts)
 
     assert isinstance(launcher, EagerLauncher)
-    runner.launcher = Interrupted(launcher.step, launcher.inputs)
+    runner.launcher = Interrupted(launcher.step, launcher.inputs, launcher.masks)
     with pytest.raises(KeyboardInterrupt):
         tokens(llm, PROMPT)
     assert llm.llm_engine.stats.num_running == 0 and llm.llm_engine.is_finished()

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
-from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
+from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8_ref
+from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
-from pellucid.quant.base import Coords, LinearShape, Split, choose_scheme
+from pellucid.layers.norm import RMSNorm
+from pellucid.quant.base import Coords, LinearMethod, LinearShape, Split, choose_scheme
 from pellucid.quant.compressed_tensors import CompressedTensorsScheme
 from pellucid.quant.fp8 import Fp8, Fp8Format, Fp8Scheme, OutputScales, QuantizedWhenLoaded
 from pellucid.quant.unquantized import Unquantized
@@ -30,7 +32,7 @@ PROMPTS = [[5, 17, 200, 33], [9, 9, 40, 41, 42, 300, 7]]
 
 def fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
     """x as FP8 with this scale gives it back."""
-    return (x / scale).clamp(-448, 448).to(FP8).double() * scale.double()
+    return (x * scale.reciprocal()).clamp(-448, 448).to(FP8).double() * scale.double()
 
 
 def scale_of(x: Tensor, block: int | None = None) -> Tensor:
@@ -79,6 +81,41 @@ def test_plain_weights_become_fp8_and_the_product_is_exact(num_tokens: int, bias
     expected = reference(x, fake_quantize(weight, scale_of(weight)))
     expected = expected if layer.bias is None else expected + layer.bias
     torch.testing.assert_close(layer(x).double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_whoever_rounds_the_activations_the_product_is_the_same() -> None:
+    up, down = (make_linear(QuantizedWhenLoaded(), torch.float32) for _ in range(2))
+    for layer in (up, down):
+        layer.finish()
+    norm = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN)  # type: ignore[arg-type]
+    x = torch.randn(5, 96)
+    expected = up(norm(x)[0])
+    norm.serve(up)
+    rounded, _ = norm(x)
+    assert isinstance(rounded, Rounded) and rounded.values.dtype == FP8
+    assert torch.equal(up(rounded), expected)
+    gate_up = torch.randn(5, 192)
+    assert torch.equal(down(PLAIN.gated_fp8(gate_up, "silu")), down(PLAIN.gated(gate_up, "silu")))
+
+
+@pytest.mark.parametrize(
+    ("method", "takes_rounded"),
+    [
+        (QuantizedWhenLoaded(), True),
+        (Fp8(Fp8Format()), True),
+        (Fp8(Fp8Format(activations="static")), False),
+        (Fp8(Fp8Format(block=(32, 32))), False),
+        (Unquantized(), False),
+    ],
+)
+def test_only_a_row_of_one_scale_of_its_own_is_rounded_by_who_computes_it(
+    method: LinearMethod, takes_rounded: bool
+) -> None:
+    layer = make_linear(method, torch.float32)
+    assert layer.takes_rounded == takes_rounded
+    norm = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN)  # type: ignore[arg-type]
+    norm.serve(layer)
+    assert isinstance(norm(torch.randn(2, 96))[0], Rounded) == takes_rounded
 
 
 PARTS = (48, 32)  # outputs of make_linear's two matrices

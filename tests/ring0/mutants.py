@@ -24,6 +24,7 @@ MODULES = {  # in the order of import
     "queue": "pellucid.schedule.queue",
     "step": "pellucid.schedule.step",
     "transfers": "pellucid.schedule.transfers",
+    "chorus": "pellucid.schedule.chorus",
     "scheduler": "pellucid.schedule.scheduler",
     "core": "pellucid.engine.core",
     "model": "tests.ring0.model",
@@ -40,19 +41,22 @@ STAGES: Edit = ("worker", "        self.flights: list[Flight]", "        connect
 START_ALL = "$\n        [self.start(self.pending[-1], stage) for stage in self.stages]"
 
 FAULTS: dict[str, list[Edit]] = {
-    "0 a step has more tokens than its budget": [("step", "        self.budget -= row.num_query\n", "")],
+    "0 a step has more tokens than its budget": [
+        ("step", "        self.num_more += row.num_query - 1\n", "")
+    ],
     "0 drafts are not counted in the budget": [
-        ("scheduler", "num_draft = min(num_draft, step.budget - kept - 1)", "pass")
+        ("scheduler", "num_draft = min(seq.num_drafts, step.budget - kept - 1)", "num_draft = seq.num_drafts")
     ],
     "0 the last chunk asks for no logits": [("sequence", "num_logits = max(1, num_logits)", "pass")],
     "1 an empty tick does not age": [
         ("scheduler", "            return None\n        retired,", "            self._next_plan_id -= 1\n$")
     ],
     "2 a decode is planned before its feedback": [
-        ("scheduler", "step.id, step.id + self.options.pp", "step.id, step.id + 1")
+        ("scheduler", "step.id, step.id + self.options.pp", "step.id, step.id + 1"),
+        ("scheduler", "num_draft\n        seq.ready_at = step.id + self.options.pp", "num_draft"),
     ],
     "2 the first decode is planned before its feedback": [
-        ("scheduler", "seq.ready_at = step.id + self.options.pp", "seq.ready_at = step.id + 1")
+        ("scheduler", "append(seq)\n        seq.ready_at = step.id + self.options.pp", "append(seq)")
     ],
     "2 host-bound planned while in flight": [
         (
@@ -68,16 +72,43 @@ FAULTS: dict[str, list[Edit]] = {
     "3 blocks for one token, not for 1+k": [
         (
             "scheduler",
-            "num_written = num_planned + num_propose",
-            "num_written = num_planned - num_draft + num_propose",
+            "num_written = num_planned + step.num_propose",
+            "num_written = num_planned - num_draft + step.num_propose",
         )
     ],
     "3 no blocks for what a decode drafts": [
-        ("scheduler", "num_written = num_planned + num_propose", "num_written = num_planned")
+        ("scheduler", "num_written = num_planned + step.num_propose", "num_written = num_planned")
     ],
     "3 no blocks for what a prompt drafts": [("scheduler", "end + step.num_propose):", "end):")],
     "3 no room for what an admission drafts": [
         ("scheduler", "len(seq.tokens) + step.num_propose)", "len(seq.tokens))")
+    ],
+    "3 a calm row without a block": [
+        (
+            "scheduler",
+            "seq.calm_plan = min(seq.table.capacity, seq.limit - 2)",
+            "seq.calm_plan = seq.limit - 2",
+        )
+    ],
+    "3 a calm landing overlooks a stop": [
+        ("scheduler", "seq.calm_landing and new[0] not in seq.stop_token_ids", "seq.calm_landing")
+    ],
+    "3 a chorus gets no blocks": [("chorus", "self._short.pop(self._num_planned, ())", "()")],
+    "3 a chorus goes on past an end": [("chorus", "if self._num_planned == self._num_plans:", "if False:")],
+    "3 a chorus overlooks a stop": [("chorus", "if not self._stop_token_ids.isdisjoint", "if () and")],
+    "5 one leaves a chorus with counts of old": [
+        (
+            "scheduler",
+            "        self._break_up()\n        self._transfers",
+            "        self._chorus = None\n        self._transfers",
+        )
+    ],
+    "8 a chorus publishes what it has planned": [
+        (
+            "chorus",
+            "+ self._num_landed - self._settled_landed\n",
+            "+ self._num_planned - self._settled_landed\n",
+        )
     ],
     "3 blocks without end": [
         ("scheduler", "return min(num_tokens, seq.limit + self.options.num_spec)", "return num_tokens")
@@ -94,7 +125,7 @@ FAULTS: dict[str, list[Edit]] = {
     "3 tokens behind a stop are kept": [
         ("sequence", "update.new_token_ids = update.new_token_ids[: i + 1]", "pass")
     ],
-    "4 no epoch check": [("scheduler", "seq is None or seq.epoch != row.epoch", "seq is None")],
+    "4 no epoch check": [("scheduler", "if seq.epoch != row.epoch:", "if False:")],
     "5 no quarantine of slots": [
         ("scheduler", "        if seq.num_inflight:\n", "        if False:\n"),
         ("scheduler", "self._land_stale(row)  # law 4", "pass"),
@@ -240,6 +271,16 @@ FAULTS: dict[str, list[Edit]] = {
     "10 who comes after death waits for ever": [
         ("core", "        if self.error is not None:\n", "        if False:\n")
     ],
+    "10 a calm landing overlooks the end": [
+        ("scheduler", "min(seq.table.publish_at - 1, seq.limit - 2)", "seq.table.publish_at - 1")
+    ],
+    "10 a quiet one's tokens are not told at its end": [
+        (
+            "scheduler",
+            "seq.take_untold() if is_due else []",
+            "seq.take_untold() if seq.num_told == seq.prompt_len else []",
+        )
+    ],
     "10 an abort is not answered": [
         ("scheduler", "update.finish_reason, update.stop_reason = reason, stop_reason", "pass")
     ],
@@ -266,8 +307,8 @@ EQUIVALENT: dict[str, list[Edit]] = {
     "3 rows planned behind the certain end": [
         (
             "scheduler",
-            "seq.ready_at = next_ready\n            if seq.host_bound or seq.num_certain >= seq.limit:",
-            "seq.ready_at = next_ready\n            if seq.host_bound:",
+            "seq.num_drafts = step.num_propose\n        if seq.host_bound or seq.num_certain >= seq.limit:",
+            "seq.num_drafts = step.num_propose\n        if seq.host_bound:",
         )
     ],
 }

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pellucid.engine.core import Engine, NullGrammar
 from pellucid.kv.hashes import BlockHasher, root_digest
@@ -39,6 +39,7 @@ class Config:
     caching: bool = True
     policy: str = "fcfs"
     watermark: float = 0.0
+    is_steady: bool = False  # requests mostly run to their limits, without drafts or grammars
     vary_drafts: bool = True
     arrival_rate: float = 1.0  # chance that the next request arrives, again and again
     abort_rate: float = 0.0  # chance of an abort, a step
@@ -79,8 +80,9 @@ class ToyGrammar(NullGrammar):
 
 
 def random_config(rng: random.Random) -> Config:
-    parents = TREES[rng.choice(["none", "chain", "tree", "tree"])]
-    pp, sizes = rng.randint(1, NUM_LAYERS), rng.choice(GROUPS)
+    is_steady = rng.random() < 0.3
+    parents = TREES["none" if is_steady else rng.choice(["none", "chain", "tree", "tree"])]
+    pp, sizes = 1 if is_steady else rng.randint(1, NUM_LAYERS), rng.choice(GROUPS)
     spare = rng.choice([0, 12, 32, 80, 480])  # tokens beyond law 10's least
     death = (rng.choice(["submit", "result"]), rng.randrange(60)) if rng.random() < 0.05 else None
     worker = WorkerConfig(
@@ -100,6 +102,7 @@ def random_config(rng: random.Random) -> Config:
         caching=caching,
         policy=rng.choice(["fcfs", "priority"]),
         watermark=rng.choice([0, 0.1, 0.3]),
+        is_steady=is_steady,
         arrival_rate=rng.choice([0.1, 0.3, 0.6]),
         abort_rate=rng.choice([0, 0, 0.02, 0.1]),
         clear_rate=rng.choice([0, 0, 0, 0.02]),
@@ -108,7 +111,7 @@ def random_config(rng: random.Random) -> Config:
     )
 
 
-def random_requests(rng: random.Random) -> list[tuple[Request, Truth]]:
+def random_requests(rng: random.Random, *, is_steady: bool = False) -> list[tuple[Request, Truth]]:
     """Shared prefixes, exact repeats, next turns of a chat (another's output in the prompt), full lengths."""
     shared = [rng.randrange(VOCAB) for _ in range(16)]
     made: list[tuple[Request, Truth]] = []
@@ -122,6 +125,9 @@ def random_requests(rng: random.Random) -> list[tuple[Request, Truth]]:
         if not prompt or kind > 0.3:
             prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
         request = random_request(rng, i, prompt[:MAX_LEN])
+        if is_steady:
+            sampling = request.sampling.clone(max_tokens=None, ignore_eos=rng.random() < 0.8)
+            request = replace(request, grammar=None, sampling=sampling)
         made.append((request, autoregression(request, length_limit(request))))
     return made
 
@@ -143,6 +149,7 @@ def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request
         seed=rng.randrange(3),
         eos_token_ids=EOS,
         grammar="parity" if rng.random() < 0.2 else None,
+        is_quiet=rng.random() < 0.5 and sampling.logprobs is None and sampling.prompt_logprobs is None,
         priority=rng.choice([0, 0, 0, -1, 1]),
         arrival=float(index),
     )
@@ -203,6 +210,7 @@ class Simulation:
             pp=worker.pp,
             num_spec=worker.num_spec,
             policy=config.policy,
+            min_chorus=1,
             watermark=config.watermark,
             choose_num_propose=(lambda _: self.rng.randint(0, worker.num_spec))
             if config.vary_drafts
@@ -301,7 +309,7 @@ def run(seed: int) -> Counter[str]:
     """One random configuration; raises AssertionError if anything is wrong."""
     rng = random.Random(seed)
     config = random_config(rng)
-    return Simulation(config, random_requests(rng), rng).run()
+    return Simulation(config, random_requests(rng, is_steady=config.is_steady), rng).run()
 
 
 def main(num_configs: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pellucid.schedule.plan import Row
-from pellucid.schedule.scheduler import SchedulerOptions
+from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import FinishReason, SamplingParams
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
@@ -392,3 +392,27 @@ def test_clearing_the_cache_forgets_prefixes_and_disturbs_nobody() -> None:
     plan, _ = step(scheduler, device)
     assert plan.admitted[0].num_computed == 0
     assert {name: len(t) for name, t in run_to_end(scheduler, device).items()} == {"a": 7, "b": 8}
+
+
+# Quiet requests
+
+
+def quiet_scheduler() -> Scheduler:
+    scheduler = make_scheduler()
+    scheduler.add(replace(make_request("a", 5, max_tokens=20), is_quiet=True))
+    return scheduler
+
+
+def test_a_quiet_request_is_told_of_its_first_token_and_of_all_others_at_its_end() -> None:
+    scheduler, device = quiet_scheduler(), Device()
+    updates = [update for _ in range(20) for update in step(scheduler, device)[1]]
+    assert [len(update.new_token_ids) for update in updates] == [1, 19]
+    assert updates[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_an_aborted_quiet_request_is_told_what_it_has_got() -> None:
+    scheduler, device = quiet_scheduler(), Device()
+    for _ in range(7):
+        step(scheduler, device)
+    update = scheduler.abort("a")
+    assert update is not None and len(update.new_token_ids) == 6

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
 
+from pellucid.server.answer import AnswerFailedError
+from pellucid.server.anthropic import ENDING
+from pellucid.server.errors import ApiError, error_response
 from tests.server.conftest import Running
 
 WEATHER = {
@@ -179,6 +184,28 @@ def test_errors_have_anthropics_body(claude: anthropic.Anthropic, options: Any, 
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert message in body["error"]["message"]
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    async def events() -> AsyncIterator[bytes]:
+        yield b"event: ping\n\n"
+        raise AnswerFailedError(500, "the engine has died")
+
+    async def whole() -> list[bytes]:
+        return [chunk async for chunk in ENDING.after(events())]
+
+    error = b'{"type":"error","error":{"type":"api_error","message":"the engine has died"}}'
+    assert asyncio.run(whole()) == [b"event: ping\n\n", b"event: error\ndata: " + error + b"\n\n"]
+
+
+@pytest.mark.parametrize("status,kind", [(401, "authentication_error"), (503, "overloaded_error")])
+def test_the_servers_refusals_have_it_too(status: int, kind: str) -> None:
+    response = error_response("/v1/messages", ApiError(status, "no"))
+    assert json.loads(bytes(response.body)) == {"type": "error", "error": {"type": kind, "message": "no"}}
+    assert (
+        json.loads(bytes(error_response("/v1/models", ApiError(status, "no")).body))["error"]["code"]
+        == status
+    )
 
 
 def test_an_unknown_model_is_not_found(claude: anthropic.Anthropic) -> None:

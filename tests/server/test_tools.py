@@ -8,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from pellucid.server.parsers.base import Content, ParserSetting, ToolCallStart
+from pellucid.server.parsers.compose import Parsers
 from pellucid.server.tools import ToolUse, forced_calls
 
 WEATHER = {
@@ -114,11 +116,11 @@ def use(choice: object, *, parallel: bool = True) -> ToolUse:
     return ToolUse.from_request([WEATHER, TIME], choice, parallel_tool_calls=parallel)
 
 
-def accepts(spec: dict[str, object] | None, text: str) -> bool:
+def accepts(spec: str | None, text: str) -> bool:
     """Does xgrammar let this text pass, and end?"""
     xgrammar = pytest.importorskip("xgrammar")
     assert spec is not None
-    grammar = xgrammar.Grammar.from_structural_tag(json.dumps(spec))
+    grammar = xgrammar.Grammar.from_structural_tag(spec)
     return xgrammar.testing._is_grammar_accept_string(grammar, text)
 
 
@@ -139,6 +141,16 @@ def test_a_required_call_is_in_the_models_own_words() -> None:
 def test_a_named_function_is_called_once() -> None:
     spec = forced_calls(use({"type": "function", "function": {"name": "get_weather"}}), "hermes")
     assert accepts(spec, CALL) and not accepts(spec, TIME_CALL) and not accepts(spec, f"{CALL}\n{CALL}")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_a_forced_call_is_found_by_its_parser(name: str) -> None:
+    spec = json.loads(forced_calls(use("required"), name) or "")["format"]
+    texts = [tag["begin"] + '{"city": "Paris"}' + tag["end"] for tag in spec["tags"]]
+    parser = Parsers(tools=name).make(ParserSetting(tools=[WEATHER, TIME]))
+    events = [*parser.feed(spec["separator"].join(texts)), *parser.finish()]
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather", "get_time"]
+    assert not any(isinstance(event, Content) for event in events)
 
 
 def test_a_free_answer_has_no_grammar() -> None:

@@ -205,6 +205,18 @@ def test_the_memory_is_shared_between_both_caches(tiny: Path, tiny_draft: Path) 
     assert (1 << 22) - sum(group.block_bytes for group in capacity.groups) < used <= 1 << 22
 
 
+def test_a_verification_costs_one_pass_a_draft(tiny: Path, tiny_draft: Path) -> None:
+    """The first one feeds the two newest tokens; a prompt has a pass of its own before."""
+    with LLM(str(tiny), **BASE, **drafting(tiny_draft)) as llm:
+        model, queries = models_of(llm)[1].model, list[list[int]]()
+        model.register_forward_pre_hook(lambda _, args: queries.append(args[0].query_lens))
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+    prompts, verification = [[3, 2], *[[1, 1]] * NUM_DRAFTS], [[2, 2], *[[1, 1]] * (NUM_DRAFTS - 1)]
+    assert queries[: len(prompts)] == prompts
+    assert queries[len(prompts) :][: len(verification)] == verification
+
+
 def test_for_the_textbooks_test_drafts_come_with_what_they_were_drawn_from(tiny: Path) -> None:
     spec = {"model": str(tiny), "num_speculative_tokens": 3, "rejection_sample_method": "standard"}
     with LLM(str(tiny), **BASE, speculative_config=spec) as llm:

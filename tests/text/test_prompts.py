@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+import numpy as np
 import pytest
 
 from pellucid.text.prompts import bad_words_token_ids, tokenize_prompt, tokenize_prompts
@@ -24,6 +25,11 @@ def test_text_and_ids_and_dicts_are_prompts(byte_level: Tokenizer) -> None:
     parsed = tokenize_prompts(prompts, byte_level, **LIMITS)
     assert [prompt.token_ids for prompt in parsed] == [ids] * 5
     assert [prompt.text for prompt in parsed] == ["hello", None, None, "hello", "hello"]
+
+
+def test_integers_of_any_type_are_ids() -> None:
+    ids = tokenize_prompt([1, np.int64(2), np.uint8(3)], None, **LIMITS).token_ids
+    assert ids == [1, 2, 3] and {type(token) for token in ids} == {int}
 
 
 def test_given_ids_are_not_encoded_again(byte_level: Tokenizer) -> None:
@@ -51,6 +57,7 @@ def test_ids_need_no_tokenizer_but_text_does() -> None:
         ([3, -1], "token id -1 is out of range"),
         ([3, "x"], "token id 'x' is a str"),
         ([True], "token id True is a bool"),
+        ([0, 1, 0.5], "token id 0.5 is a float"),
         (7, "a prompt is a int"),
         ([1] * 9120, "prompt has 9,120 tokens, max_model_len is 100; raise --max-model-len or shorten it"),
         ([1] * 100, "leaves no room for an answer"),

@@ -150,5 +150,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
 
 def overlap(text: str, tag: str) -> int:
     """How many characters at the end of `text` may be the beginning of `tag`."""
-    longest = min(len(text), len(tag) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0 and not tag.startswith(text[at:]):
+        at = text.find(tag[0], at + 1)
+    return len(text) - at if at >= 0 else 0

@@ -11,8 +11,10 @@ import uuid
 
 from pellucid.server.parsers.base import Content, Event, ToolCallArguments, ToolCallStart
 
-# With this much of an object it is a call.  One with its keys in another order is read when it ends.
-HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\<]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# With this much of an object it is a call; others, such as one with its keys in another order, are read when
+# they end.  Bounded, for it is looked for again with every piece of text.
+NAME, KEY = r'"([^"\\<]{1,128})"', '"(?:arguments|parameters)"'
+HEAD = re.compile(r"\s{0,32}".join([r"\{", '"name"', ":", NAME, ",", KEY, ":", r"(?=\{)"]))
 MARK = re.compile(r'["\\{}\[\]<]')
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -138,12 +140,17 @@ def _call(text: str) -> list[Event] | None:
             arguments = json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call.get("name"), str) or not call["name"] or not isinstance(arguments, dict):
+    name = call.get("name")
+    if not isinstance(name, str) or not name or not name.isprintable() or not isinstance(arguments, dict):
         return None
-    return [
-        ToolCallStart(new_id(), call["name"]),
-        ToolCallArguments(json.dumps(arguments, ensure_ascii=False)),
-    ]
+    return [ToolCallStart(new_id(), name), ToolCallArguments(_json(arguments))]
+
+
+def _json(value: dict[str, object]) -> str:
+    """As readable as can be: half of a character has to stay an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)
+    return text if is_utf8 else json.dumps(value)
 
 
 def new_id() -> str:

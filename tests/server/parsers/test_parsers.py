@@ -122,6 +122,13 @@ def test_keys_may_come_in_any_order() -> None:
     assert read(HERMES, text) == [("call", "weather"), ("arguments", '{"city": "Köln"}')]
 
 
+def test_half_of_a_character_stays_an_escape() -> None:
+    arguments = '{"city": "\\ud83d"}'
+    text = f'{{"parameters": {arguments}, "name": "weather"}}'
+    assert read(LLAMA, text) == [("call", "weather"), ("arguments", arguments)]
+    assert read(LLAMA, text.replace("weather", "\\ud83d"))[0][0] == "content"
+
+
 def test_a_call_that_was_cut_off_shows_what_there_is() -> None:
     assert read(HERMES, CALL[: CALL.index("ris")]) == [("call", "weather"), ("arguments", '{"city": "Pa')]
 

@@ -25,5 +25,6 @@ def test_thinking_is_split_from_the_answer(text: str, reasoning: str, content: s
 
 def test_calls_are_found_behind_the_thinking() -> None:
     time = '<tool_call>{"name": "time", "arguments": "{}"}</tool_call>'
-    assert calls_of(f"<think>{CALL}</think>I look.\n{CALL}\n{time}") == [("weather", {"city": "Paris"}), ("time", {})]
+    called = [("weather", {"city": "Paris"}), ("time", {})]
+    assert calls_of(f"<think>{CALL}</think>I look.\n{CALL}\n{time}") == called
     assert calls_of(CALL.replace('"Paris"', "Paris")) == calls_of("hello") == []

@@ -1,0 +1,196 @@
+"""What the host does around a device: whole runs of `LLM.generate` on a device that answers at once.
+
+    python benchmarks/host.py [--requests N] [--input-len N] [--output-len N] [--model M] [--profile]
+
+All of the engine is real, the worker's host part included, but for the step on the device, which gives token
+7 to every row that samples.  Times of the parts are medians over the steps in which every request decodes and
+none ends; *before* is from the call of `generate` to the first plan's launch, *prompts* from there to the
+last chunk's, *decodes* to the last launch, and *after* from there to the return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from pellucid.config import Resolved
+from pellucid.engine.core import Engine
+from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.executor.local import LocalTicket
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.llm import LLM
+from pellucid.sample.state import SamplingState
+from pellucid.schedule.plan import StepPlan
+from pellucid.types import SamplingParams
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
+from pellucid.worker.handover import NoHandover
+from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.layout import ChainLayout
+from pellucid.worker.results import Packed, ResultReader
+from pellucid.worker.runner import ModelRunner
+from pellucid.worker.slots import Slots
+
+NUM_BLOCKS, TOKEN = 65_536, 7
+PARTS = ("plan", "submit", "unpack", "commit", "outputs", "step")
+
+
+class NoDeviceExecutor:
+    """A worker's host part, before a device that needs no time."""
+
+    def start(self, resolved: Resolved) -> Capacity:
+        cpu, max_rows = torch.device("cpu"), resolved.max_num_seqs
+        group = KVGroupSpec(
+            block_size=resolved.block_size, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1
+        )
+        slots = Slots(max_rows, resolved.max_model_len, (group,), cpu)
+        state = SamplingState(max_rows + 1, resolved.checkpoint.vocab_size, cpu)
+        inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
+        static = StaticRows(max_rows, 1, slots.spare, cpu)
+        launcher = GraphLauncher(EagerLauncher(answer, inputs), static, state, lambda: record)
+        launcher.capture()
+        self._runner = ModelRunner(slots, state, inputs, launcher, NoHandover(ResultReader()))
+        return Capacity(groups=(group,), num_blocks=(NUM_BLOCKS,), max_model_len=resolved.max_model_len)
+
+    def submit(self, plan: StepPlan) -> LocalTicket:
+        return LocalTicket(self._runner.execute(plan))
+
+    def call(self, name: str, *args: object) -> object:
+        raise NotImplementedError(name)
+
+    def check(self) -> None:
+        """Nothing can fail."""
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""
+
+
+def answer(rows: StepRows) -> Packed:
+    """A token to every row that samples."""
+    num_new = (rows.num_sampled > 0).to(torch.int32)
+    shape = (len(num_new),)
+    flat = torch.cat([num_new * TOKEN, num_new])
+    return Packed(flat=flat, shapes=((*shape, 1), shape), has_logprobs=False, has_scores=False)
+
+
+def record(run: Callable[[], Packed]) -> Callable[[], Packed]:
+    """A recording costs nothing to replay."""
+    yielded = run()
+    return lambda: yielded
+
+
+class Watch:
+    """Notes when the engine's parts are at work, in seconds of `clock`."""
+
+    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
+        engine, self.clock = llm.llm_engine.engine, clock
+        assert isinstance(engine, Engine), "one engine, in this process"
+        self.spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.num_rows: list[tuple[int, int]] = []  # of each plan: rows, tokens
+        self.pauses: list[float] = []  # of the garbage collector
+        self._wrap(engine, "step", "engine")
+        self._wrap(engine.scheduler, "next_plan", "plan")
+        self._wrap(engine.scheduler, "commit", "commit")
+        self._wrap(engine.executor, "submit", "submit")
+        self._wrap(llm.llm_engine, "step", "step")
+        self._wrap(LocalTicket, "result", "unpack")
+        gc.callbacks.append(self._collected)
+
+    def _wrap(self, owner: object, name: str, part: str) -> None:
+        call, spans, clock = getattr(owner, name), self.spans[part], self.clock
+
+        def timed(*args: object) -> object:
+            began = clock()
+            result = call(*args)
+            spans.append((began, clock()))
+            if isinstance(result, StepPlan):
+                self.num_rows.append((len(result.rows), sum(row.num_query for row in result.rows)))
+            return result
+
+        setattr(owner, name, timed)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        now = self.clock()
+        self.pauses.append(now if phase == "start" else now - self.pauses.pop())
+
+    def clear(self) -> None:
+        for spans in self.spans.values():
+            spans.clear()
+        self.num_rows.clear()
+        self.pauses.clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="shape:qwen3-0.6b", help="one with a tokenizer makes text, too")
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=256)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="show where a run's time goes, too")
+    parser.add_argument("--cpu-time", action="store_true", help="of the thread alone: on a busy machine")
+    args = parser.parse_args()
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    EXECUTORS.register("no device", f"{__name__}:NoDeviceExecutor")
+    llm = LLM(
+        args.model, executor="no device", device="cpu", dtype="float32", depth=2, max_num_seqs=256,
+        max_num_batched_tokens=16_384,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    size = (args.requests, args.input_len)
+    prompts = rng.integers(0, min(10_000, llm.llm_engine.vocab_size), size).tolist()
+    sampling = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=args.output_len) for _ in prompts]
+    if args.profile:
+        profile(llm, prompts, sampling)
+        return
+    watch = Watch(llm, clock)
+    for _ in range(args.repeat):
+        llm.reset_prefix_cache()
+        watch.clear()
+        began = clock()
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        ended = clock()
+        assert all(len(output.outputs[0].token_ids) == args.output_len for output in outputs)
+        show(watch, began, ended, args.requests)
+        del outputs
+
+
+def profile(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams]) -> None:
+    llm.generate(prompts[:1], sampling[0], use_tqdm=False)
+    with cProfile.Profile() as profiler:
+        llm.generate(prompts, sampling, use_tqdm=False)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+
+
+def show(watch: Watch, began: float, ended: float, num_requests: int) -> None:
+    """One run on two lines."""
+    steady = [i for i, rows in enumerate(watch.num_rows) if rows == (num_requests, num_requests)]
+    submits = watch.spans["submit"]
+    chunks = [i for i, (rows, tokens) in enumerate(watch.num_rows) if tokens > rows]
+    print(
+        f"whole {1e3 * (ended - began):7.1f} ms: before {1e3 * (submits[0][0] - began):6.1f}, "
+        f"prompts {1e3 * (submits[chunks[-1]][1] - submits[0][0]):6.1f}, "
+        f"{len(submits)} steps, decodes {1e3 * (submits[-1][1] - submits[chunks[-1]][1]):7.1f}, "
+        f"after {1e3 * (ended - submits[-1][1]):5.1f}; "
+        f"{len(watch.pauses)} collections of {1e3 * sum(watch.pauses):5.1f} in all"
+    )
+    if len(steady) < 8:
+        return
+    seconds = {part: [end - since for since, end in spans] for part, spans in watch.spans.items()}
+    inner = seconds["step"][: len(seconds["engine"])]
+    seconds["outputs"] = [a - b for a, b in zip(inner, seconds["engine"], strict=True)]
+    first, last = steady[2], steady[-2]
+    figures = {part: 1e6 * statistics.median(seconds[part][first:last]) for part in PARTS}
+    print("     " + "  ".join(f"{part} {micros:5.0f}" for part, micros in figures.items()) + "  us a step")
+
+
+if __name__ == "__main__":
+    main()

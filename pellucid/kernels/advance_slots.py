@@ -1,0 +1,176 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+"""What a step has yielded, back into the slots: new tokens, how far each row is, and drafts behind them.
+
+Two launches for a dozen of torch's; moves a few bytes a row.
+Legend: B rows, K tokens a row can yield, k drafts, L columns of the token table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.language import tl, triton
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """The rows of one step, on the device: where each stands before it runs.  [B] each."""
+
+    slots: Tensor  # int64
+    starts: Tensor  # int64, tokens computed so far
+    query_lens: Tensor  # int64
+    roots: Tensor  # int64, the place of the last token before the drafts
+    room: Tensor  # int64, law 3: most tokens that the row may yield before its sequence's limit
+    samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
+
+
+def append_ref(token_ids: Tensor, slots: Tensor, roots: Tensor, tokens: Tensor, num_new: Tensor) -> None:
+    """Write the first `num_new` [B] of tokens [B, K] behind place `roots` [B] of slots [B].
+
+    token_ids: [slots + 1, L] int32; the last slot takes what belongs to nobody, at place 0.
+    """
+    offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    kept = offsets < num_new[:, None]
+    places = torch.where(kept, roots[:, None] + 1 + offsets, 0)
+    token_ids[torch.where(kept, slots[:, None], len(token_ids) - 1), places] = tokens.int()
+
+
+def advance_slots_ref(
+    token_ids: Tensor, num_computed: Tensor, rows: RowState, tokens: Tensor, num_new: Tensor
+) -> Tensor:
+    """Append the new tokens, and move on by what was accepted, or computed where nothing is sampled.
+
+    token_ids: [slots, L] int32.  num_computed: [slots] int64.  tokens: [B, K] int32.  num_new: [B] int32.
+    Returns how many tokens each row now knows, of a prompt up to the next one to compute; [B] int64.
+    """
+    append_ref(token_ids, rows.slots, rows.roots, tokens, num_new)
+    done = torch.where(rows.samples, rows.roots + num_new, rows.starts + rows.query_lens)
+    num_computed[rows.slots] = done
+    return done + 1
+
+
+def write_drafts_ref(
+    token_ids: Tensor, slots: Tensor, first: Tensor, samples: Tensor, drafts: Tensor
+) -> None:
+    """Write drafts [B, k] from place `first` [B] on, in slots [B] of rows that sample [B]."""
+    num_drafts = torch.where(samples, drafts.shape[1], 0)
+    append_ref(token_ids, slots, first - 1, drafts, num_drafts)
+
+
+def advance_slots(
+    token_ids: Tensor, num_computed: Tensor, rows: RowState, tokens: Tensor, num_new: Tensor
+) -> Tensor:
+    """As `advance_slots_ref`, in one launch."""
+    assert tokens.dtype == num_new.dtype == token_ids.dtype and tokens.stride(1) == 1, tokens.stride()
+    assert num_new.stride(0) == 1, num_new.stride()
+    num_rows, max_new = tokens.shape
+    known = torch.empty_like(rows.starts)
+    advance_kernel[(num_rows,)](
+        token_ids,
+        num_computed,
+        rows.slots,
+        rows.starts,
+        rows.query_lens,
+        rows.roots,
+        rows.samples,
+        tokens,
+        num_new,
+        known,
+        token_ids.stride(0),
+        tokens.stride(0),
+        K=max_new,
+        K_PADDED=triton.next_power_of_2(max_new),
+        num_warps=1,
+        **dependent(),
+    )
+    return known
+
+
+def write_drafts(token_ids: Tensor, slots: Tensor, first: Tensor, samples: Tensor, drafts: Tensor) -> None:
+    """As `write_drafts_ref`, in one launch."""
+    num_rows, num_drafts = drafts.shape
+    drafts_kernel[(num_rows,)](
+        token_ids,
+        slots,
+        first,
+        samples,
+        drafts,
+        token_ids.stride(0),
+        drafts.stride(0),
+        drafts.stride(1),
+        K=num_drafts,
+        K_PADDED=triton.next_power_of_2(num_drafts),
+        num_warps=1,
+        **dependent(),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["tokens_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "query_lens_ptr", "num_new_ptr"],
+)
+def advance_kernel(
+    token_ids_ptr,
+    num_computed_ptr,
+    slots_ptr,
+    starts_ptr,
+    query_lens_ptr,
+    roots_ptr,
+    samples_ptr,
+    tokens_ptr,
+    num_new_ptr,
+    known_ptr,
+    table_stride,
+    tokens_stride,
+    K: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a row."""
+    let_next_start(DEPENDENT)
+    row = tl.program_id(0)
+    offset = tl.arange(0, K_PADDED)
+    wait(DEPENDENT)
+    slot, root = tl.load(slots_ptr + row), tl.load(roots_ptr + row)
+    num_new = tl.load(num_new_ptr + row)
+    ends = tl.load(starts_ptr + row) + tl.load(query_lens_ptr + row)
+    done = tl.where(tl.load(samples_ptr + row) != 0, root + num_new, ends)
+    is_new = (offset < num_new) & (offset < K)
+    tokens = tl.load(tokens_ptr + row * tokens_stride + offset, mask=is_new)
+    tl.store(token_ids_ptr + slot * table_stride + root + 1 + offset, tokens, mask=is_new)
+    tl.store(num_computed_ptr + slot, done)
+    tl.store(known_ptr + row, done + 1)
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "column_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "drafts_ptr"],
+)
+def drafts_kernel(
+    token_ids_ptr,
+    slots_ptr,
+    first_ptr,
+    samples_ptr,
+    drafts_ptr,
+    table_stride,
+    row_stride,
+    column_stride,
+    K: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a row."""
+    let_next_start(DEPENDENT)
+    row = tl.program_id(0)
+    offset = tl.arange(0, K_PADDED)
+    wait(DEPENDENT)
+    slot, first = tl.load(slots_ptr + row), tl.load(first_ptr + row)
+    is_draft = offset < tl.where(tl.load(samples_ptr + row) != 0, K, 0)
+    drafts = tl.load(drafts_ptr + row * row_stride + offset * column_stride, mask=is_draft)
+    tl.store(token_ids_ptr + slot * table_stride + first + offset, drafts.to(tl.int32), mask=is_draft)

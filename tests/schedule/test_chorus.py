@@ -1,0 +1,67 @@
+"""Sequences that decode in step are planned as one, and nobody can tell from what comes of it."""
+
+from __future__ import annotations
+
+from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.scheduler import Scheduler
+from pellucid.types import FinishReason
+from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
+
+STOP = 77
+
+
+def scheduler_with(*names: str, max_tokens: int = 40) -> Scheduler:
+    scheduler = make_scheduler()
+    for name in names:
+        scheduler.add(make_request(name, 5, max_tokens=max_tokens))
+    return scheduler
+
+
+def test_its_plans_share_their_rows_and_give_each_a_block_when_it_needs_one() -> None:
+    scheduler, device = scheduler_with("a", "b"), Device()
+    for _ in range(3):
+        step(scheduler, device)
+    plans = [step(scheduler, device)[0] for _ in range(2 * BLOCK)]
+    assert all(plan.rows is plans[0].rows for plan in plans) and len(plans[0].rows) == 2
+    assert [len(plan.grown) for plan in plans].count(2) == 2, "two tables, two blocks each"
+
+
+def test_an_arrival_is_admitted_at_once_and_sings_along_later() -> None:
+    scheduler, device = scheduler_with("a", "b"), Device()
+    for _ in range(6):
+        step(scheduler, device)
+    scheduler.add(make_request("c", 5, max_tokens=40))
+    plan, _ = step(scheduler, device)
+    assert [row.num_query for row in plan.rows] == [1, 1, 5]
+    for _ in range(3):
+        step(scheduler, device)
+    first, second = step(scheduler, device)[0], step(scheduler, device)[0]
+    assert first.rows is second.rows and len(first.rows) == 3
+
+
+def test_one_that_leaves_takes_the_counts_of_its_rows_in_flight_with_it() -> None:
+    scheduler, device = scheduler_with("a", "b"), Device()
+    for _ in range(6):
+        step(scheduler, device)
+    plans: list[StepPlan] = [plan for _ in range(3) if (plan := scheduler.next_plan())]
+    update = scheduler.abort("a")
+    assert update is not None and update.finish_reason is FinishReason.ABORT
+    scheduler.check(plans)
+    updates = [scheduler.commit(plan, device.run(plan)) for plan in plans]
+    assert [[update.request_id for update in each] for each in updates] == [["b"]] * 3
+    scheduler.check([])
+
+
+def test_a_stop_token_ends_one_of_them() -> None:
+    scheduler = scheduler_with("a")
+    scheduler.add(make_request("b", 5, max_tokens=40, eos=(STOP,)))
+    device = Device(next_token=lambda seq_id, position: STOP if (seq_id, position) == (1, 20) else 1)
+    tokens = run_to_end(scheduler, device)
+    assert tokens == {"a": [1] * 40, "b": [1] * 15 + [STOP]}
+
+
+def test_all_end_at_their_limits() -> None:
+    scheduler = scheduler_with("a", "b")
+    scheduler.add(make_request("c", 5, max_tokens=31))
+    tokens = run_to_end(scheduler, Device())
+    assert {name: len(new) for name, new in tokens.items()} == {"a": 40, "b": 40, "c": 31}

@@ -1,0 +1,94 @@
+"""How many kernels a recorded step launches beside the model's: each of them costs more than its work.
+
+Counted on the CPU, where each fused kernel is a dozen of torch's and stands for the launches it has on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pellucid import LLM
+from pellucid.spec import verify
+from pellucid.worker.device_step import DeviceStep
+from tests.worker.test_graphs import OPTIONS, graphed, worker_of
+
+
+class Launches(TorchDispatchMode):
+    """Collects what would be launched on a GPU: all but views and new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._is_counting = True
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        returns = func._schema.returns
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        if self._is_counting and not is_view and "empty" not in func.name():
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def as_if(self, names: list[str]) -> Iterator[None]:
+        """What is launched in here counts as this."""
+        was, self._is_counting = self._is_counting, False
+        try:
+            yield
+        finally:
+            self._is_counting = was
+            if was:
+                self.names += names
+
+    def wrap(self, run: Callable[..., Any], *names: str) -> Callable[..., Any]:
+        """The same function, which counts as this."""
+
+        def counted(*args: object, **kwargs: object) -> object:
+            with self.as_if(list(names)):
+                return run(*args, **kwargs)
+
+        return counted
+
+
+FUSED = ["gather_rows", "draw", "best", "verify_chain", "advance_slots"]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_recorded_step_is_a_handful_of_launches_beside_the_model(
+    tiny: Path, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = {"speculative_config": {"model": "ngram", "num_speculative_tokens": num_drafts}}
+    with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
+        launcher = graphed(worker_of(llm))
+        step, launches = launcher.eager.step, Launches()
+        assert isinstance(step, DeviceStep)
+        model, forward = step.model, step.forward
+        for owner, name, *names in (
+            (verify, "verify_chain_ref", "verify_chain"),
+            (forward.inputs, "_gather", "gather_rows"),
+            (forward.slots, "_advance", "advance_slots"),
+            (forward.slots, "_write_drafts", "write_drafts"),
+            (step.sampler, "draw", "draw", "best"),
+            (step.proposer, "propose"),
+            (forward.backend, "plan"),
+            (model, "logits"),
+            (forward, "model"),
+        ):
+            monkeypatch.setattr(owner, name, launches.wrap(getattr(owner, name), *names))
+        rows = launcher.static.view(4)
+        with torch.inference_mode(), launches:
+            step.finish(rows, step.begin(rows))
+        assert launches.names == FUSED + ["write_drafts"] * (num_drafts > 0)
