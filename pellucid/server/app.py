@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
-from pellucid.server import anthropic, chat, completions, models, ops, tokens
+from pellucid.server import anthropic, chat, completions, models, ops, pages, tokens, xray
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
@@ -19,7 +19,16 @@ from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import choose
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
-ROUTERS = (completions.router, chat.router, anthropic.router, models.router, tokens.router, ops.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    anthropic.router,
+    models.router,
+    tokens.router,
+    ops.router,
+    pages.router,
+    xray.router,
+)
 
 
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
@@ -41,6 +50,7 @@ def make_app(server: Server) -> FastAPI:
     """An ASGI application that serves `server`."""
     app = FastAPI(title="Pellucid", version=__version__, description="An OpenAI-compatible LLM server.")
     app.state.server = server
+    app.state.viewers = xray.Viewers(server.llm)
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from pellucid.async_llm import AsyncLLM, Mailbox
 from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
@@ -83,6 +83,6 @@ class Server:
             raise overloaded(f"{waiting} completions wait for the engine, max_waiting is {most}; try again")
 
 
-def server_of(request: Request) -> Server:
+def server_of(connection: HTTPConnection) -> Server:
     """The server that a route serves."""
-    return cast(Server, request.app.state.server)
+    return cast(Server, connection.app.state.server)
