@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
+from pellucid.engine.grammars import make_grammars
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
@@ -57,6 +58,7 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
         Scheduler(options, kv),
         executor,
         depth=resolved.depth,
+        grammar=make_grammars(resolved),
         check_invariants=config.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from pellucid.engine.core import Engine
+from pellucid.engine.core import Engine, NullGrammar
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
@@ -66,7 +66,7 @@ class Answer:
             self.end = update
 
 
-class ToyGrammar:
+class ToyGrammar(NullGrammar):
     """Masks of a row: for each draft node the parity of the token that follows it."""
 
     def __init__(self, parents: list[int]) -> None:
@@ -77,9 +77,6 @@ class ToyGrammar:
 
     def bit(self, row: HostBoundRow, path: list[int]) -> int:
         return grammar_bit(row.token_ids + [row.drafts[node - 1] for node in path if node <= len(row.drafts)])
-
-    def forget(self, request_id: str) -> None:
-        pass
 
 
 def random_config(rng: random.Random) -> Config:
