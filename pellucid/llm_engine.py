@@ -91,6 +91,7 @@ class LLMEngine:
             bad_words_token_ids=self._bad_words(sampling),
             cache_salt=prompt.cache_salt,
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
+            is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=priority,
             arrival=time.monotonic(),
         )
