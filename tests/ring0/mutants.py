@@ -290,9 +290,6 @@ FAULTS: dict[str, list[Edit]] = {
     "10 the last one waits for spare blocks": [
         ("scheduler", "self._watermark if self.num_running else", "self._watermark or")
     ],
-    "10 prompts wait for streams": [
-        ("scheduler", "room = self.pace.room(step.num_tokens, start)", "room = 0")
-    ],
     "10 nobody is admitted": [
         ("scheduler", "while len(self._waiting) and self._slots", "while False and self._slots")
     ],
