@@ -1,4 +1,4 @@
-"""How a model's layers are cut among pipeline stages, how many plans fill the pipeline, and what is refused."""
+"""How layers are cut among pipeline stages, how many plans fill the pipeline, and what is refused."""
 
 from __future__ import annotations
 
