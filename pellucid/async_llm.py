@@ -15,6 +15,7 @@ from typing import ParamSpec, Self, TypeVar
 from pellucid.config import EngineConfig, Resolved
 from pellucid.engine.replicas import start_replicas
 from pellucid.engine.statistics import EngineStats
+from pellucid.engine.xray import Frame
 from pellucid.llm_engine import LLMEngine
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
@@ -26,6 +27,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
 HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
+
+
+Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
 
 
 class EngineDeadError(RuntimeError):
@@ -94,6 +98,7 @@ class AsyncLLM:
         self._config = EngineConfig.from_options({"model": model, **options})
         self._mailboxes: dict[str, Mailbox] = {}  # by request id
         self._observers: list[Observer] = []
+        self._viewer: Viewer | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: set[int] = set()  # file descriptors
@@ -309,6 +314,14 @@ class AsyncLLM:
         """Tell `observer` what becomes of every completion."""
         self._observers.append(observer)
 
+    def view(self, viewer: Viewer | None) -> None:
+        """Show `viewer` what the engines do, some times a second and from the beginning; None: nobody."""
+        if viewer is not None:
+            self._attach()
+        self._viewer = viewer
+        self._engine.watch(is_on=viewer is not None)
+        self._plan_turn()
+
     async def died(self) -> str:
         """Wait until the engine has died, and return `error`."""
         self._attach()
@@ -343,6 +356,8 @@ class AsyncLLM:
         self._engine = started.engine
         self._front = LLMEngine(self._config, started)
         self._front.outputs.observers = self._observers
+        if self._viewer is not None:
+            self._engine.watch(is_on=True)
 
     def _attach(self) -> None:
         """Let the running event loop wake us when an engine has spoken or died."""
@@ -382,6 +397,9 @@ class AsyncLLM:
             self._deliver(self._front.show(self._engine.poll()))
             if not self._engine.has_orders:  # a stop string is found here, and the engine told
                 break
+        for index, frame in self._engine.take_views():
+            if self._viewer is not None:  # which may have seen enough with the frame before
+                self._viewer(index, frame)
         self._watch_files(self._loop)
         if self.error is not None and self._death is not None and not self._death.done():
             self._death.set_result(self.error)

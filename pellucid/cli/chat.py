@@ -124,7 +124,7 @@ class Chat:
 
 def final_answer(output: RequestOutput) -> str:
     """What was said after the thinking: chat templates leave out the thinking of earlier turns anyway."""
-    from pellucid.text.reasoning import split_thinking
+    from pellucid.server.parsers.whole import split_thinking
 
     return split_thinking(output.outputs[0].text)[1]
 

@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from pellucid.cli.chat import final_answer
 from pellucid.cli.console import AnswerStream, Speed, note, rule, write
 from pellucid.cli.options import add_engine_options, open_llm
 from pellucid.cli.prompts import Message, Tool, template_options
@@ -69,13 +68,12 @@ class Demo:
 
     def call_tool(self) -> None:
         """A question that needs a tool, the call, the tool's response, and the answer made from it."""
-        from pellucid.text.tools import parse_tool_calls
+        from pellucid.server.parsers.whole import calls_of
 
         rule("a tool call")
         write(f"> {TOOL_QUESTION}\n", style="bold")
         messages: list[Message] = [{"role": "user", "content": TOOL_QUESTION}]
-        said = final_answer(self._answer(messages, think=False, tools=[WEATHER]))
-        calls = parse_tool_calls(said)
+        calls = calls_of(self._answer(messages, think=False, tools=[WEATHER]).outputs[0].text)
         if not calls:
             return note("the model called no tool")
         call = calls[0]

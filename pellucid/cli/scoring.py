@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pellucid.cli.prompts import Message, Tool, parse_json, read_text
-from pellucid.text.reasoning import split_thinking
-from pellucid.text.tools import parse_tool_calls
+from pellucid.server.parsers.whole import calls_of, split_thinking
 
 TEXT_KIND = "text_bpb"
 
@@ -48,7 +47,7 @@ def is_exact(answer: object, text: str) -> bool:
 
 def is_tool_call(answer: object, text: str) -> bool:
     """What follows the thinking holds one tool call, its name and arguments equal as JSON."""
-    calls = parse_tool_calls(split_thinking(text)[1])
+    calls = calls_of(text)
     return [_same_json({"name": call.name, "arguments": call.arguments}, answer) for call in calls] == [True]
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from pellucid.engine.statistics import EngineStats, StepClock
+from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import HostBoundRow, Scheduler
@@ -65,6 +66,7 @@ class Engine:
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
+        self.xray: XRay = NullXRay()
         self._grammar: Grammar = grammar or NullGrammar()
         self._check_invariants = check_invariants
         self._is_synthetic = is_synthetic  # drafts stand by chance
@@ -174,6 +176,7 @@ class Engine:
         self.scheduler.pace.took(self._clock.waited(since))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         updates += self.scheduler.commit(plan, result)
+        self.xray.landed(plan, result)
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
 

@@ -6,6 +6,7 @@ What goes over the socket is defined here, for both sides: msgpack, one message 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -26,6 +27,7 @@ from pellucid.config import EngineConfig
 from pellucid.engine.build import start_engine
 from pellucid.engine.core import POLL_SECONDS, Engine
 from pellucid.engine.statistics import EngineStats
+from pellucid.engine.xray import Frame, LiveXRay, NullXRay
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -64,6 +66,12 @@ class ClearPrefixCache(msgspec.Struct, tag=True):
     """To an engine: forget all cached prefixes."""
 
 
+class Watch(msgspec.Struct, tag=True):
+    """To an engine: send views of what it does, from the beginning, or no more."""
+
+    is_on: bool
+
+
 class Stop(msgspec.Struct, tag=True):
     """To an engine: leave."""
 
@@ -84,6 +92,12 @@ class Turn(msgspec.Struct, tag=True):
     error: str | None  # why it answers every request with an error
 
 
+class View(msgspec.Struct, tag=True):
+    """From an engine that is watched."""
+
+    frame: Frame
+
+
 class Failed(msgspec.Struct, tag=True):
     """From an engine's last breath."""
 
@@ -91,8 +105,8 @@ class Failed(msgspec.Struct, tag=True):
     is_users: bool = False  # a ValueError: the user can mend it
 
 
-Order = Add | Abort | ClearPrefixCache | Stop
-Message = Ready | Turn | Failed
+Order = Add | Abort | ClearPrefixCache | Watch | Stop
+Message = Ready | Turn | View | Failed
 
 
 def _plain(value: object) -> object:
@@ -181,19 +195,26 @@ def serve(engine: Engine, socket: Socket) -> None:
                         engine.abort(order.request_id)
                     case ClearPrefixCache():
                         engine.clear_prefix_cache()
+                    case Watch():
+                        engine.xray = LiveXRay(engine.scheduler) if order.is_on else NullXRay()
                     case Stop():
                         return
         updates += engine.step()
         turn = Turn([pack(u) for u in updates], engine.stats(), num_heard, engine.has_work, engine.error)
-        if turn != said:
+        is_news = turn != said
+        if is_news:
             socket.send(encode(turn))
             said = turn
+        frame = engine.xray.frame(is_stale=is_news)
+        if frame is not None:
+            socket.send(encode(View(frame)))
 
 
 def _patience(engine: Engine) -> int | None:
     """Milliseconds that there is nothing to do but to wait for orders; None is without end."""
     if not engine.has_work:
-        return None
+        seconds = engine.xray.patience
+        return None if seconds is None else math.ceil(1000 * seconds)
     return int(1000 * POLL_SECONDS) if engine.idle else 0
 
 

@@ -36,6 +36,8 @@ from pellucid.engine.process import (
     Ready,
     Stop,
     Turn,
+    View,
+    Watch,
     address,
     decode_message,
     encode,
@@ -44,6 +46,7 @@ from pellucid.engine.process import (
 )
 from pellucid.engine.router import Router
 from pellucid.engine.statistics import EngineStats
+from pellucid.engine.xray import Frame
 from pellucid.executor.base import Capacity
 from pellucid.platform import share_of_cpus
 from pellucid.types import FinishReason, Request, SeqUpdate
@@ -158,7 +161,8 @@ class Replicas:
 
     def __init__(self, config: EngineConfig) -> None:
         self.error: str | None = None  # set when the last engine has gone
-        self._inbox: deque[Request | Abort | ClearPrefixCache] = deque()
+        self._inbox: deque[Request | Abort | ClearPrefixCache | Watch] = deque()
+        self._views: list[tuple[int, Frame]] = []
         self._replicas: list[Replica] = []
         context, folder = zmq.Context(), short_folder()
         self._end = weakref.finalize(self, end_all, self._replicas, context, folder, os.getpid())
@@ -190,6 +194,10 @@ class Replicas:
 
     def clear_prefix_cache(self) -> None:
         self._inbox.append(ClearPrefixCache())
+
+    def watch(self, *, is_on: bool) -> None:
+        """Have the engines send frames, each beginning anew, or have them stop."""
+        self._inbox.append(Watch(is_on))
 
     def stats(self) -> EngineStats:
         """As of each engine's last turn."""
@@ -235,11 +243,16 @@ class Replicas:
             updates += self._collect(replica)
         return updates
 
+    def take_views(self) -> list[tuple[int, Frame]]:
+        """What watched engines have sent since the last call, each with the engine's index."""
+        views, self._views = self._views, []
+        return views
+
     def shutdown(self) -> None:
         self._end()
         atexit.unregister(self._end)
 
-    def _hand_out(self, order: Request | Abort | ClearPrefixCache) -> list[SeqUpdate]:
+    def _hand_out(self, order: Request | Abort | ClearPrefixCache | Watch) -> list[SeqUpdate]:
         """Post an order to the engine that it is for; a request that no engine can take is answered."""
         match order:
             case Request():
@@ -250,9 +263,14 @@ class Replicas:
                     self._replicas[index].post(order)
             case ClearPrefixCache():
                 self.router.forget_prefixes()
-                for replica in self._replicas:
-                    replica.post(order)
+                self._post_to_all(order)
+            case Watch():
+                self._post_to_all(order)
         return []
+
+    def _post_to_all(self, order: Order) -> None:
+        for replica in self._replicas:
+            replica.post(order)
 
     def _hand_out_request(self, request: Request) -> list[SeqUpdate]:
         if self.error is not None:
@@ -272,6 +290,9 @@ class Replicas:
         for message in replica.receive():
             if isinstance(message, Turn):
                 news = self._take_turn(replica, message)
+            elif isinstance(message, View):
+                self._views.append((replica.index, message.frame))
+                continue
             else:
                 assert isinstance(message, Failed), message
                 replica.end(seconds=0)

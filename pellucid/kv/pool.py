@@ -7,7 +7,7 @@ when no free block is left.  Every operation is O(1).  Knows nothing of sequence
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class BlockPool:
@@ -32,6 +32,11 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks that somebody references."""
         return self.num_blocks - self.num_free
+
+    @property
+    def cached(self) -> Collection[int]:
+        """Published blocks that nobody references, the next to be evicted first."""
+        return self._cached.keys()
 
     def take(self) -> int:
         """A block for one owner to write; the caller has seen that num_free is not 0."""
@@ -79,6 +84,10 @@ class BlockPool:
     def is_resting(self, block: int) -> bool:
         """Is it counted in num_free?"""
         return self._refs[block] == 0
+
+    def is_published(self, block: int) -> bool:
+        """Can `match` find it?"""
+        return self._digests[block] is not None
 
     def is_private(self, block: int) -> bool:
         """May its one owner write to it?"""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
@@ -541,6 +541,10 @@ class Scheduler:
     def running(self) -> list[Sequence]:
         """Sequences in slots, oldest first."""
         return sorted(self._running(), key=lambda seq: seq.key)
+
+    def waiting(self, most: int) -> list[Sequence]:
+        """The first `most` sequences of the queue."""
+        return list(islice(self._waiting, most))
 
     def oldest_key(self) -> Key:
         """The age of the oldest sequence that runs or waits."""

@@ -10,29 +10,47 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
-from pellucid.server import chat, completions, models, ops, tokens
+from pellucid.server import anthropic, chat, completions, models, ops, pages, tokens, xray
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
+from pellucid.server.parsers.compose import choose
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
-ROUTERS = (completions.router, chat.router, models.router, tokens.router, ops.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    anthropic.router,
+    models.router,
+    tokens.router,
+    ops.router,
+    pages.router,
+    xray.router,
+)
 
 
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     """What the routes share."""
     names = options.served_model_name or (llm.resolved.user.model.model,)
     template = None if options.chat_template is None else Path(options.chat_template).read_text("utf-8")
-    metrics = Metrics(llm, names[0])
-    return Server(llm=llm, options=options, metrics=metrics, names=names, chat_template=template)
+    shown = template or (llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None)
+    return Server(
+        llm=llm,
+        options=options,
+        metrics=Metrics(llm, names[0]),
+        names=names,
+        chat_template=template,
+        parsers=choose(shown, reasoning=options.reasoning_parser, tools=options.tool_call_parser),
+    )
 
 
 def make_app(server: Server) -> FastAPI:
     """An ASGI application that serves `server`."""
     app = FastAPI(title="Pellucid", version=__version__, description="An OpenAI-compatible LLM server.")
     app.state.server = server
+    app.state.viewers = xray.Viewers(server.llm)
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

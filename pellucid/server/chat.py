@@ -21,7 +21,6 @@ from pellucid.server.parsers.base import (
     Content,
     Event,
     ParserSetting,
-    PlainParser,
     Reasoning,
     ToolCallArguments,
     ToolCallStart,
@@ -39,6 +38,7 @@ from pellucid.server.protocol.openai_output import (
 )
 from pellucid.server.respond import respond, usage_facts
 from pellucid.server.stream import event
+from pellucid.server.tools import ToolUse
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
@@ -50,13 +50,27 @@ router = APIRouter()
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.check_model(body)
+    answer = await open_answer(body, server)
+    return await respond(request, body, answer, _ChatForm(body, answer, model, server))
+
+
+async def open_answer(body: ChatRequest, server: Server) -> Answer:
+    """Hand a conversation to the engine."""
     _check(body)
     with users_fault(ChatRequest.model_fields):
+        use = tool_use(body, server)
         sampling = _sampling(body, server)
-        prompt = await _tokenize(body, server)
+        prompt = await _tokenize(body, use, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
-    answer = Answer(mailbox, [prompt], sampling.n, partial(PlainParser, _parser_setting(body, prompt)))
-    return await respond(request, body, answer, _ChatForm(body, answer, model, server))
+    make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
+    return Answer(mailbox, [prompt], sampling.n, make_parser)
+
+
+def tool_use(body: ChatRequest, server: Server) -> ToolUse:
+    """The tools that the answer may call.  Raises ValueError if it cannot."""
+    use = ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
+    use.check_parser(server.parsers.tools, is_auto_enabled=server.options.enable_auto_tool_choice)
+    return use
 
 
 def _check(body: ChatRequest) -> None:
@@ -79,15 +93,31 @@ def _sampling(body: ChatRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, max_tokens=most_tokens(wish, server.options), logprobs=logprobs)
 
 
-async def _tokenize(body: ChatRequest, server: Server) -> TokenPrompt:
-    options = dict(body.chat_template_kwargs or {})
+async def render(body: ChatRequest, server: Server) -> str:
+    """The prompt as text, however long.  Raises ValueError for what the template refuses."""
+    return await server.llm.render_chat(
+        body.messages,
+        tools=tool_use(body, server).tools or None,
+        chat_template=server.chat_template,
+        chat_template_kwargs=_template_options(body),
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
+def _template_options(body: ChatRequest) -> dict[str, object]:
+    options: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
+    return options
+
+
+async def _tokenize(body: ChatRequest, use: ToolUse, server: Server) -> TokenPrompt:
     prompt = await server.llm.tokenize_chat(
         body.messages,
-        tools=None if body.tool_choice == "none" else body.tools,
+        tools=use.tools or None,
         chat_template=server.chat_template,
-        chat_template_kwargs=options,
+        chat_template_kwargs=_template_options(body),
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
     )
@@ -95,13 +125,15 @@ async def _tokenize(body: ChatRequest, server: Server) -> TokenPrompt:
     return replace(prompt, cache_salt=body.cache_salt)
 
 
-def _parser_setting(body: ChatRequest, prompt: TokenPrompt) -> ParserSetting:
-    choice = body.tool_choice
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        choice = str(function.get("name")) if isinstance(function, dict) else "auto"
-    tools = () if choice == "none" else tuple(body.tools or ())
-    return ParserSetting(prompt=prompt.text or "", tools=tools, tool_choice=choice or "auto")
+def _parser_setting(body: ChatRequest, use: ToolUse, prompt: TokenPrompt) -> ParserSetting:
+    last = body.messages[-1].get("content") if body.continue_final_message else None
+    return ParserSetting(
+        prompt=prompt.text or "",
+        continued=last if isinstance(last, str) else "",
+        tools=use.tools,
+        tool_choice=use.choice,
+        is_parallel=use.is_parallel,
+    )
 
 
 @dataclass(slots=True)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from pellucid.async_llm import AsyncLLM, Mailbox
 from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
 from pellucid.server.limits import check_limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
+from pellucid.server.parsers.compose import Parsers
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
@@ -35,6 +36,7 @@ class Server:
     metrics: Metrics
     names: tuple[str, ...]  # of the model; answers carry the first
     chat_template: str | None = None  # instead of the model's own
+    parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way
@@ -81,6 +83,6 @@ class Server:
             raise overloaded(f"{waiting} completions wait for the engine, max_waiting is {most}; try again")
 
 
-def server_of(request: Request) -> Server:
+def server_of(connection: HTTPConnection) -> Server:
     """The server that a route serves."""
-    return cast(Server, request.app.state.server)
+    return cast(Server, connection.app.state.server)

@@ -17,6 +17,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from pellucid.server.protocol.anthropic_output import ErrorBody as MessagesError
+from pellucid.server.protocol.anthropic_output import Failure
+
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = "1"
 TYPES = {
@@ -26,6 +29,15 @@ TYPES = {
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
     503: "ServiceUnavailableError",
+}
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_TYPES = {  # Anthropic's
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    503: "overloaded_error",
 }
 FIELD = re.compile(r"(?:a token id in )?([a-z_]+)\b")
 
@@ -64,10 +76,18 @@ def encode_error(error: ApiError) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorFacts(message, kind, error.param, error.status)))
 
 
-def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+def encode_messages_error(error: ApiError) -> bytes:
+    """The body as Anthropic's clients expect it."""
+    message = error.message.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(MessagesError(Failure(MESSAGES_TYPES.get(error.status, "api_error"), message)))
+
+
+def error_response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """path: of the request, for Anthropic's routes have a form of their own."""
     if error.status == 503:
         headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
-    return Response(encode_error(error), error.status, dict(headers or {}), "application/json")
+    body = encode_messages_error(error) if path.startswith(MESSAGES_PATH) else encode_error(error)
+    return Response(body, error.status, dict(headers or {}), "application/json")
 
 
 @contextmanager
@@ -86,7 +106,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+        return error_response(request.url.path, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -94,14 +114,14 @@ def install_error_handlers(app: FastAPI) -> None:
         path = [str(part) for part in first["loc"] if part != "body"]
         param = path[0] if path and not path[0].isdigit() else None
         where = f"{'.'.join(path)}: " if param else ""
-        return error_response(ApiError(400, f"{where}{first['msg']}", param=param))
+        return error_response(request.url.path, ApiError(400, f"{where}{first['msg']}", param=param))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(ApiError(error.status_code, message), error.headers)
+        return error_response(request.url.path, ApiError(error.status_code, message), error.headers)
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
-        return error_response(ApiError(500, "internal error; the server's log has it"))
+        return error_response(request.url.path, ApiError(500, "internal error; the server's log has it"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from pellucid.server.errors import ApiError, error_response, overloaded
 
 # What probes and dashboards read, and what shows nothing of any request.
 OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
+PAGE = "/page/"  # below it are files that everybody has
+PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key to a websocket: in base64
 
 
 class Guard:
@@ -44,11 +47,12 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
         # The body is not read, so the connection is of no further use.
-        await error_response(refusal, {"Connection": "close"})(scope, receive, send)
+        await error_response(scope["path"], refusal, {"Connection": "close"})(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
+        is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PAGE)
+        if self._keys and not is_open and not self._has_key(headers):
             return ApiError(401, "a valid API key is needed, as 'Authorization: Bearer KEY'")
         if self._server.is_draining:
             return overloaded("the server is shutting down")
@@ -60,7 +64,7 @@ class Guard:
     def _has_key(self, headers: Headers) -> bool:
         """Compares with every key, whichever is right, so that the time tells nothing."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        key = bearer if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        key = bearer if kind.lower() == "bearer" else headers.get("x-api-key") or _protocol_key(headers)
         return sum(hmac.compare_digest(key.encode(), known) for known in self._keys) > 0
 
     def _measured(self, receive: Receive) -> Receive:
@@ -79,3 +83,13 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"
+
+
+def _protocol_key(headers: Headers) -> str:
+    """The key among the protocols of a websocket, or none."""
+    protocols = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",")]
+    key = next((name.removeprefix(PROTOCOL_KEY) for name in protocols if name.startswith(PROTOCOL_KEY)), "")
+    try:
+        return base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
+    except ValueError:
+        return ""

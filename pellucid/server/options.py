@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pellucid.config import option
+from pellucid.server.parsers.compose import choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,18 @@ class ServeOptions:
     root_path: str = option("", "the path under which a proxy shows this server")
     ssl_certfile: str | None = option(None, "certificate, for HTTPS")
     ssl_keyfile: str | None = option(None, "the certificate's key")
+    reasoning_parser: str = option(
+        "auto",
+        "how reasoning is told from the answer: qwen3, plain (not at all), auto (by the chat template)",
+    )
+    tool_call_parser: str = option(
+        "auto", "how tool calls are found: hermes, llama3_json, plain (not), auto (by the chat template)"
+    )
+    enable_auto_tool_choice: bool = option(True, "let the model itself decide whether to call a tool")
     access_log: bool = option(False, "log every request")
 
     def __post_init__(self) -> None:
+        choose(None, reasoning=self.reasoning_parser, tools=self.tool_call_parser)
         for name in ("max_waiting", "max_n", "max_stop_strings", "max_body_mib"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")

@@ -9,11 +9,17 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from pellucid.server.answer import Answer, Usage
-from pellucid.server.protocol.openai import SamplingRequest
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
-from pellucid.server.stream import EventStream, closing, encode, ending_in_done
+from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
 CLIENT_GONE = 499  # nginx's word for it; nobody reads it
+
+
+class Wish(Protocol):
+    """A request that may want a stream."""
+
+    @property
+    def stream(self) -> bool | None: ...
 
 
 class Form(Protocol):
@@ -28,10 +34,12 @@ class Form(Protocol):
         ...
 
 
-async def respond(request: Request, body: SamplingRequest, answer: Answer, form: Form) -> Response:
+async def respond(
+    request: Request, body: Wish, answer: Answer, form: Form, *, ending: Ending = OPENAI_ENDING
+) -> Response:
     """Answer a request whose prompts are with the engine."""
     if body.stream:
-        return EventStream(ending_in_done(form.chunks()), answer.close)
+        return EventStream(ending.after(form.chunks()), answer.close)
     async with closing(request.receive, answer.close):
         whole = await form.whole()
     if not answer.is_complete:

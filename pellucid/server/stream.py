@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 from fastapi.responses import Response
@@ -15,7 +16,6 @@ from pellucid.server.errors import ApiError, encode_error
 
 logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
-DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies pass on what they get
 
 
@@ -24,17 +24,27 @@ def event(value: object) -> bytes:
     return b"data: %b\n\n" % encode(value)
 
 
-async def ending_in_done(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """OpenAI's end of a stream; an error before it is an event of its own."""
-    try:
-        async for chunk in events:
-            yield chunk
-    except ApiError as error:
-        yield b"data: %b\n\n" % encode_error(error)
-    except Exception:
-        logger.exception("a stream has failed")
-        yield b"data: %b\n\n" % encode_error(ApiError(500, "internal error; the server's log has it"))
-    yield DONE
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a stream ends: with an event of its own for an error, and with what every stream has last."""
+
+    failure: Callable[[ApiError], bytes]
+    last: bytes
+
+    async def after(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in events:
+                yield chunk
+        except ApiError as error:
+            yield self.failure(error)
+        except Exception:
+            logger.exception("a stream has failed")
+            yield self.failure(ApiError(500, "internal error; the server's log has it"))
+        if self.last:
+            yield self.last
+
+
+OPENAI_ENDING = Ending(lambda error: b"data: %b\n\n" % encode_error(error), b"data: [DONE]\n\n")
 
 
 @asynccontextmanager

@@ -21,6 +21,8 @@ from pellucid.engine.process import (
     Packed,
     Stop,
     Turn,
+    View,
+    Watch,
     decode_message,
     decode_orders,
     decode_request,
@@ -28,6 +30,7 @@ from pellucid.engine.process import (
     pack,
     serve,
 )
+from pellucid.engine.xray import Frame
 from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request
@@ -149,6 +152,20 @@ def test_a_cleared_prefix_cache_is_empty() -> None:
             said = list(turns(socket, num_heard))
     assert said[-1].stats.num_prompt_tokens == 36
     assert said[-1].stats.num_cached_tokens == 8, "of the second request alone"
+
+
+def test_a_watched_engine_shows_what_it_does_until_it_rests() -> None:
+    with serving() as socket:
+        socket.send(encode([Watch(True), add(make_request("a", max_tokens=40))]))
+        frames: list[Frame] = []
+        while socket.poll(500):
+            message = decode_message(socket.recv())
+            frames += [message.frame] if isinstance(message, View) else []
+        socket.send(encode([Watch(False), add(make_request("b", max_tokens=40))]))
+        list(turns(socket, 2))
+    assert frames[0].is_first and not any(frame.is_first for frame in frames[1:])
+    assert sum(sum(step.rows[3::4]) for frame in frames for step in frame.steps) == 40
+    assert not frames[-1].running, "the last one is of the end"
 
 
 def test_a_request_that_cannot_be_read_is_answered_and_harms_no_other() -> None:

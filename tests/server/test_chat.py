@@ -54,7 +54,7 @@ def test_max_tokens_is_an_older_name(client: openai.OpenAI) -> None:
 
 
 def test_several_answers_have_indices(client: openai.OpenAI) -> None:
-    options = {"n": 3, "temperature": 3, "seed": 1, "extra_body": {"top_k": -1, "top_p": 1}}
+    options = {"n": 3, "temperature": 3, "seed": 1, "extra_body": {"top_k": -1, "top_p": 1, **NO_THINKING}}
     whole = {choice.index: choice.message.content for choice in chat(client, **options).choices}
     texts = dict.fromkeys(range(3), "")
     for chunk in chat(client, stream=True, **options):

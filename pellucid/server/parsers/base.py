@@ -1,14 +1,15 @@
 """The door for parsers: a model's text becomes reasoning, content and tool calls, as it streams.
 
-A parser sees the text of one completion in pieces, cut anywhere, and must say the same for every cut.  To add
-one, write `parsers/<name>.py` and a line in `PARSERS`.
+A parser sees the text of one completion in pieces, cut anywhere, and must say the same for every cut.  There
+are two kinds: one tells reasoning from content, the other finds tool calls in that content.  To add one,
+write `parsers/<name>.py` and a line in `REASONING_PARSERS` or `TOOL_PARSERS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pellucid.registry import Registry
 
@@ -50,8 +51,10 @@ class ParserSetting:
     """What a parser may want to know of a request."""
 
     prompt: str = ""  # which may have opened the model's reasoning
+    continued: str = ""  # the part of the answer that is in the prompt already
     tools: Sequence[Mapping[str, object]] = ()  # as the request has them; empty if none may be called
     tool_choice: str = "none"  # auto, none, required, or the name of a function
+    is_parallel: bool = True  # may one answer have several calls?
 
 
 class Parser(Protocol):
@@ -69,6 +72,8 @@ class Parser(Protocol):
 class PlainParser:
     """All is content."""
 
+    frame: ClassVar[CallFrame | None] = None
+
     def __init__(self, setting: ParserSetting) -> None:
         pass
 
@@ -79,10 +84,62 @@ class PlainParser:
         return []
 
 
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """How a model writes a call around its arguments."""
+
+    begin: str  # with NAME where the function's name is, a JSON string
+    end: str
+    separator: str  # between calls
+
+
+class ToolParserFactory(Protocol):
+    """A class of tool parsers."""
+
+    @property
+    def frame(self) -> CallFrame | None:
+        """None if calls cannot be forced."""
+        ...
+
+    def __call__(self, setting: ParserSetting, /) -> Parser: ...
+
+
 ParserFactory = Callable[[ParserSetting], Parser]
-PARSERS: Registry[ParserFactory] = Registry(
-    "parser",
+REASONING_PARSERS: Registry[ParserFactory] = Registry(
+    "reasoning parser",
     {
         "plain": "pellucid.server.parsers.base:PlainParser",
+        "qwen3": "pellucid.server.parsers.qwen3:Qwen3Parser",
     },
 )
+TOOL_PARSERS: Registry[ToolParserFactory] = Registry(
+    "tool call parser",
+    {
+        "plain": "pellucid.server.parsers.base:PlainParser",
+        "hermes": "pellucid.server.parsers.hermes:HermesParser",
+        "llama3_json": "pellucid.server.parsers.llama3_json:Llama3JsonParser",
+    },
+)
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events with as few of them as can be: texts of one kind that follow each other are one."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        match last, event:
+            case (Content(), Content()) | (Reasoning(), Reasoning()):
+                result[-1] = type(event)(last.text + event.text)
+            case (ToolCallArguments(), ToolCallArguments()):
+                result[-1] = ToolCallArguments(last.text + event.text)
+            case _:
+                result.append(event)
+    return result
+
+
+def overlap(text: str, tag: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `tag`."""
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0 and not tag.startswith(text[at:]):
+        at = text.find(tag[0], at + 1)
+    return len(text) - at if at >= 0 else 0

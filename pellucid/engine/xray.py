@@ -1,0 +1,277 @@
+"""The engine as pictures: who holds which KV block, who runs and who waits, what the last steps did.
+
+Nothing is looked at until somebody watches; then a step costs one reference to its plan, and what is shown is
+gathered some times a second, in a bounded share of the time.  Shows counts, never tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from pellucid.kv.pool import BlockPool
+from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.scheduler import Scheduler
+from pellucid.schedule.sequence import Sequence
+
+INTERVAL = 0.05  # seconds between two frames, at least
+MOST_TIME = 0.01  # share of the engine's time that frames may take
+MOST_ROWS = 512  # rows of a frame; its newest steps have room
+MOST_SEQUENCES = 128  # of a frame, running and waiting each
+
+# Fields of views, one view after the other: objects that live on, thousands a second, would wake Python's
+# garbage collector, which costs more than all the rest.
+Flat = list[int]
+
+
+class BlockView(NamedTuple):
+    """A block that has changed hands."""
+
+    block: int
+    owner: int  # id of the sequence that has held it longest; -1 is nobody
+    num_owners: int  # more than one: a shared prefix
+    is_cached: int  # 1: nobody's, but findable until its place is needed
+
+
+class RowView(NamedTuple):
+    """A row that came home.  Of drafts, `num_new` - 1 were accepted."""
+
+    seq_id: int
+    num_query: int  # tokens
+    num_draft: int
+    num_new: int  # tokens that it yielded
+
+
+class SeqView(NamedTuple):
+    """A sequence; counts are tokens."""
+
+    id: int
+    request_id: str
+    prompt_len: int
+    num_tokens: int  # prompt and what has been generated
+    num_computed: int  # of these, with KV
+    num_cached: int  # of the prompt, found in the prefix cache
+    limit: int  # most tokens
+
+
+class StepView(NamedTuple):
+    """A plan that came home."""
+
+    id: int
+    rows: Flat  # RowViews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What has changed since the frame before, and what is."""
+
+    is_first: bool  # all before is void; what is not named is free
+    seconds: float  # of time.monotonic
+    block_size: tuple[int, ...]  # tokens, per KV group
+    num_blocks: tuple[int, ...]  # per KV group
+    max_num_tokens: int  # of a step
+    num_running: int
+    num_waiting: int
+    running: list[SeqView]  # the oldest
+    waiting: list[SeqView]  # the next
+    steps: list[StepView]  # the newest, in their order
+    blocks: list[Flat]  # per KV group: BlockViews of those that changed
+
+
+class XRay(Protocol):
+    """Watches an engine, in its thread."""
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until `frame` will have something, even if nothing happens; None is never."""
+        ...
+
+    def landed(self, plan: StepPlan, result: StepResult) -> None:
+        """A plan was committed."""
+        ...
+
+    def frame(self, *, is_stale: bool) -> Frame | None:
+        """What to show; None if it is too early or nothing is new.
+
+        is_stale: something has changed since the last call.
+        """
+        ...
+
+
+class NullXRay:
+    """Nobody watches."""
+
+    patience: float | None = None
+
+    def landed(self, plan: StepPlan, result: StepResult) -> None:
+        pass
+
+    def frame(self, *, is_stale: bool) -> Frame | None:
+        return None
+
+
+class LiveXRay:
+    """Somebody watches.  clock: seconds."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._boards = [_Board(pool) for pool in scheduler.kv.pools]
+        self._landed: list[tuple[StepPlan, StepResult]] = []
+        self._is_first = self._is_stale = True
+        self._due = clock()
+
+    @property
+    def patience(self) -> float | None:
+        return max(0.0, self._due - self._clock()) if self._is_stale or self._landed else None
+
+    def landed(self, plan: StepPlan, result: StepResult) -> None:
+        self._landed.append((plan, result))
+
+    def frame(self, *, is_stale: bool) -> Frame | None:
+        self._is_stale |= is_stale or bool(self._landed)
+        began = self._clock()
+        if not self._is_stale or began < self._due:
+            return None
+        frame = self._make_frame(began)
+        self._landed.clear()
+        self._is_first = self._is_stale = False
+        ended = self._clock()
+        self._due = ended + max(INTERVAL, (ended - began) / MOST_TIME)
+        return frame
+
+    def _make_frame(self, now: float) -> Frame:
+        scheduler = self._scheduler
+        running = scheduler.running()
+        self._touch_passing()
+        for group, board in enumerate(self._boards):
+            board.update((seq.id, seq.table.blocks[group]) for seq in running)
+        return Frame(
+            is_first=self._is_first,
+            seconds=now,
+            block_size=scheduler.kv.block_sizes,
+            num_blocks=tuple(pool.num_blocks for pool in scheduler.kv.pools),
+            max_num_tokens=scheduler.options.max_num_batched_tokens,
+            num_running=len(running),
+            num_waiting=scheduler.num_waiting,
+            running=[_view(seq) for seq in running[:MOST_SEQUENCES]],
+            waiting=[_view(seq) for seq in scheduler.waiting(MOST_SEQUENCES)],
+            steps=self._newest_steps(),
+            blocks=[board.take_changes() for board in self._boards],
+        )
+
+    def _touch_passing(self) -> None:
+        """Blocks of sequences that came and went since the last frame."""
+        for plan, _ in self._landed:
+            for admission in plan.admitted:
+                for board, blocks in zip(self._boards, admission.blocks, strict=True):
+                    board.touch(blocks)
+            for _, group, blocks in plan.grown:
+                self._boards[group].touch(blocks)
+
+    def _newest_steps(self) -> list[StepView]:
+        steps: list[StepView] = []
+        num_rows = 0
+        for plan, result in reversed(self._landed):
+            num_rows += len(plan.rows)
+            if num_rows > MOST_ROWS and steps:
+                break
+            rows: Flat = []
+            for row, new in zip(plan.rows[:MOST_ROWS], result.tokens, strict=False):
+                rows += RowView(row.seq_id, row.num_query, row.num_draft, len(new))
+            steps.append(StepView(plan.id, rows))
+        return steps[::-1]
+
+
+def _view(seq: Sequence) -> SeqView:
+    return SeqView(
+        seq.id,
+        seq.request.id,
+        seq.prompt_len,
+        len(seq.tokens),
+        seq.num_computed,
+        seq.num_cached_tokens,
+        seq.limit,
+    )
+
+
+@dataclass(slots=True)
+class _Stay:
+    blocks: list[int]  # the table's own list, which only grows; the next stay has another
+    num_seen: int = 0
+
+
+class _Board:
+    """Who holds which block of one pool.  An update costs what has changed, not what is there."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._stays: dict[int, _Stay] = {}  # by sequence id
+        self._owners: dict[int, dict[int, None]] = {}  # by block: sequence ids, as they came
+        self._touched: set[int] = set()
+        self._cached: set[int] = set()  # as shown
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """These may have changed."""
+        self._touched.update(blocks)
+
+    def update(self, tables: Iterable[tuple[int, list[int]]]) -> None:
+        """Take in the blocks of all sequences that run, by id."""
+        gone = set(self._stays)
+        for seq_id, blocks in tables:
+            gone.discard(seq_id)
+            stay = self._stays.get(seq_id)
+            if stay is None or stay.blocks is not blocks:
+                self._leave(seq_id)
+                stay = self._stays[seq_id] = _Stay(blocks)
+            if stay.num_seen < len(blocks):
+                self._hold(seq_id, blocks[stay.num_seen :])
+                stay.num_seen = len(blocks)
+        for seq_id in gone:
+            self._leave(seq_id)
+
+    def _hold(self, seq_id: int, blocks: list[int]) -> None:
+        self._touched.update(blocks)
+        for block in blocks:
+            self._owners.setdefault(block, {})[seq_id] = None
+
+    def _leave(self, seq_id: int) -> None:
+        stay = self._stays.pop(seq_id, None)
+        if stay is None:
+            return
+        for block in islice(stay.blocks, stay.num_seen):
+            self._touched.add(block)
+            owners = self._owners[block]
+            del owners[seq_id]
+            if not owners:
+                del self._owners[block]
+
+    def take_changes(self) -> Flat:
+        """BlockViews of the touched blocks, as they stand now."""
+        changes = self._take_touched()
+        if len(self._cached) != len(self._pool.cached):  # the beginning, or the cache was cleared
+            self._touched = self._cached.union(self._pool.cached)
+            changes += self._take_touched()
+        return changes
+
+    def _take_touched(self) -> Flat:
+        changes: Flat = []
+        for block in self._touched:
+            owners = self._owners.get(block)
+            if owners:
+                self._cached.discard(block)
+                changes += BlockView(block, next(iter(owners)), len(owners), 0)
+            else:
+                changes += BlockView(block, -1, 0, self._note_cached(block))
+        self._touched.clear()
+        return changes
+
+    def _note_cached(self, block: int) -> int:
+        """1 if the block, which no sequence has, is cached; 0 if it is free or a connector's."""
+        if self._pool.is_resting(block) and self._pool.is_published(block):
+            self._cached.add(block)
+            return 1
+        self._cached.discard(block)
+        return 0

@@ -1,0 +1,182 @@
+"""POST /v1/messages and /v1/messages/count_tokens: chats as Anthropic's clients have them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from pellucid.server.answer import Answer, Piece, Usage
+from pellucid.server.chat import open_answer, render
+from pellucid.server.context import server_of
+from pellucid.server.errors import ApiError, encode_messages_error, users_fault
+from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, ToolCallStart, joined
+from pellucid.server.parsers.base import Event as Said
+from pellucid.server.protocol.anthropic import CountRequest, MessagesRequest
+from pellucid.server.protocol.anthropic_output import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    End,
+    Event,
+    InputDelta,
+    MessageBody,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    TokenCount,
+    TokenCounts,
+    ToolUseBlock,
+)
+from pellucid.server.respond import json_response, respond
+from pellucid.server.stream import Ending, encode
+
+router = APIRouter()
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@router.post("/v1/messages", summary="Answer a conversation, as Anthropic does")
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    server = server_of(request)
+    model = server.check_model(body)
+    with users_fault():
+        chat = body.chat()
+    answer = await open_answer(chat, server)
+    return await respond(request, body, answer, _MessageForm(answer, model), ending=ENDING)
+
+
+@router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation")
+async def count_tokens(body: CountRequest, request: Request) -> Response:
+    server = server_of(request)
+    server.check_model(body)
+    with users_fault():
+        text = await render(body.chat(), server)
+        tokens = await server.llm.encode(text, add_special_tokens=False)
+    return json_response(TokenCount(len(tokens)))
+
+
+@dataclass(slots=True)
+class _MessageForm:
+    """Writes an answer in this route's form."""
+
+    answer: Answer
+    model: str
+    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex[:24]}")
+    num_blocks: int = 0  # of the stream, begun
+    open: type[Block] | None = None  # what the last of them is, until it has ended
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        start = MessageStart(MessageBody(self.id, self.model, [], _counts(self.answer.usage)))
+        yield _event(start) + _event(Ping())
+        async for pieces in self.answer.pieces():
+            events = b"".join([_event(each) for piece in pieces for each in self._events(piece)])
+            if events:
+                yield events
+
+    async def whole(self) -> MessageBody | None:
+        pieces = await self.answer.whole()
+        if not pieces:
+            return None
+        end = _end(pieces[0])
+        return MessageBody(
+            id=self.id,
+            model=self.model,
+            content=list(_blocks(pieces[0].events)),
+            usage=_counts(self.answer.usage),
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+        )
+
+    def _events(self, piece: Piece) -> Iterator[Event]:
+        for each in piece.events:
+            match each:
+                case Content(text):
+                    if self.open is not TextBlock:
+                        yield from self._begin(TextBlock())
+                    yield self._delta(TextDelta(text))
+                case Reasoning(text):
+                    if self.open is not ThinkingBlock:
+                        yield from self._begin(ThinkingBlock())
+                    yield self._delta(ThinkingDelta(text))
+                case ToolCallStart(id, name):
+                    yield from self._begin(ToolUseBlock(id, name))
+                case ToolCallArguments(text):
+                    yield self._delta(InputDelta(text))
+        if piece.finish_reason is not None:
+            yield from self._close()
+            yield MessageDelta(_end(piece), _counts(self.answer.usage))
+            yield MessageStop()
+
+    def _begin(self, block: Block) -> Iterator[Event]:
+        yield from self._close()
+        self.num_blocks += 1
+        self.open = type(block)
+        yield BlockStart(self.num_blocks - 1, block)
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | InputDelta) -> Event:
+        return BlockDelta(self.num_blocks - 1, delta)
+
+    def _close(self) -> Iterator[Event]:
+        if self.open is not None:
+            self.open = None
+            yield BlockStop(self.num_blocks - 1)
+
+
+def _blocks(events: list[Said]) -> Iterator[Block]:
+    """All events of an answer as blocks."""
+    call: ToolUseBlock | None = None
+    for each in joined(events):
+        match each:
+            case Content(text):
+                yield TextBlock(text)
+            case Reasoning(text):
+                yield ThinkingBlock(text)
+            case ToolCallStart(id, name):
+                call = ToolUseBlock(id, name)
+                yield call
+            case ToolCallArguments(text):
+                assert call is not None
+                call.input = _input(text)
+
+
+def _input(text: str) -> dict[str, object]:
+    """The arguments; none, if they were cut off."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def _end(piece: Piece) -> End:
+    reason = REASONS.get(piece.finish_reason or "", piece.finish_reason)
+    if reason == "end_turn" and isinstance(piece.stop_reason, str):
+        return End("stop_sequence", piece.stop_reason)
+    return End(reason, None)
+
+
+def _counts(usage: Usage) -> TokenCounts:
+    num_new = usage.num_prompt_tokens - usage.num_cached_tokens
+    return TokenCounts(num_new, usage.num_completion_tokens, usage.num_cached_tokens)
+
+
+def _event(value: Event) -> bytes:
+    name = value.__struct_config__.tag
+    assert isinstance(name, str)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(value))
+
+
+def _failure(error: ApiError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % encode_messages_error(error)
+
+
+ENDING = Ending(_failure, b"")

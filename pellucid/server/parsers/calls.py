@@ -1,0 +1,158 @@
+"""One call as a JSON object, `{"name": ..., "arguments": {...}}`, read while it is being written.
+
+What surrounds the object is a matter of each model's convention.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+
+from pellucid.server.parsers.base import Content, Event, ToolCallArguments, ToolCallStart
+
+# With this much of an object it is a call; others, such as one with its keys in another order, are read when
+# they end.  Bounded, for it is looked for again with every piece of text.
+NAME, KEY = r'"([^"\\<]{1,128})"', '"(?:arguments|parameters)"'
+HEAD = re.compile(r"\s{0,32}".join([r"\{", '"name"', ":", NAME, ",", KEY, ":", r"(?=\{)"]))
+MARK = re.compile(r'["\\{}\[\]<]')
+ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class CallReader:
+    """Feed it text from the object's first brace on, until it is done.
+
+    An object that is no call is content.  A tag outside all strings ends a malformed one.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.is_call = False
+        self.rest = ""  # when done: what came behind the object
+        self._held = ""
+        self._num_read = 0  # characters held that brackets were counted in
+        self._in_arguments = False
+        self._brackets = _Brackets()
+
+    def feed(self, text: str) -> list[Event]:
+        assert not self.is_done, f"text {text!r} behind a call"
+        self._held += text
+        if not self.is_call:
+            head = HEAD.match(self._held)
+            return self._read_object() if head is None else self._begin(head)
+        return self._read_arguments() if self._in_arguments else self._read_end()
+
+    def finish(self) -> list[Event]:
+        """The text has ended."""
+        self.is_done = True
+        return self._leave(len(self._held))
+
+    def _begin(self, head: re.Match[str]) -> list[Event]:
+        self.is_call = self._in_arguments = True
+        self._brackets = _Brackets(depth=1)
+        self._held = self._held[head.end() :]
+        return [ToolCallStart(new_id(), head[1]), *self._read_arguments()]
+
+    def _read_arguments(self) -> list[Event]:
+        end = self._brackets.read(self._held, 0, floor=1)
+        arguments, self._held = self._held[:end], self._held[end:]
+        events: list[Event] = [ToolCallArguments(arguments)] if arguments else []
+        if self._brackets.is_at_tag:
+            return [*events, *self._end(0)]
+        if not self._brackets.is_closed:
+            return events
+        self._in_arguments, self._num_read = False, 0
+        return [*events, *self._read_end()]
+
+    def _read_end(self) -> list[Event]:
+        """What an object has behind the arguments is nothing to anybody, unless it does not end."""
+        end = self._num_read = self._brackets.read(self._held, self._num_read, floor=0)
+        if self._brackets.is_at_tag:
+            return self._end(end)
+        if self._brackets.is_closed:
+            self._held = self._held[end:]
+            return self._end(0)
+        return []
+
+    def _read_object(self) -> list[Event]:
+        end = self._num_read = self._brackets.read(self._held, self._num_read, floor=0)
+        if self._brackets.is_closed:
+            call = _call(self._held[:end])
+            if call is not None:
+                self.is_call, self._held = True, self._held[end:]
+                return [*call, *self._end(0)]
+        return self._end(end) if self._brackets.is_closed or self._brackets.is_at_tag else []
+
+    def _end(self, length: int) -> list[Event]:
+        """Done, but for so many characters."""
+        self.is_done, self.rest = True, self._held[length:]
+        return self._leave(length)
+
+    def _leave(self, length: int) -> list[Event]:
+        text = self._held[:length]
+        return [Content(text)] if text and not (self.is_call and text.isspace()) else []
+
+
+class _Brackets:
+    """Counts the open brackets of a JSON text, however it is cut."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.is_closed = False  # has the floor been reached?
+        self.is_at_tag = False
+        self._depth = depth
+        self._in_string = False
+        self._is_escaped = False
+
+    def read(self, text: str, start: int, *, floor: int) -> int:
+        """Read on from `start`; the place behind the bracket that leaves `floor` open, or that of a tag."""
+        self.is_closed = False
+        if self._is_escaped and start < len(text):
+            self._is_escaped, start = False, start + 1
+        while (mark := MARK.search(text, start)) is not None:
+            start = mark.end()
+            match mark[0]:
+                case '"':
+                    self._in_string = not self._in_string
+                case "\\" if self._in_string:
+                    self._is_escaped = start == len(text)
+                    start = min(start + 1, len(text))
+                case "{" | "[" if not self._in_string:
+                    self._depth += 1
+                case "}" | "]" if not self._in_string:
+                    self._depth -= 1
+                    self.is_closed = self._depth <= floor
+                    if self.is_closed:
+                        return start
+                case "<" if not self._in_string:
+                    self.is_at_tag = True
+                    return mark.start()
+                case _:
+                    pass
+        return len(text)
+
+
+def _call(text: str) -> list[Event] | None:
+    """A whole object's events; None if it is no call.  Arguments may be a string that holds an object."""
+    try:
+        call = json.loads(text)
+        arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    name = call.get("name")
+    if not isinstance(name, str) or not name or not name.isprintable() or not isinstance(arguments, dict):
+        return None
+    return [ToolCallStart(new_id(), name), ToolCallArguments(_json(arguments))]
+
+
+def _json(value: dict[str, object]) -> str:
+    """As readable as can be: half of a character has to stay an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)
+    return text if is_utf8 else json.dumps(value)
+
+
+def new_id() -> str:
+    """Unique among all calls of all answers."""
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,110 @@
+"""Finds the calls of the Hermes convention, also Qwen's and the bundled model's.
+
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the white space around a tag being part of it.
+The end tag may be missing: it was a stop string, or the text was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from pellucid.server.parsers.base import CallFrame, Content, Event, ParserSetting, overlap
+from pellucid.server.parsers.calls import CallReader
+
+START = "<tool_call>"
+END = "</tool_call>"
+
+
+class HermesParser:
+    """Whatever is no call stays in the content, its tags included."""
+
+    frame: ClassVar[CallFrame | None] = CallFrame(
+        f'{START}\n{{"name": NAME, "arguments": ', f"}}\n{END}", "\n"
+    )
+
+    def __init__(self, setting: ParserSetting) -> None:
+        self._held = ""
+        self._opening = ""  # the tag before what may be a call
+        self._is_behind_call = False
+        self._events: list[Event] = []
+        self._call = CallReader()
+        self._read: Callable[[], bool] = self._read_text
+
+    def feed(self, text: str) -> list[Event]:
+        self._held += text
+        while self._read():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        if self._read == self._read_call:
+            self._tell(self._call.finish())
+        elif self._read == self._read_end:
+            self._emit(self._held.lstrip())
+        else:
+            self._emit(self._opening + self._held)
+        return self._take()
+
+    # Each reads from what is held, and says whether the next one has something to read.
+
+    def _read_text(self) -> bool:
+        if self._is_behind_call:
+            self._held = self._held.lstrip()
+        at = self._held.find(START)
+        safe = self._held[:at] if at >= 0 else self._held[: len(self._held) - overlap(self._held, START)]
+        text = safe.rstrip()
+        self._emit(text)
+        self._held = self._held[len(text) :]
+        if at < 0:
+            return False
+        self._opening, _, self._held = self._held.partition(START)
+        self._opening += START
+        self._read = self._read_start
+        return True
+
+    def _read_start(self) -> bool:
+        body = self._held.lstrip()
+        if not body:
+            return False
+        if body.startswith("{"):
+            self._opening += self._held[: -len(body)]
+            self._held, self._call, self._read = body, CallReader(), self._read_call
+            return True
+        self._emit(self._opening)
+        self._opening, self._read = "", self._read_text
+        return True
+
+    def _read_call(self) -> bool:
+        self._tell(self._call.feed(self._held))
+        self._held = ""
+        if not self._call.is_done:
+            return False
+        self._held = self._call.rest
+        self._read = self._read_end if self._call.is_call else self._read_text
+        return True
+
+    def _read_end(self) -> bool:
+        body = self._held.lstrip()
+        if body != END and END.startswith(body):
+            return False
+        self._held, self._is_behind_call = body.removeprefix(END), True
+        self._read = self._read_text
+        return True
+
+    def _tell(self, events: list[Event]) -> None:
+        """What the call's reader says; what is no call gets its tag back."""
+        if events and not self._call.is_call:
+            self._emit(self._opening)
+        if events:
+            self._opening = ""
+        self._events += events
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._events.append(Content(text))
+            self._is_behind_call = False
+
+    def _take(self) -> list[Event]:
+        taken, self._events = self._events, []
+        return taken

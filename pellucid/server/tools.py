@@ -1,0 +1,112 @@
+"""The tools of a chat: what a request may say of them, and what an answer that must call one looks like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pellucid.server.parsers.base import TOOL_PARSERS, CallFrame
+from pellucid.server.parsers.compose import NONE
+
+Tool = Mapping[str, object]
+NAME = re.compile(r"[\w.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """Which tools an answer may call, and whether it must."""
+
+    tools: tuple[Tool, ...] = ()  # empty if none may be called
+    choice: str = "none"  # auto, none, required, or the name of a function
+    is_parallel: bool = True  # may it call several?
+
+    @classmethod
+    def from_request(
+        cls, tools: Sequence[Tool] | None, choice: object, *, parallel_tool_calls: bool | None
+    ) -> ToolUse:
+        """Raises ValueError for tools and choices that cannot be understood."""
+        names = [_name(i, tool) for i, tool in enumerate(tools or ())]
+        chosen = _choice(choice)
+        if chosen is None:
+            chosen = "auto" if names else "none"
+        if chosen not in ("auto", "none", "required", *names):
+            raise ValueError(f"tool_choice names {chosen!r}; tools has {', '.join(names) or 'none'}")
+        if chosen == "none" or (chosen == "auto" and not names):
+            return cls()
+        if not names:
+            raise ValueError(f"tool_choice is {chosen!r}, which needs tools")
+        return cls(tools=tuple(tools or ()), choice=chosen, is_parallel=parallel_tool_calls is not False)
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+    def check_parser(self, parser: str, *, is_auto_enabled: bool) -> None:
+        """Raise ValueError if `parser` cannot find the calls, or may not."""
+        if self.tools and parser == NONE:
+            raise ValueError(
+                "tools cannot be called, for this model's chat template does not show how; "
+                "start the server with --tool-call-parser"
+            )
+        if self.choice == "auto" and not is_auto_enabled:
+            raise ValueError("tool_choice 'auto' is turned off on this server (--no-enable-auto-tool-choice)")
+
+
+def forced_calls(use: ToolUse, parser: str) -> str | None:
+    """xgrammar's structural tag for an answer that must call: one call or several, in the model's own words.
+
+    None if the answer is free to be anything.  A named function is called once.
+    """
+    frame = TOOL_PARSERS.load(parser).frame
+    if not use.is_forced or frame is None:
+        return None
+    tools = use.tools
+    if use.choice != "required":
+        tools = [tool for tool in tools if _function(tool).get("name") == use.choice]
+        use = replace(use, is_parallel=False)
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [_tag(_function(tool), frame) for tool in tools],
+        "separator": frame.separator,
+        "at_least_one": True,
+        "stop_after_first": not use.is_parallel,
+    }
+    return json.dumps({"type": "structural_tag", "format": calls})
+
+
+def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:
+    schema = function.get("parameters") or {"type": "object"}
+    name = json.dumps(function["name"])
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": frame.begin.replace("NAME", name), "content": content, "end": frame.end}
+
+
+def _name(index: int, tool: Tool) -> str:
+    function = _function(tool)
+    name, parameters = function.get("name"), function.get("parameters")
+    if tool.get("type", "function") != "function" or not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            f"tools has at {index} no function with a name of letters, digits, '.', '_' and '-'; each must "
+            'be {"type": "function", "function": {"name": ...}}'
+        )
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise ValueError(f"tools has at {index} parameters that are no JSON schema (an object)")
+    return name
+
+
+def _function(tool: Tool) -> Tool:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _choice(choice: object) -> str | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    name = _function(choice).get("name") if isinstance(choice, Mapping) else None
+    if not isinstance(name, str):
+        raise ValueError(
+            'tool_choice must be auto, none, required, or {"type": "function", "function": {"name": ...}}'
+        )
+    return name

@@ -1,0 +1,133 @@
+"""What the X-ray shows is what is; and it looks no more often than it may."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from pellucid.engine.core import Engine
+from pellucid.engine.xray import INTERVAL, MOST_TIME, BlockView, Flat, Frame, LiveXRay, RowView
+from tests.engine.test_core import make_engine
+from tests.schedule.device import make_request
+
+FREE = BlockView(0, -1, 0, False)
+
+
+View = TypeVar("View", BlockView, RowView)
+
+
+def views(kind: Callable[..., View], flat: Flat) -> list[View]:
+    """Views of four fields each."""
+    return [kind(*flat[i : i + 4]) for i in range(0, len(flat), 4)]
+
+
+class Clock:
+    """Seconds that pass by themselves at each look."""
+
+    def __init__(self, per_look: float = 0.0) -> None:
+        self.now, self.per_look = 100.0, per_look
+
+    def __call__(self) -> float:
+        self.now += self.per_look
+        return self.now
+
+
+class Page:
+    """Follows frames, as the page does."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, BlockView] = {}
+        self.last: Frame | None = None
+
+    def show(self, frame: Frame | None) -> None:
+        assert frame is not None
+        if frame.is_first:
+            self.blocks.clear()
+        self.blocks |= {view.block: view for view in views(BlockView, frame.blocks[0])}
+        self.last = frame
+
+    def check(self, engine: Engine) -> None:
+        """Every block is shown as it is."""
+        scheduler = engine.scheduler
+        (pool,) = scheduler.kv.pools
+        running = scheduler.running()
+        num_owners = Counter(block for seq in running for block in seq.table.blocks[0])
+        for block in range(1, pool.num_blocks + 1):
+            shown = self.blocks.get(block, FREE)
+            is_cached = not num_owners[block] and pool.is_published(block)
+            assert (shown.num_owners, shown.is_cached) == (num_owners[block], is_cached)
+            owners = [seq.id for seq in running if block in seq.table.blocks[0]]
+            assert shown.owner in owners if owners else shown.owner == -1
+        assert self.last is not None
+        assert [view.id for view in self.last.running] == [seq.id for seq in running]
+        assert self.last.num_waiting == scheduler.num_waiting
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_picture_is_the_truth_whenever_it_is_drawn(seed: int) -> None:
+    engine, _ = make_engine(depth=2, num_blocks=18, num_slots=4, num_spec=2)
+    rng, clock, page = random.Random(seed), Clock(), Page()
+    names = iter(range(10_000))
+    for turn in range(300):
+        if turn == 20:
+            engine.xray = LiveXRay(engine.scheduler, clock)
+        if rng.random() < 0.3:
+            shared = [7] * rng.randrange(0, 20)
+            prompt = [*shared, *rng.choices(range(100), k=rng.randrange(1, 8))]
+            engine.add(make_request(str(next(names)), prompt, max_tokens=rng.randrange(1, 16)))
+        if rng.random() < 0.02:
+            engine.clear_prefix_cache()
+        engine.step()
+        clock.now += rng.choice((0.0, INTERVAL))
+        if turn >= 20 and (frame := engine.xray.frame(is_stale=True)):
+            page.show(frame)
+            page.check(engine)
+    assert page.last is not None and engine.scheduler.counters.num_preemptions
+
+
+def test_a_frame_has_the_rows_of_each_step() -> None:
+    engine, executor = make_engine(num_spec=2, budget=4)
+    executor.device.accept = 1
+    engine.xray = LiveXRay(engine.scheduler)
+    engine.add(make_request("a", 6, max_tokens=4))
+    while engine.has_work:
+        engine.step()
+    frame = engine.xray.frame(is_stale=False)
+    assert frame is not None and frame.is_first and frame.max_num_tokens == 4 and not frame.running
+    rows = [row[1:] for step in frame.steps for row in views(RowView, step.rows)]
+    assert rows == [(4, 0, 0), (2, 0, 1), (3, 2, 2), (3, 2, 1)], "two chunks and two verifications"
+
+
+def test_it_looks_at_most_so_often_and_says_nothing_twice() -> None:
+    engine, _ = make_engine()
+    clock = Clock()
+    xray = engine.xray = LiveXRay(engine.scheduler, clock)
+    assert xray.patience == 0 and xray.frame(is_stale=False) is not None
+    assert xray.patience is None and xray.frame(is_stale=False) is None, "nothing is new"
+    engine.add(make_request("a", max_tokens=2))
+    engine.step()
+    assert xray.frame(is_stale=True) is None and xray.patience == pytest.approx(INTERVAL)
+    clock.now += INTERVAL
+    frame = xray.frame(is_stale=False)
+    assert frame is not None and not frame.is_first and frame.steps
+
+
+def test_it_takes_no_more_than_its_share_of_the_time() -> None:
+    engine, _ = make_engine()
+    clock = Clock(per_look=0.01)
+    xray = LiveXRay(engine.scheduler, clock)
+    assert xray.frame(is_stale=True) is not None
+    until = clock.now + 0.01 / MOST_TIME - 0.1
+    while clock.now < until:
+        assert xray.frame(is_stale=True) is None
+
+
+def test_nobody_watches_at_first() -> None:
+    engine, _ = make_engine()
+    engine.add(make_request("a"))
+    engine.step()
+    assert engine.xray.frame(is_stale=True) is None and engine.xray.patience is None

@@ -1,0 +1,144 @@
+"""The page at /, in a real browser on a real server; with PELLUCID_SHOTS=FOLDER it leaves pictures there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.chromium import Tab, chromium, find_chromium
+from tests.server.conftest import Running, running
+
+SHOTS = "PELLUCID_SHOTS"
+CHROMIUM = find_chromium()
+BUSY = "document.querySelector('#composer').classList.contains('busy')"
+NUM_COLOURFUL = """(() => {
+    const canvas = document.querySelector('%s');
+    const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    let num = 0;
+    for (let i = 0; i < data.length; i += 4) {
+        const rgb = data.slice(i, i + 3);
+        num += data[i + 3] > 200 && Math.max(...rgb) - Math.min(...rgb) > 60;
+    }
+    return num;
+})()"""  # how many pixels have a strong colour
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    if CHROMIUM is None:
+        pytest.skip("NO CHROMIUM HERE: the page is not tested (apt-get install chromium)")
+    with chromium(CHROMIUM) as tab:
+        tab.size(1360, 860)
+        yield tab
+
+
+def shoot(tab: Tab, name: str) -> None:
+    folder = os.environ.get(SHOTS)
+    if folder:
+        tab.shot(Path(folder) / f"{name}.png")
+
+
+def colourful(selector: str) -> str:
+    return NUM_COLOURFUL % selector
+
+
+def say(tab: Tab, text: str) -> None:
+    tab.type("#draft", text)
+    tab.until(f"!({BUSY})")
+
+
+def test_its_files_need_nobody_else(server: Running) -> None:
+    page = httpx.get(server.url)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in ("main.js", "style.css", "icon.svg"):
+        part = httpx.get(f"{server.url}/page/{name}")
+        assert part.status_code == 200 and part.headers["content-type"].split(";")[0] in (
+            "text/javascript",
+            "text/css",
+            "image/svg+xml",
+        )
+    for name in ("nothing.js", "..%2fpages.py", "%2e%2e/pages.py"):
+        assert httpx.get(f"{server.url}/page/{name}").status_code == 404
+    sources = Path(__file__).parents[2] / "pellucid" / "server" / "page"
+    named = [line for path in sources.iterdir() for line in path.read_text().splitlines() if "://" in line]
+    assert all("www.w3.org" in line for line in named), "no address of another host"
+
+
+def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Running) -> None:
+    tab.open(server.url)
+    tab.until("document.querySelector('#model').textContent === 'sprout'")
+    shoot(tab, "welcome")
+    tab.eval("document.querySelector('#temperature').value = 0")
+    tab.eval("document.querySelector('#temperature').dispatchEvent(new Event('input'))")
+    assert tab.text("label[for=temperature] output") == "0.00"
+    tab.type("#draft", "What is 47 + 85?")
+    tab.until("document.querySelector('.thinking.busy') !== null")
+    early = len(tab.text(".thoughts"))
+    tab.until(f"!({BUSY})")
+    assert len(tab.text(".thoughts")) > early, "it has grown while it was looked at"
+    assert tab.text(".assistant .text") == "132"
+    assert not tab.eval("document.querySelector('.thinking').open")
+    assert "tokens/s" in tab.text(".facts") and "first after" in tab.text(".facts")
+    say(tab, "Sort in ascending order: 930, 425, 341, 84, 278")
+    assert tab.eval("document.querySelectorAll('.message').length") == 4
+    assert "written" in tab.text("#totals")
+    shoot(tab, "chat")
+    assert tab.errors == []
+
+
+def test_an_answer_can_be_stopped_and_a_chat_begun_anew(tab: Tab, server: Running) -> None:
+    tab.open(server.url)
+    tab.type("#draft", "Sort in ascending order: " + ", ".join(str(n * 37 % 1000) for n in range(60)))
+    tab.until("document.querySelector('.thinking.busy') !== null")
+    tab.click("#send")
+    tab.until(f"!({BUSY})")
+    assert "stopped" in tab.text(".facts")
+    server.wait_until_idle()
+    tab.click("#new-chat")
+    assert tab.eval("document.querySelectorAll('.message').length") == 0
+    assert tab.eval("!document.querySelector('#welcome').hidden")
+
+
+def test_what_goes_wrong_is_said_in_the_servers_words(tab: Tab, server: Running) -> None:
+    tab.open(server.url)
+    tab.eval("document.querySelector('#max_tokens').value = -5")
+    say(tab, "Hello")
+    assert "max_tokens is -5" in tab.text(".error")
+    assert any("400" in error for error in tab.errors), "the browser's own note of it"
+    assert tab.eval("document.querySelector('#draft').value") == "Hello", "it may be sent again"
+    tab.errors.clear()
+
+
+def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
+    drafts = ("--speculative-model", "sprout-draft", "--num-speculative-tokens", "4")
+    with running(*drafts, "--block-size", "16", "--max-num-seqs", "8") as server:
+        tab.open(server.url)
+        assert tab.text("#link") == "off"
+        tab.click("#tab-xray")
+        tab.until("document.querySelector('#link').dataset.state === 'live'")
+        assert tab.eval(colourful("#blocks")) == 0, "all is free"
+        tab.click("#load")
+        tab.until("document.querySelectorAll('.request:not(.waits)').length === 8")
+        tab.until("document.querySelectorAll('.request.waits').length > 0")
+        tab.until(f"{colourful('#blocks')} > 300 && {colourful('#steps')} > 300")
+        tab.until("document.querySelector('#rate').textContent !== '0'")
+        tab.until("document.querySelector('#accepted').textContent.endsWith('%')")
+        if os.environ.get(SHOTS):
+            tab.until("document.querySelectorAll('.request').length <= 9")  # the strip has filled
+        shoot(tab, "xray")
+        tab.click("#theme")
+        time.sleep(0.3)
+        shoot(tab, "xray-dark")
+        tab.click("#theme")
+        tab.until("!document.querySelector('#load').disabled", 60)
+        tab.until("document.querySelectorAll('.request').length === 0")
+        tab.until("document.querySelector('#usage').textContent === '0%'")
+        tab.click("#tab-chat")
+        assert tab.text("#link") == "off"
+        assert tab.errors == []

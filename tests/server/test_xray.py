@@ -1,0 +1,111 @@
+"""The websocket /xray of a real server: who may watch, what is seen, and how often."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin, Subprotocol
+
+from tests.server.conftest import Running, running
+
+PROTOCOL = Subprotocol("pellucid.xray")
+
+
+def watch(server: Running, key: str | None = None, **options: Any) -> ClientConnection:
+    protocols = [PROTOCOL]
+    if key is not None:
+        encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        protocols.append(Subprotocol(f"key.{encoded}"))
+    url = server.url.replace("http", "ws") + "/xray"
+    return connect(url, subprotocols=protocols, max_size=None, **options)
+
+
+def sights(socket: ClientConnection, silence: float = 1.0) -> Iterator[dict[str, Any]]:
+    """Messages, until there are none for so many seconds."""
+    while True:
+        try:
+            yield json.loads(socket.recv(silence))
+        except TimeoutError:
+            return
+
+
+def ask(client: openai.OpenAI, **options: Any) -> None:
+    client.completions.create(
+        model="sprout", prompt="Once upon a time", max_tokens=40, extra_body={"ignore_eos": True}, **options
+    )
+
+
+def test_a_watcher_sees_a_request_from_its_first_token_to_its_last_block(
+    server: Running, client: openai.OpenAI
+) -> None:
+    with watch(server) as socket:
+        assert socket.subprotocol == PROTOCOL
+        first = json.loads(socket.recv(10))
+        assert first["frame"]["is_first"] and (first["engine"], first["num_engines"]) == (0, 1)
+        ask(client, n=3)
+        seen = list(sights(socket))
+    frames = [sight["frame"] for sight in seen]
+    assert max(frame["num_running"] for frame in frames) == 3
+    assert any(max(frame["blocks"][0][1::4], default=-1) >= 0 for frame in frames), "blocks are owned"
+    assert frames[-1]["num_running"] == 0 and not frames[-1]["running"]
+    assert sum(sum(rows[3::4]) for frame in frames for _, rows in frame["steps"]) == 120, (
+        "every token of every step"
+    )
+    assert len([wait for sight in seen for wait in sight["first_tokens"] if 0 < wait < 30]) == 3
+    assert seen[-1]["stats"]["num_sampled_tokens"] - first["stats"]["num_sampled_tokens"] == 120
+
+
+def test_frames_come_no_more_than_twenty_times_a_second(server: Running, client: openai.OpenAI) -> None:
+    with watch(server) as socket:
+        load = threading.Thread(target=ask, args=(client,), kwargs={"n": 4})
+        load.start()
+        seconds = [sight["frame"]["seconds"] for sight in sights(socket)]
+        load.join()
+    gaps = [later - earlier for earlier, later in zip(seconds, seconds[1:], strict=False)]
+    assert gaps and min(gaps) >= 0.05
+
+
+def test_a_second_watcher_has_both_begin_anew(server: Running) -> None:
+    with watch(server) as one:
+        assert json.loads(one.recv(10))["frame"]["is_first"]
+        with watch(server) as other:
+            assert json.loads(other.recv(10))["frame"]["is_first"]
+            assert json.loads(one.recv(10))["frame"]["is_first"]
+
+
+def test_no_page_of_another_host_may_watch(server: Running) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        watch(server, origin=Origin("http://evil.example"))
+    assert refused.value.response.status_code == 403
+    with watch(server, origin=Origin(server.url)) as socket:
+        assert socket.recv(10)
+
+
+def test_a_watcher_that_stands_still_holds_up_nobody(server: Running, client: openai.OpenAI) -> None:
+    with watch(server, max_queue=1) as slow:
+        ask(client, n=4)
+        time.sleep(0.2)
+        with watch(server) as other:
+            assert json.loads(other.recv(10))["frame"]["is_first"]
+        assert slow.recv(10)
+
+
+def test_a_key_is_needed_where_keys_are() -> None:
+    with running("--api-key", "schlüssel+/") as server:
+        for key in (None, "", "wrong"):
+            with pytest.raises((InvalidStatus, ConnectionClosed)):
+                watch(server, key=key)
+        with watch(server, key="schlüssel+/") as socket:
+            assert socket.recv(10)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 0, "who watches does not hold the server up"
