@@ -22,6 +22,7 @@ EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
 AIM = 0.9  # of a target that the user names: steps scatter around what was expected of them
 
+SHORTEST = 1e-6  # seconds that a step takes at least, whatever a clock says
 NEWEST = 1 / 8  # what the newest of many steps counts, of those that only decode
 MOST_SURPRISE = 4.0  # a step that took more times what was expected is an accident, and counts as this much
 FEW_TOKENS = 256  # a chunk of fewer takes about as long as one of so many: until then the weights are read
@@ -109,7 +110,7 @@ class LearnedPace:
         self._loads.append(Load(num_decode, num_prompt, reach))
 
     def took(self, seconds: float) -> None:
-        load = self._loads.popleft()
+        load, seconds = self._loads.popleft(), max(seconds, SHORTEST)
         has_prompts = load.num_prompt > 0
         self._busy += min(1.0, seconds / BUSY_SECONDS) * (has_prompts - self._busy)
         if has_prompts:
@@ -163,6 +164,7 @@ class Factors:
     FIRST_DOUBT = 0.3
     DRIFT = 1e-4  # of the doubt, with each step: factors change, slowly
     NOISE = 0.01  # variance of a step's time, as a share of it
+    LEAST = 1e-3  # of the first guess
 
     def __init__(self, *first: float) -> None:
         """first: guesses, all positive."""
@@ -177,7 +179,7 @@ class Factors:
         blame = [_dot(row, parts) for row in self._doubt]
         certainty = 1 / (self.NOISE + _dot(blame, parts))
         for i, (value, unit) in enumerate(zip(self.values, self._units, strict=True)):
-            self.values[i] = max(value + unit * blame[i] * certainty * error, value / 2)
+            self.values[i] = max(value + unit * blame[i] * certainty * error, value / 2, unit * self.LEAST)
             for j, other in enumerate(blame):
                 self._doubt[i][j] -= blame[i] * certainty * other
             if self._doubt[i][i] < self.FIRST_DOUBT:

@@ -226,6 +226,16 @@ def test_a_first_prompt_of_a_few_tokens_does_not_spoil_the_rest() -> None:
     assert 1e3 * max(run.gaps(0.1)) < 40
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_prompts_that_seem_to_cost_nothing_get_all_they_ask_for(seconds: float) -> None:
+    pace = LearnedPace()
+    for i in range(5000):
+        num_prompt = (0, 64, 1024, 500)[i % 4]
+        pace.planned(32, num_prompt, num_prompt * 3000)
+        pace.took(seconds)
+    assert pace.room(32, 100) > 10_000
+
+
 def test_an_accident_is_soon_forgotten() -> None:
     run = VirtualRun(SMALL, LearnedPace())
     for i in range(32):
