@@ -101,6 +101,7 @@ class LLMEngine:
             cache_salt=prompt.cache_salt,
             grammar=None if grammar is None else grammar.encode(),
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
+            is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=priority,
             arrival=time.monotonic(),
         )

@@ -264,6 +264,7 @@ class Request:
     cache_salt: str | None = None
     grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
     is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest
+    is_streamed: bool = False  # its user sees tokens as they come, so prompts beside it are paced
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
     kv_transfer: str | None = None

@@ -209,6 +209,7 @@ class Engine:
         plan = self.scheduler.next_plan()
         if plan is None:
             return False
+        self._clock.starts()
         ticket = self.executor.submit(plan)  # the forward starts
         self._clock.submitted()
         if plan.has_grammar:
@@ -231,7 +232,7 @@ class Engine:
         since = time.perf_counter()
         result = ticket.result()
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
-        self._clock.waited(since)
+        self.scheduler.pace.took(self._clock.waited(since))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         updates += self.scheduler.commit(plan, result)
         self.xray.landed(plan, result)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pellucid.engine.core import Engine, NullGrammar
+from pellucid.schedule.pace import Unpaced
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import FinishReason, SeqUpdate
@@ -364,3 +365,31 @@ def test_ctrl_c_while_a_step_is_launched_ends_the_engine_and_answers_every_reque
     updates = engine.step()
     assert [(u.request_id, u.finish_reason) for u in updates] == [("a", FinishReason.ERROR)]
     assert engine.is_finished and engine.error is not None
+
+
+class Recorder(Unpaced):
+    """A pace that remembers what the steps took."""
+
+    def __init__(self) -> None:
+        self.num_planned = 0
+        self.seconds: list[float] = []
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        self.num_planned += 1
+
+    def took(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_pace_is_told_of_every_step_and_of_no_time_without_one(depth: int) -> None:
+    engine, _ = make_engine(depth=depth)
+    engine.scheduler.pace = pace = Recorder()
+    began = time.perf_counter()
+    for name in "ab":
+        engine.add(make_request(name))
+        while engine.has_work:
+            engine.step()
+        time.sleep(0.2)
+    assert len(pace.seconds) == pace.num_planned == engine.stats().num_steps
+    assert min(pace.seconds) >= 0 and sum(pace.seconds) <= time.perf_counter() - began - 0.4
