@@ -7,6 +7,7 @@ transformers; transformers is asked only where that file is missing.  Knows noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -106,6 +107,13 @@ class Tokenizer:
         """How a text's first space is treated; None if tokens do not spell bytes (see `token_bytes`)."""
         decoder = self._vocabulary.piece_decoder
         return None if decoder is None else decoder.leading_space
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most characters of a text that one token stands for; None if tokens do not spell bytes."""
+        if self._vocabulary.piece_decoder is None:
+            return None
+        return max(len(self.id_to_token(i) or "") for i in range(self.vocab_size))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that a token contributes to a text; half a character is possible."""

@@ -60,7 +60,7 @@ def test_messages_go_to_the_tokens_of_a_chat(server: Running, client: openai.Ope
         ("GET", "/nothing", None, 404, "Not Found"),
         ("GET", "/v1/completions", None, 405, "Method Not Allowed"),
         ("POST", "/v1/completions", "{", 400, "JSON"),
-        ("POST", "/v1/completions", "[]", 400, "dictionary"),
+        ("POST", "/v1/completions", "[]", 400, "no JSON object"),
         ("POST", "/v1/completions", '{"prompt": "\\ud800"}', 400, "half of a character"),
         ("POST", "/v1/completions", '{"prompt": "a", "temperature": NaN}', 400, "temperature is nan"),
         ("POST", "/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, "logit_bias"),
