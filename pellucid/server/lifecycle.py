@@ -10,9 +10,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
+from pellucid.server.stream import FLOW
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
@@ -96,11 +98,19 @@ class _HttpServer(uvicorn.Server):
             self._announce()
 
 
+class _Connection(HttpToolsProtocol):
+    """uvicorn's; streams may ask whether it takes more."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {FLOW: {"flow": self.flow}}
+
+
 def _http_config(server: Server) -> uvicorn.Config:
     options = server.options
     return uvicorn.Config(
         make_app(server),
-        http="httptools",
+        http=_Connection,
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,
