@@ -103,7 +103,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {FLOW: {"flow": self.flow}}
+        self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
 
 
 def _http_config(server: Server) -> uvicorn.Config:
