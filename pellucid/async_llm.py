@@ -30,6 +30,7 @@ HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
 
 
 Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
+Sink = Callable[[Sequence[RequestOutput]], bool]  # takes outputs at once, or declines
 
 
 class EngineDeadError(RuntimeError):
@@ -40,11 +41,13 @@ class Mailbox:
     """What some requests have said and nobody has read yet; iterate over it to read.
 
     What comes while nobody reads joins what is there, so a slow reader costs no more memory than the answers
-    do, and gets them in larger pieces.
+    do, and gets them in larger pieces.  To wake a reader for each output is dear, so it may leave a `sink`
+    that takes them in its stead; it is then woken for what the sink declines, and for the end.
     """
 
     def __init__(self, kind: OutputKind, abort: Callable[[str], None]) -> None:
         self.request_ids: list[str] = []
+        self.sink: Sink | None = None
         self._kind, self._abort = kind, abort
         self._unfinished: set[str] = set()
         self._news: dict[str, RequestOutput] = {}
@@ -56,12 +59,29 @@ class Mailbox:
         self._unfinished.add(request_id)
 
     def put(self, output: RequestOutput) -> None:
+        """Add to what is new; `tell` when that is all for now."""
         older = self._news.get(output.request_id)
         is_part = older is not None and self._kind is OutputKind.DELTA
         self._news[output.request_id] = join_deltas(older, output) if older and is_part else output
         if output.finished:
             self._unfinished.discard(output.request_id)
-        self._wake()
+
+    def tell(self) -> None:
+        """Let the sink take what is new, or wake the reader.
+
+        Only a reader that waits has passed on all that came before.  What the sink raises, the reader raises.
+        """
+        if self._reader is None or self._reader.done():
+            return
+        try:
+            is_taken = self.sink is not None and bool(self._unfinished) and self.sink([*self._news.values()])
+        except Exception as error:
+            self._reader.set_exception(error)
+            return
+        if is_taken:
+            self._news.clear()
+        else:
+            self._wake()
 
     def close(self) -> None:
         """Read no further: what is unfinished is aborted, and whoever waits here reads the end."""
@@ -417,11 +437,15 @@ class AsyncLLM:
             self._death.set_result(self.error)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        told: dict[Mailbox, None] = {}  # in order
         for output in outputs:
             mailbox = self._mailboxes[output.request_id]
             if output.finished:
                 del self._mailboxes[output.request_id]
             mailbox.put(output)
+            told[mailbox] = None
+        for mailbox in told:
+            mailbox.tell()
 
     def _watch_files(self, loop: asyncio.AbstractEventLoop) -> None:
         files = set(self._engine.files)

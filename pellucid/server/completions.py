@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,7 +19,7 @@ from pellucid.server.logprobs import completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice
 from pellucid.server.respond import respond, usage_facts
-from pellucid.server.stream import event
+from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.types import SamplingParams
@@ -102,16 +101,38 @@ class _CompletionForm:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of each choice that are out
+    is_plain: bool = field(init=False)  # is a text all that is new in most chunks?
+    envelopes: dict[int, Envelope] = field(default_factory=dict[int, Envelope])  # of each choice
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        async for pieces in self.answer.pieces():
-            yield b"".join([event(self._body([self._choice(piece)])) for piece in pieces])
-        if self.body.wants_usage and self.answer.is_complete:
-            yield event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+    def __post_init__(self) -> None:
+        body = self.body
+        shows_more = body.wants_running_usage or body.return_token_ids or body.logprobs is not None
+        self.is_plain = not shows_more and self.prompt_texts is None
+
+    def begin(self) -> bytes:
+        return b""
+
+    def events(self, pieces: list[Piece]) -> bytes:
+        return b"".join([self._event(piece) for piece in pieces])
+
+    def end(self) -> bytes:
+        if not (self.body.wants_usage and self.answer.is_complete):
+            return b""
+        return event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
 
     async def whole(self) -> CompletionBody:
         choices = [self._choice(piece) for piece in await self.answer.whole()]
         return CompletionBody(self.id, self.created, self.model, choices, usage_facts(self.answer.usage))
+
+    def _event(self, piece: Piece) -> bytes:
+        if not self.is_plain or piece.finish_reason is not None:
+            return event(self._body([self._choice(piece)]))
+        envelope = self.envelopes.get(piece.index)
+        if envelope is None:
+            envelope = self.envelopes[piece.index] = Envelope(
+                lambda text: self._body([CompletionChoice(piece.index, text, None, None)])
+            )
+        return envelope.of(piece.text)
 
     def _body(self, choices: list[CompletionChoice]) -> CompletionBody:
         usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
 from pellucid.server.listener import listen
+from pellucid.server.stream import FLOW
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
@@ -83,13 +84,17 @@ class _Life:
         self.http.should_exit = True
 
 
-class _HttpProtocol(HttpToolsProtocol):
-    """uvicorn's; a request's head may not grow without end, for nothing has looked at a key by then."""
+class _Connection(HttpToolsProtocol):
+    """uvicorn's; streams may ask whether it takes more.
+
+    A request's head may not grow without end, for nothing has looked at a key by then.
+    """
 
     _head_bytes: int | None = None  # of a head that is not complete
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -126,7 +131,7 @@ def _http_config(server: Server) -> uvicorn.Config:
     options = server.options
     return uvicorn.Config(
         make_app(server),
-        http=_HttpProtocol,
+        http=_Connection,
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,
