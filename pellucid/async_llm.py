@@ -16,7 +16,7 @@ from pellucid.config import EngineConfig, Resolved
 from pellucid.engine.replicas import start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
-from pellucid.llm_engine import LLMEngine
+from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
@@ -143,6 +143,7 @@ class AsyncLLM:
         and EngineDeadError when the engine dies.
         """
         (tokens,) = await self.tokenize([prompt])
+        await self.check_grammar(sampling_params)
         mailbox = self.open([tokens], sampling_params, request_id=request_id, priority=priority, kind=kind)
         async for output in self._outputs(mailbox):
             yield output
@@ -159,6 +160,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate` completes a prompt."""
         tokens = await self.tokenize_chat(messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
+        await self.check_grammar(sampling_params)
         mailbox = self.open([tokens], sampling_params, request_id=request_id, kind=kind)
         async for output in self._outputs(mailbox):
             yield output
@@ -327,6 +329,16 @@ class AsyncLLM:
     ) -> SamplingParams:
         """What the checkpoint recommends.  max_tokens: if it says nothing about that."""
         return self._front.default_sampling_params(max_tokens=max_tokens)
+
+    async def check_grammar(
+        self, sampling: SamplingParams | None, *, seconds: float = COMPILE_SECONDS
+    ) -> None:
+        """Raise ValueError for structured_outputs that are wrong or take longer than `seconds` to compile.
+
+        Asked before `open`, which would hold up the event loop for an answer that is not known.
+        """
+        if sampling is not None and sampling.structured_outputs is not None:
+            await asyncio.to_thread(self._front.check_grammar, sampling, seconds=seconds)
 
     # Life
 

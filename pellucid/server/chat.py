@@ -37,7 +37,8 @@ from pellucid.server.protocol.openai_output import (
 )
 from pellucid.server.respond import respond, usage_facts
 from pellucid.server.stream import Envelope, event
-from pellucid.server.tools import ToolUse
+from pellucid.server.structured import check_wish, thinking_in, wish_of
+from pellucid.server.tools import ToolUse, forced_calls
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
@@ -60,6 +61,11 @@ async def open_answer(body: ChatRequest, server: Server) -> Answer:
         use = tool_use(body, server)
         sampling = _sampling(body, server)
         prompt = await _tokenize(body, use, server)
+        wish = wish_of(body, forced_calls(use, server.parsers.tools))
+        if wish is not None:
+            wish.thinking = thinking_in(prompt, body, server)
+            sampling.structured_outputs = wish
+    await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
     make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
     return Answer(mailbox, [prompt], sampling.n, make_parser)
@@ -74,10 +80,6 @@ def tool_use(body: ChatRequest, server: Server) -> ToolUse:
 
 def _check(body: ChatRequest) -> None:
     """Refuse what would be answered wrongly."""
-    for name in ("response_format", "structured_outputs"):
-        wish = getattr(body, name)
-        if wish is not None and wish.get("type") != "text":
-            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:

@@ -20,6 +20,7 @@ from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice
 from pellucid.server.respond import respond, usage_facts
 from pellucid.server.stream import Envelope, event
+from pellucid.server.structured import check_wish, wish_of
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.types import SamplingParams
 
@@ -37,6 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             _prompts(body), add_special_tokens=body.add_special_tokens is not False
         )
         texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
+    await check_wish(body, sampling, server)
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
     answer = Answer(mailbox, prompts, sampling.n)
     return await respond(request, body, answer, _CompletionForm(body, answer, model, server, texts))
@@ -48,10 +50,6 @@ def _check(body: CompletionRequest) -> None:
         raise ApiError(
             400, "suffix is not supported: the text always goes on behind the prompt", param="suffix"
         )
-    for name in ("response_format", "structured_outputs"):
-        wish = getattr(body, name)
-        if wish is not None and wish.get("type") != "text":
-            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if body.stream and body.echo and body.logprobs is not None and (body.n or 1) > 1:
@@ -64,6 +62,7 @@ def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
     defaults = server.llm.default_sampling_params()
     wish = body.max_tokens if "max_tokens" in body.model_fields_set else defaults.max_tokens
     changes: dict[str, object] = {
+        "structured_outputs": wish_of(body),
         "max_tokens": 1 if wish == 0 else most_tokens(wish, server.options),
         "logprobs": body.logprobs,
     }

@@ -27,6 +27,7 @@ class ServeOptions:
     max_n: int = option(128, "most completions of a prompt")
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
+    max_grammar_seconds: float = option(5.0, "most seconds to compile a request's grammar")
     max_body_mib: float = option(32.0, "most MiB of a request's body")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
     root_path: str = option("", "the path under which a proxy shows this server")
@@ -44,7 +45,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         choose(None, reasoning=self.reasoning_parser, tools=self.tool_call_parser)
-        for name in ("max_waiting", "max_n", "max_stop_strings", "max_body_mib"):
+        for name in ("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:

@@ -114,6 +114,12 @@ class Tokenizer:
             known = self._bytes_of_id[token_id] = self._find_bytes(token_id)
         return known
 
+    def spell_all(self) -> list[bytes]:
+        """What every token contributes to a text that is shown without special tokens; those: nothing."""
+        return [
+            b"" if token in self.special_ids else self.token_bytes(token) for token in range(self.vocab_size)
+        ]
+
     def token_text(self, token_id: int) -> str:
         """One token alone as text, special ones too; U+FFFD stands for half a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
