@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from pellucid.llm_engine import LLMEngine as LLMEngine
     from pellucid.types import RequestOutput as RequestOutput
     from pellucid.types import SamplingParams as SamplingParams
+    from pellucid.types import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EngineConfig",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _HOMES = {
     "LLM": "pellucid.llm",
@@ -27,6 +36,7 @@ _HOMES = {
     "LLMEngine": "pellucid.llm_engine",
     "EngineConfig": "pellucid.config",
     "SamplingParams": "pellucid.types",
+    "StructuredOutputsParams": "pellucid.types",
     "RequestOutput": "pellucid.types",
 }
 

@@ -16,7 +16,7 @@ from pellucid.config import EngineConfig, Resolved
 from pellucid.engine.replicas import start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
-from pellucid.llm_engine import LLMEngine
+from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
@@ -30,6 +30,7 @@ HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
 
 
 Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
+Sink = Callable[[Sequence[RequestOutput]], bool]  # takes outputs at once, or declines
 
 
 class EngineDeadError(RuntimeError):
@@ -40,11 +41,13 @@ class Mailbox:
     """What some requests have said and nobody has read yet; iterate over it to read.
 
     What comes while nobody reads joins what is there, so a slow reader costs no more memory than the answers
-    do, and gets them in larger pieces.
+    do, and gets them in larger pieces.  To wake a reader for each output is dear, so it may leave a `sink`
+    that takes them in its stead; it is then woken for what the sink declines, and for the end.
     """
 
     def __init__(self, kind: OutputKind, abort: Callable[[str], None]) -> None:
         self.request_ids: list[str] = []
+        self.sink: Sink | None = None
         self._kind, self._abort = kind, abort
         self._unfinished: set[str] = set()
         self._news: dict[str, RequestOutput] = {}
@@ -56,12 +59,29 @@ class Mailbox:
         self._unfinished.add(request_id)
 
     def put(self, output: RequestOutput) -> None:
+        """Add to what is new; `tell` when that is all for now."""
         older = self._news.get(output.request_id)
         is_part = older is not None and self._kind is OutputKind.DELTA
         self._news[output.request_id] = join_deltas(older, output) if older and is_part else output
         if output.finished:
             self._unfinished.discard(output.request_id)
-        self._wake()
+
+    def tell(self) -> None:
+        """Let the sink take what is new, or wake the reader.
+
+        Only a reader that waits has passed on all that came before.  What the sink raises, the reader raises.
+        """
+        if self._reader is None or self._reader.done():
+            return
+        try:
+            is_taken = self.sink is not None and bool(self._unfinished) and self.sink([*self._news.values()])
+        except Exception as error:
+            self._reader.set_exception(error)
+            return
+        if is_taken:
+            self._news.clear()
+        else:
+            self._wake()
 
     def close(self) -> None:
         """Read no further: what is unfinished is aborted, and whoever waits here reads the end."""
@@ -123,6 +143,7 @@ class AsyncLLM:
         and EngineDeadError when the engine dies.
         """
         (tokens,) = await self.tokenize([prompt])
+        await self.check_grammar(sampling_params)
         mailbox = self.open([tokens], sampling_params, request_id=request_id, priority=priority, kind=kind)
         async for output in self._outputs(mailbox):
             yield output
@@ -139,6 +160,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate` completes a prompt."""
         tokens = await self.tokenize_chat(messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
+        await self.check_grammar(sampling_params)
         mailbox = self.open([tokens], sampling_params, request_id=request_id, kind=kind)
         async for output in self._outputs(mailbox):
             yield output
@@ -308,6 +330,16 @@ class AsyncLLM:
         """What the checkpoint recommends.  max_tokens: if it says nothing about that."""
         return self._front.default_sampling_params(max_tokens=max_tokens)
 
+    async def check_grammar(
+        self, sampling: SamplingParams | None, *, seconds: float = COMPILE_SECONDS
+    ) -> None:
+        """Raise ValueError for structured_outputs that are wrong or take longer than `seconds` to compile.
+
+        Asked before `open`, which would hold up the event loop for an answer that is not known.
+        """
+        if sampling is not None and sampling.structured_outputs is not None:
+            await asyncio.to_thread(self._front.check_grammar, sampling, seconds=seconds)
+
     # Life
 
     def watch(self, observer: Observer) -> None:
@@ -405,11 +437,15 @@ class AsyncLLM:
             self._death.set_result(self.error)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        told: dict[Mailbox, None] = {}  # in order
         for output in outputs:
             mailbox = self._mailboxes[output.request_id]
             if output.finished:
                 del self._mailboxes[output.request_id]
             mailbox.put(output)
+            told[mailbox] = None
+        for mailbox in told:
+            mailbox.tell()
 
     def _watch_files(self, loop: asyncio.AbstractEventLoop) -> None:
         files = set(self._engine.files)

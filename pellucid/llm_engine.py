@@ -13,12 +13,17 @@ from collections.abc import Mapping, Sequence
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
+from pellucid.engine.grammars import eos_token_ids, spelling_of
 from pellucid.engine.statistics import EngineStats
+from pellucid.sample.grammars.base import GrammarSpec, Spelling
+from pellucid.sample.grammars.check import GrammarChecker
 from pellucid.text.chat import Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import Request, RequestOutput, SamplingParams, SeqUpdate
+
+COMPILE_SECONDS = 5.0  # most that a grammar may take
 
 
 class LLMEngine:
@@ -31,8 +36,9 @@ class LLMEngine:
         self.resolved, self.capacity = started.resolved, started.capacity
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
-        self.eos_token_ids = self._all_eos_token_ids()
+        self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
         self.outputs = OutputProcessor(self.tokenizer)
+        self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
         self._seeds = random.Random(config.model.seed)
 
@@ -82,6 +88,9 @@ class LLMEngine:
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
         own_id = str(next(self._ids))
         request_id = own_id if request_id is None else request_id
+        grammar = self._grammar(sampling)
+        if grammar is not None:
+            sampling = sampling.clone(structured_outputs=None)
         request = Request(
             id=own_id,
             prompt_token_ids=prompt.token_ids,
@@ -90,7 +99,9 @@ class LLMEngine:
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(sampling),
             cache_salt=prompt.cache_salt,
+            grammar=None if grammar is None else grammar.encode(),
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
+            is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=priority,
             arrival=time.monotonic(),
         )
@@ -150,7 +161,23 @@ class LLMEngine:
         sampling.check_token_ids(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
+        self.check_grammar(sampling)
         return sampling
+
+    def check_grammar(self, sampling: SamplingParams, *, seconds: float = COMPILE_SECONDS) -> None:
+        """Raise ValueError for structured_outputs that are wrong, or that take too long to compile.
+
+        Any thread may call it; a grammar that has been checked before is answered at once.
+        """
+        grammar, wish = self._grammar(sampling), sampling.structured_outputs
+        if grammar is None or wish is None:
+            return
+        if self.resolved.speculative.is_synthetic:
+            raise ValueError("structured_outputs means nothing where drafts stand by chance (synthetic)")
+        try:
+            self._checker.check(grammar, seconds)
+        except ValueError as error:
+            raise ValueError(f"structured_outputs.{wish.kind} {error}") from error
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens
@@ -212,11 +239,29 @@ class LLMEngine:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
 
-    def _all_eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
-        own = self.resolved.checkpoint.eos_token_ids
-        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        return own if named is None or named in own else (*own, named)
+    def _spelling(self) -> Spelling:
+        assert self.tokenizer is not None, "without a tokenizer there is no grammar"
+        return spelling_of(self.resolved, self.tokenizer)
+
+    def _grammar(self, sampling: SamplingParams) -> GrammarSpec | None:
+        """The language that is asked for.  Raises ValueError if this model has no such."""
+        wish = sampling.structured_outputs
+        if wish is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs needs a tokenizer; this engine was started without one")
+        if wish.thinking is None:
+            return GrammarSpec(wish.kind, wish.text)
+        start, end = wish.thinking
+        thinking = None if start is None else self._token_id(start), self._token_id(end)
+        return GrammarSpec(wish.kind, wish.text, thinking)
+
+    def _token_id(self, text: str) -> int:
+        """The one token that `text` is."""
+        token_id = None if self.tokenizer is None else self.tokenizer.token_to_id(text)
+        if token_id is None:
+            raise ValueError(f"structured_outputs.thinking has {text!r}, which is no token of this model")
+        return token_id
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not sampling.bad_words:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from json import dumps
 from numbers import Integral, Real
+from typing import Any
 
 
 class FinishReason(enum.StrEnum):
@@ -44,6 +46,69 @@ def _check_integer(name: str, value: object) -> None:
     _check_range(name, int(value), -(2**63), 2**63 - 1)  # type: ignore[call-overload]
 
 
+# Languages that a text may be asked to be of: the types of what describes them, and in words.
+STRUCTURES: dict[str, type | tuple[type, ...]] = {
+    "json": (str, dict),
+    "regex": str,
+    "choice": (list, tuple),
+    "grammar": str,
+    "json_object": bool,
+    "structural_tag": str,
+}
+MEANINGS = {
+    "json": "a JSON schema, a dict or its text",
+    "regex": "a regular expression",
+    "choice": "a list of texts, none of them empty",
+    "grammar": "EBNF, a text with the rule root",
+    "json_object": "True",
+    "structural_tag": "xgrammar's JSON, a text",
+}
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """What language a text must be of; names are vLLM's.  Give exactly one.
+
+    Raises ValueError for anything else.
+    """
+
+    json: str | dict[str, Any] | None = None  # a JSON schema
+    regex: str | None = None  # matches the whole text
+    choice: list[str] | None = None  # one of these texts
+    grammar: str | None = None  # EBNF, with the rule `root`
+    json_object: bool | None = None  # any JSON object
+    structural_tag: str | None = None  # xgrammar's JSON: free text with constrained parts
+    # The tokens that thinking begins and ends with, such as <think> and </think>: what lies between them is
+    # free.  The first is None if the prompt has begun it.
+    thinking: tuple[str | None, str] | None = None
+
+    def __post_init__(self) -> None:
+        kind = self.kind
+        value: Any = getattr(self, kind)
+        is_right = isinstance(value, STRUCTURES[kind]) and (kind == "json" or bool(value))
+        if kind == "choice":
+            is_right = is_right and all(isinstance(text, str) and text for text in value)
+        if not is_right:
+            raise ValueError(f"structured_outputs.{kind} is {value!r:.100}, must be {MEANINGS[kind]}")
+
+    @property
+    def kind(self) -> str:
+        """Which one is given."""
+        given = [name for name in STRUCTURES if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise ValueError(f"structured_outputs has {said}, must have one of {', '.join(STRUCTURES)}")
+        return given[0]
+
+    @property
+    def text(self) -> str:
+        """The description itself, as one text."""
+        value: Any = getattr(self, self.kind)
+        if self.kind == "json_object":
+            return ""
+        return value if isinstance(value, str) else dumps(value)
+
+
 @dataclass
 class SamplingParams:
     """How the tokens of one request are chosen; names and meaning are vLLM's.
@@ -75,6 +140,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None  # added to the logits of these token ids
     allowed_token_ids: list[int] | None = None  # only these may be generated
     bad_words: list[str] | None = None  # strings whose last token may not be generated after the others
+    structured_outputs: StructuredOutputsParams | None = None  # the text is of a language: JSON, a regex, ..
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -153,6 +219,9 @@ class SamplingParams:
             raise ValueError("stop strings need text; set detokenize=True or use stop_token_ids")
         if any(not word.strip() for word in self.bad_words or ()):
             raise ValueError("bad_words contains an empty string; remove it")
+        wish: Any = self.structured_outputs
+        if wish is not None and not isinstance(wish, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs is {wish!r:.100}, must be StructuredOutputsParams")
 
     def check_token_ids(self, vocab_size: int | None = None) -> None:
         """Raise ValueError for token ids that are empty, or not in a vocabulary of this size."""
@@ -193,8 +262,9 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     lora: str | None = None
     cache_salt: str | None = None
-    grammar: str | None = None
+    grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
     is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest
+    is_streamed: bool = False  # its user sees tokens as they come, so prompts beside it are paced
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
     kv_transfer: str | None = None

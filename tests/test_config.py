@@ -1,4 +1,4 @@
-"""How a model's layers are cut among pipeline stages, and how many plans fill the pipeline."""
+"""How layers are cut among pipeline stages, how many plans fill the pipeline, and what is refused."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def test_as_many_plans_as_stages_are_under_way_and_one_more_on_a_gpu(device: str
 def test_ranks_share_the_cores() -> None:
     choice = resolved(28, pipeline_parallel_size=2, tensor_parallel_size=2)
     assert (choice.num_workers, choice.num_threads) == (4, 2)
+
+
+def test_a_target_is_a_time_or_none() -> None:
+    for target in (None, 0, 0.5, 20):
+        assert resolved(2, target_itl_ms=target).user.scheduler.target_itl_ms == target
+    for target in (-1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"target_itl_ms is .*, must be at least 0 \(0 is no limit\)"):
+            resolved(2, target_itl_ms=target)

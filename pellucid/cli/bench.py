@@ -1,4 +1,7 @@
-"""`pellucid bench`: throughput or latency through `LLM.generate`, and their share of the machine's limit."""
+"""`pellucid bench MEASURE`: throughput or latency through `LLM.generate`, as a share of the machine's limit.
+
+`serve` loads a server instead, and is a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from pellucid.cli import bench_serve
 from pellucid.cli.console import complain, terminal
 from pellucid.cli.options import add_engine_options, engine_options, open_llm
 from pellucid.cli.prompts import write_text
@@ -16,31 +20,55 @@ from pellucid.registry import load_object
 LENGTHS = "; ".join(f"{name}: {recipe.inputs} in, {recipe.outputs} out" for name, recipe in RECIPES.items())
 
 
+MEASURES = {
+    "throughput": "many requests at once",
+    "latency": "B equal requests, milliseconds a step",
+    "table": "nano, latency of 1, 32 and 256 requests, and prefill, one after another",
+    "serve": "load a server of OpenAI's API, and show what its clients see",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `bench` understands."""
-    parser.usage = "%(prog)s {throughput,latency,table} [OPTION ...]"
-    parser.add_argument(
-        "measure", choices=("throughput", "latency", "table"),
-        help="throughput: many requests at once; latency: B equal requests, milliseconds a step; "
-        "table: nano, latency of 1, 32 and 256 requests, and prefill, one after another",
-    )  # fmt: skip
-    parser.add_argument(
-        "--workload", choices=WORKLOADS, default="nano",
-        help="for throughput.  nano: nano-vllm's own, 256 requests, 142,827 tokens in, 133,966 out; "
-        "random: lengths as you say; prefill: long prompts, one token out (default nano)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--num-requests", type=positive, metavar="N",
-        help="requests (default 256 for random, 16 for prefill)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--input-len", type=Lengths.parse, metavar="N|LOW:HIGH", help=f"prompt tokens (defaults {LENGTHS})"
-    )
-    parser.add_argument("--output-len", type=Lengths.parse, metavar="N|LOW:HIGH", help="output tokens")
-    parser.add_argument(
-        "--batch-size", type=positive, nargs="+", default=[1], metavar="B",
-        help="for latency: requests at once, several to measure one after another (default 1)",
-    )  # fmt: skip
+    measures = parser.add_subparsers(dest="measure", required=True, metavar="MEASURE")
+    for name, text in MEASURES.items():
+        measure = measures.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        # Said before MEASURE or behind it; a default of its own would undo the former.
+        measure.add_argument(
+            "-v",
+            "--verbose",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="log what the engine decides",
+        )
+        if name == "serve":
+            bench_serve.add_arguments(measure)
+        else:
+            _add_offline_arguments(measure, name)
+
+
+def _add_offline_arguments(parser: argparse.ArgumentParser, measure: str) -> None:
+    if measure == "throughput":
+        parser.add_argument(
+            "--workload", choices=WORKLOADS, default="nano",
+            help="nano: nano-vllm's own, 256 requests, 142,827 tokens in, 133,966 out; "
+            "random: lengths as you say; prefill: long prompts, one token out (default nano)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--num-requests", type=positive, metavar="N",
+            help="requests (default 256 for random, 16 for prefill)",
+        )  # fmt: skip
+    if measure == "latency":
+        parser.add_argument(
+            "--batch-size", type=positive, nargs="+", default=[1], metavar="B",
+            help="requests at once, several to measure one after another (default 1)",
+        )  # fmt: skip
+    if measure != "table":
+        parser.add_argument(
+            "--input-len", type=Lengths.parse, metavar="N|LOW:HIGH",
+            help=f"prompt tokens (defaults {LENGTHS})",
+        )  # fmt: skip
+        parser.add_argument("--output-len", type=Lengths.parse, metavar="N|LOW:HIGH", help="output tokens")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="(default 0.6)")
     parser.add_argument(
         "--repeat", type=positive, default=3, metavar="N", help="runs, of which the median counts (default 3)"
@@ -57,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the machine, then every workload, and print one column a workload."""
+    """Measure the machine, then every workload, and print one column a workload; or load a server."""
+    if args.measure == "serve":
+        return bench_serve.run(args)
     from pellucid.cli.measure import measure, plan_run
     from pellucid.cli.profile import print_profile, profile_run
 

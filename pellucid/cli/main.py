@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "demo": "show the bundled model: thinking, a tool call, a completion",
-    "bench": "measure throughput or latency, as a share of what the machine can do",
+    "bench": "measure throughput, latency, or a server under load",
     "eval": "measure a model on the bundled held-out tasks",
 }
 

@@ -67,11 +67,11 @@ class Parser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {message} (`{self.prog} --help` lists the options)\n")
         sys.exit(2)
 
-    def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
-        """The parser of the command that was chosen; this one, if it has no commands."""
+    def _command(self, parsed: argparse.Namespace) -> Parser:
+        """The parser of the command that was chosen, however deep; this one, if it has no commands."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                return action.choices[vars(parsed)[action.dest]]
+                return action.choices[vars(parsed)[action.dest]]._command(parsed)
         return self
 
 

@@ -121,27 +121,30 @@ TABLE_SIZES = (1, 32, 256)  # the batches of `bench table`
 
 def choose(args: argparse.Namespace, seed: int) -> list[Workload]:
     """The workloads that the bench command's arguments ask for."""
+    if args.measure == "table":
+        latencies = [_from_recipe("latency", None, seed, num_requests=size) for size in TABLE_SIZES]
+        return [nano(), *latencies, _from_recipe("prefill", None, seed)]
     if args.measure == "latency":
         return [_from_recipe("latency", args, seed, num_requests=size) for size in args.batch_size]
-    if args.measure == "throughput" and args.workload != "nano":
+    if args.workload != "nano":
         return [_from_recipe(args.workload, args, seed, num_requests=args.num_requests)]
     given = [name for name in ("num_requests", "input_len", "output_len") if getattr(args, name) is not None]
     if given:
-        flag, fixed = "--" + given[0].replace("_", "-"), "nano" if args.measure == "throughput" else "table"
-        raise ValueError(f"{fixed} is fixed, {flag} cannot change it; use throughput --workload random")
-    if args.measure == "throughput":
-        return [nano()]
-    sizes = [_from_recipe("latency", args, seed, num_requests=size) for size in TABLE_SIZES]
-    return [nano(), *sizes, _from_recipe("prefill", args, seed, num_requests=None)]
+        flag = "--" + given[0].replace("_", "-")
+        raise ValueError(f"nano is fixed, {flag} cannot change it; use throughput --workload random")
+    return [nano()]
 
 
-def _from_recipe(name: str, args: argparse.Namespace, seed: int, *, num_requests: int | None) -> Workload:
+def _from_recipe(
+    name: str, args: argparse.Namespace | None, seed: int, *, num_requests: int | None = None
+) -> Workload:
+    """args: whose lengths go before the recipe's, if they are given."""
     recipe = RECIPES[name]
     num = recipe.num_requests if num_requests is None else num_requests
     title = f"{name} B={num}" if name == "latency" else name
-    return random_lengths(
-        title, num, args.input_len or recipe.inputs, args.output_len or recipe.outputs, seed
-    )
+    inputs = (args.input_len if args else None) or recipe.inputs
+    outputs = (args.output_len if args else None) or recipe.outputs
+    return random_lengths(title, num, inputs, outputs, seed)
 
 
 def positive(text: str) -> int:

@@ -9,10 +9,12 @@ from typing import Generic, TypeVar
 
 from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
+from pellucid.engine.grammars import make_grammars
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
+from pellucid.schedule.pace import LearnedPace, Pace, Unpaced
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
@@ -54,9 +56,10 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
         policy=config.scheduler.scheduling_policy,
     )
     engine = Engine(
-        Scheduler(options, kv),
+        Scheduler(options, kv, pace=_pace(resolved)),
         executor,
         depth=resolved.depth,
+        grammar=make_grammars(resolved),
         check_invariants=config.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )
@@ -67,3 +70,11 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
         )
     logger.info("ready after %.1f s", time.perf_counter() - began)
     return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)
+
+
+def _pace(resolved: Resolved) -> Pace:
+    """In a pipeline a stream's next token takes as many steps as there are stages."""
+    target = resolved.user.scheduler.target_itl_ms
+    if target is None:
+        return LearnedPace()
+    return LearnedPace(target / 1000 / resolved.num_pipeline_stages) if target else Unpaced()

@@ -11,8 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pellucid.engine.statistics import EngineStats, StepClock
 from pellucid.engine.xray import NullXRay, XRay
@@ -22,28 +23,49 @@ from pellucid.schedule.scheduler import HostBoundRow, Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector
+POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or for a grammar
 
 
 class Grammar(Protocol):
     """The host's side of constrained decoding."""
 
+    def compile(self, grammar: str) -> Future[Any]:
+        """Make ready for requests with this grammar; its exception says why there can be none."""
+        ...
+
     def masks(self, rows: dict[int, HostBoundRow]) -> object:
         """What the workers need to mask these rows, by index in the plan; made while the forward runs."""
+        ...
+
+    def take_ended(self) -> dict[str, str | None]:
+        """Requests whose texts can have no further token, since the last call; what is wrong, or None."""
         ...
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         ...
 
+    def shutdown(self) -> None: ...
+
 
 class NullGrammar:
     """No request is constrained."""
 
+    def compile(self, grammar: str) -> Future[Any]:
+        compiled: Future[Any] = Future()
+        compiled.set_result(None)
+        return compiled
+
     def masks(self, rows: dict[int, HostBoundRow]) -> object:
         raise AssertionError("a request has a grammar, but this engine was made without")
 
+    def take_ended(self) -> dict[str, str | None]:
+        return {}
+
     def forget(self, request_id: str) -> None:
+        pass
+
+    def shutdown(self) -> None:
         pass
 
 
@@ -72,6 +94,7 @@ class Engine:
         self._is_synthetic = is_synthetic  # drafts stand by chance
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
+        self._compiling: dict[str, Request] = {}  # by id: its grammar is not ready
         self._arrived = threading.Event()
         self._clock = StepClock()
         self._found_nothing = False  # in the last step
@@ -91,7 +114,7 @@ class Engine:
         stop_reason: int | str | None = None,
     ) -> None:
         """End a request early; nothing happens if it has ended by itself meanwhile."""
-        self._post(lambda: self.scheduler.abort(request_id, reason, stop_reason))
+        self._post(lambda: self._abort(request_id, reason, stop_reason))
 
     def call(self, action: Callable[[], None]) -> None:
         """Run something between two steps, in the engine's thread."""
@@ -113,7 +136,7 @@ class Engine:
         updates: list[SeqUpdate] = []
         try:
             self._drain_inbox(updates)
-            self._submit()
+            self._submit(updates)
             self._collect(updates)
         except Exception as error:
             logger.exception("the engine has failed")
@@ -134,31 +157,66 @@ class Engine:
     def _add(self, request: Request) -> SeqUpdate | None:
         if self.error is not None:
             return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=self.error)
+        if request.grammar is None:
+            return self.scheduler.add(request)
+        compiled = self._grammar.compile(request.grammar)
+        self._compiling[request.id] = request
+        if compiled.done():
+            return self._begin(request.id, compiled)
+        compiled.add_done_callback(lambda _: self._post(lambda: self._begin(request.id, compiled)))
+        return None
+
+    def _begin(self, request_id: str, compiled: Future[Any]) -> SeqUpdate | None:
+        """A request's grammar is ready, or never will be."""
+        request = self._compiling.pop(request_id, None)
+        if request is None:
+            return None  # it has ended meanwhile
+        error = compiled.exception()
+        if error is not None:
+            return SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=f"its grammar: {error}")
         return self.scheduler.add(request)
 
-    def _submit(self) -> None:
+    def _abort(
+        self, request_id: str, reason: FinishReason, stop_reason: int | str | None
+    ) -> SeqUpdate | None:
+        if self._compiling.pop(request_id, None) is not None:
+            return SeqUpdate(request_id, finish_reason=reason, stop_reason=stop_reason)
+        return self.scheduler.abort(request_id, reason, stop_reason)
+
+    def _end(self, request_id: str, error: str | None) -> SeqUpdate:
+        """A grammar lets nothing follow: what the plan under way makes of it counts no more."""
+        reason = FinishReason.STOP if error is None else FinishReason.ERROR
+        update = self.scheduler.abort(request_id, reason)
+        assert update is not None, f"request {request_id} is not in the plan that was made last"
+        update.error = error
+        return update
+
+    def _submit(self, updates: list[SeqUpdate]) -> None:
         """Fill the pipeline."""
         if not self._inflight:
             self._clock.resume()
         while self.error is None and len(self._inflight) < self.depth:
             try:
-                if not self._submit_next():
+                if not self._submit_next(updates):
                     break
             except KeyboardInterrupt as error:  # what is planned may never run, its blocks are published
                 for update in self._die(error):
                     self._post(partial(_itself, update))
                 raise
 
-    def _submit_next(self) -> bool:
+    def _submit_next(self, updates: list[SeqUpdate]) -> bool:
         """Plan a step and start its forward; False if nothing is ready."""
         plan = self.scheduler.next_plan()
         if plan is None:
             return False
+        self._clock.starts()
         ticket = self.executor.submit(plan)  # the forward starts
         self._clock.submitted()
         if plan.has_grammar:
             ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
         self._inflight.append((plan, ticket))
+        if plan.has_grammar:
+            updates += [self._end(*ended) for ended in self._grammar.take_ended().items()]
         return True
 
     def _collect(self, updates: list[SeqUpdate]) -> None:
@@ -166,13 +224,15 @@ class Engine:
         self._found_nothing = not self._inflight
         if self._found_nothing:
             self._count_empty()
+            if self._compiling:
+                self._arrived.wait(POLL_SECONDS)
             return
         self._num_empty = 0
         plan, ticket = self._inflight[0]
         since = time.perf_counter()
         result = ticket.result()
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
-        self._clock.waited(since)
+        self.scheduler.pace.took(self._clock.waited(since))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         updates += self.scheduler.commit(plan, result)
         self.xray.landed(plan, result)
@@ -191,28 +251,34 @@ class Engine:
     def _die(self, error: BaseException) -> list[SeqUpdate]:
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
         self._inflight.clear()
-        return self.scheduler.fail_all(self.error)
+        compiling = [
+            SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=self.error)
+            for request_id in self._compiling
+        ]
+        self._compiling.clear()
+        return compiling + self.scheduler.fail_all(self.error)
 
     @property
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
-        pending = bool(self._inbox or self._inflight) or self.scheduler.has_unfinished
+        pending = bool(self._inbox or self._inflight or self._compiling) or self.scheduler.has_unfinished
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property
     def is_finished(self) -> bool:
         """Has every request been answered?"""
-        return not self._inbox and not self.scheduler.has_unfinished
+        return not (self._inbox or self._compiling or self.scheduler.has_unfinished)
 
     @property
     def idle(self) -> bool:
         """Would a step do nothing until a request arrives or a connector reports?"""
         if self._inbox or self._inflight:
             return False
-        return not self.has_work or (self._found_nothing and self.scheduler.has_transfers)
+        waits = self.scheduler.has_transfers or bool(self._compiling)
+        return not self.has_work or (self._found_nothing and waits)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block while idle, for at most `timeout` seconds, until something is handed in.
+        """Block while idle, for at most `timeout` seconds, until something is handed in or compiled.
 
         While a connector is at work this returns soon, so that the next step may ask it.
         """
@@ -236,7 +302,7 @@ class Engine:
             wait_seconds=clock.wait_seconds,
             num_late_compilations=self._num_late_compilations,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._compiling),
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
         )
@@ -246,6 +312,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
+        self._grammar.shutdown()
         self.executor.shutdown()
 
 

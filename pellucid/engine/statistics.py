@@ -6,6 +6,7 @@ Knows nothing of where they are shown.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -76,20 +77,31 @@ class StepClock:
         self.host_seconds = 0.0
         self.wait_seconds = 0.0
         self.num_steps = 0
-        self._host_since = time.perf_counter()
+        self._host_since = self._last_result = time.perf_counter()
+        self._starts: deque[float] = deque()  # of the steps under way
 
     def resume(self) -> None:
         """The engine was idle until now."""
         self._host_since = time.perf_counter()
+
+    def starts(self) -> None:
+        """A plan is about to be submitted."""
+        self._starts.append(time.perf_counter())
 
     def submitted(self) -> None:
         now = time.perf_counter()
         self.host_seconds += now - self._host_since
         self._host_since = now
 
-    def waited(self, since: float) -> None:
-        """A result has come; the wait for it began at `since` of time.perf_counter."""
-        wait = time.perf_counter() - since
+    def waited(self, since: float) -> float:
+        """A result has come; the wait for it began at `since` of time.perf_counter.
+
+        Returns the seconds that its step took: since it began, or since the one before it came home.
+        """
+        now = time.perf_counter()
+        wait, seconds = now - since, now - max(self._starts.popleft(), self._last_result)
+        self._last_result = now
         self.wait_seconds += wait
         self._host_since += wait
         self.num_steps += 1
+        return seconds

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.chorus import Chorus
+from pellucid.schedule.pace import Pace, Unpaced
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Key, Sequence, Status
@@ -59,10 +60,15 @@ class Scheduler:
     """Owns all sequences, slots and (through `kv`) blocks.  One thread."""
 
     def __init__(
-        self, options: SchedulerOptions, kv: KVManager, connector: KVConnector | None = None
+        self,
+        options: SchedulerOptions,
+        kv: KVManager,
+        connector: KVConnector | None = None,
+        pace: Pace | None = None,
     ) -> None:
         assert connector is None or kv.enable_prefix_caching, "loads arrive through the prefix cache"
         self.options, self.kv = options, kv
+        self.pace: Pace = pace or Unpaced()
         self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
         self._sequences: dict[int, Sequence] = {}  # unfinished, by id
         self._by_request: dict[str, Sequence] = {}
@@ -102,6 +108,7 @@ class Scheduler:
             host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
             is_quiet=request.is_quiet,
+            is_streamed=request.is_streamed,
             min_len=len(prompt) + request.sampling.min_tokens,
             num_told=len(prompt),
         )
@@ -173,12 +180,14 @@ class Scheduler:
         step = Step(self._next_plan_id, options.max_num_batched_tokens, num_propose)
         self._next_plan_id += 1
         self._plan_decodes(step)
+        self._pace_prompts(step)
         self._plan_chunks(step)
         self._admit_waiting(step)
         kv_meta = self._transfers.plan_meta()
         if not step.rows and not kv_meta:
             return None
         retired, self._retired = self._retired, []
+        self._tell_pace(step)
         self._inflight.append(step.seqs)
         return step.to_plan(self._committed, retired, kv_meta)
 
@@ -251,6 +260,20 @@ class Scheduler:
         if len(self._prefilling) or (len(self._waiting) and self._slots):
             return max(1, self.options.max_num_batched_tokens // 8)
         return 0
+
+    def _pace_prompts(self, step: Step) -> None:
+        """Streams wait for the whole step: prompts get of it what these can bear."""
+        if self._prompt_share() and any(seq.is_streamed for seq in self._decoding):
+            start = self._prefilling.oldest.num_planned if len(self._prefilling) else 0
+            room = self.pace.room(step.num_tokens, start)
+            step.max_tokens = min(step.max_tokens, step.num_tokens + room)
+
+    def _tell_pace(self, step: Step) -> None:
+        num_prompt = reach = 0
+        for seq, row in step.chunks:
+            num_prompt += row.num_query
+            reach += row.num_query * (2 * seq.num_planned - row.num_query) // 2
+        self.pace.planned(step.num_tokens - num_prompt, num_prompt, reach)
 
     def _let_go_first(self, seq: Sequence) -> None:
         index = self._decoding.index(seq)

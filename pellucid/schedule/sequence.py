@@ -40,6 +40,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     min_len: int  # no stop token counts before there are this many tokens
     is_quiet: bool = False  # updates bring its first tokens, and at the end all others
+    is_streamed: bool = False  # somebody waits for each of its tokens
     status: Status = Status.WAITING
     epoch: int = 0  # of its stay in a slot; a row with an older one is stale
     num_prompt_logprobs: int = 0  # that have arrived, over all stays: of the first positions

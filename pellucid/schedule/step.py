@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
@@ -57,7 +57,18 @@ class Step:
     @property
     def budget(self) -> int:
         """Tokens left."""
-        return self.max_tokens - len(self.rows) - self.num_more
+        return self.max_tokens - self.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens planned, drafts included."""
+        return len(self.rows) + self.num_more
+
+    @property
+    def chunks(self) -> Iterator[tuple[Sequence, Row]]:
+        """Whose chunks there are."""
+        first = len(self.rows) - self.num_chunks
+        return zip(self.seqs[first:], self.rows[first:], strict=True)
 
     def add(self, seq: Sequence, row: Row) -> None:
         self.rows.append(row)
@@ -81,7 +92,7 @@ class Step:
         return row
 
     def has_chunk(self, seq_id: int) -> bool:
-        return any(row.seq_id == seq_id for row in self.rows[len(self.rows) - self.num_chunks :])
+        return any(row.seq_id == seq_id for _, row in self.chunks)
 
     def to_plan(self, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
         return StepPlan(

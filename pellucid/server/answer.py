@@ -69,9 +69,7 @@ class Answer:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What is new, as it comes.  Ends early if closed.  Raises AnswerFailedError if the engine fails."""
         async for output in self._mailbox:
-            if output.error is not None:
-                raise AnswerFailedError(500, output.error)
-            yield self._pieces(output)
+            yield self._read(output)
 
     async def whole(self) -> list[Piece]:
         """All choices in order; to be asked of a mailbox that has one output of each request."""
@@ -82,11 +80,24 @@ class Answer:
         """Of a choice."""
         return self.prompts[index // self._n]
 
+    def pass_on(self, write: Callable[[list[Piece]], None], can_write: Callable[[], bool]) -> None:
+        """Let `write` have what is new the moment it comes, as long as it can and `pieces` waits anyway."""
+
+        def take(outputs: Sequence[RequestOutput]) -> bool:
+            if not can_write():
+                return False
+            write([piece for output in outputs for piece in self._read(output)])
+            return True
+
+        self._mailbox.sink = take
+
     def close(self) -> None:
         """Nobody reads on: the engine is told, and `pieces` ends."""
         self._mailbox.close()
 
-    def _pieces(self, output: RequestOutput) -> list[Piece]:
+    def _read(self, output: RequestOutput) -> list[Piece]:
+        if output.error is not None:
+            raise AnswerFailedError(500, output.error)
         first = self._first_index[output.request_id]
         if output.finished:
             self.usage.num_cached_tokens += output.num_cached_tokens

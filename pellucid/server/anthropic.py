@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,13 +75,15 @@ class _MessageForm:
     num_blocks: int = 0  # of the stream, begun
     open: type[Block] | None = None  # what the last of them is, until it has ended
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def begin(self) -> bytes:
         start = MessageStart(MessageBody(self.id, self.model, [], _counts(self.answer.usage)))
-        yield _event(start) + _event(Ping())
-        async for pieces in self.answer.pieces():
-            events = b"".join([_event(each) for piece in pieces for each in self._events(piece)])
-            if events:
-                yield events
+        return _event(start) + _event(Ping())
+
+    def events(self, pieces: list[Piece]) -> bytes:
+        return b"".join([_event(each) for piece in pieces for each in self._events(piece)])
+
+    def end(self) -> bytes:
+        return b""
 
     async def whole(self) -> MessageBody | None:
         pieces = await self.answer.whole()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,8 +36,9 @@ from pellucid.server.protocol.openai_output import (
     ToolCall,
 )
 from pellucid.server.respond import respond, usage_facts
-from pellucid.server.stream import event
-from pellucid.server.tools import ToolUse
+from pellucid.server.stream import Envelope, event
+from pellucid.server.structured import check_wish, thinking_in, wish_of
+from pellucid.server.tools import ToolUse, forced_calls
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
@@ -61,6 +61,11 @@ async def open_answer(body: ChatRequest, server: Server) -> Answer:
         use = tool_use(body, server)
         sampling = _sampling(body, server)
         prompt = await _tokenize(body, use, server)
+        wish = wish_of(body, forced_calls(use, server.parsers.tools))
+        if wish is not None:
+            wish.thinking = thinking_in(prompt, body, server)
+            sampling.structured_outputs = wish
+    await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
     make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
     return Answer(mailbox, [prompt], sampling.n, make_parser)
@@ -75,10 +80,6 @@ def tool_use(body: ChatRequest, server: Server) -> ToolUse:
 
 def _check(body: ChatRequest) -> None:
     """Refuse what would be answered wrongly."""
-    for name in ("response_format", "structured_outputs"):
-        wish = getattr(body, name)
-        if wish is not None and wish.get("type") != "text":
-            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
@@ -147,12 +148,25 @@ class _ChatForm:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     num_calls: dict[int, int] = field(default_factory=dict[int, int])  # tool calls begun, of each choice
+    is_plain: bool = field(init=False)  # is a text all that is new in most chunks?
+    envelopes: dict[tuple[int, type[Event]], Envelope] = field(
+        default_factory=dict[tuple[int, type[Event]], Envelope]
+    )  # of each choice
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        async for pieces in self.answer.pieces():
-            yield b"".join([chunk for piece in pieces for chunk in self._chunks(piece)])
-        if self.body.wants_usage and self.answer.is_complete:
-            yield event(ChatChunk(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+    def __post_init__(self) -> None:
+        body = self.body
+        self.is_plain = not (body.wants_running_usage or body.return_token_ids or body.logprobs)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def events(self, pieces: list[Piece]) -> bytes:
+        return b"".join([chunk for piece in pieces for chunk in self._chunks(piece)])
+
+    def end(self) -> bytes:
+        if not (self.body.wants_usage and self.answer.is_complete):
+            return b""
+        return event(ChatChunk(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
 
     async def whole(self) -> ChatBody:
         pieces = await self.answer.whole()
@@ -189,6 +203,8 @@ class _ChatForm:
 
     def _chunks(self, piece: Piece) -> list[bytes]:
         """The events of one piece; logprobs, ids and the end go with the last delta."""
+        if self.is_plain and not piece.is_first and piece.finish_reason is None:
+            return [self._chunk(piece.index, each) for each in self._shown(piece.events)]
         deltas = self._deltas(piece)
         if not deltas:
             return []
@@ -206,14 +222,31 @@ class _ChatForm:
             chunks[0].prompt_token_ids = self.answer.prompts[0].token_ids
         return [event(chunk) for chunk in chunks]
 
+    def _chunk(self, index: int, each: Event) -> bytes:
+        """The event that carries nothing but this."""
+
+        def make(shown: Event) -> ChatChunk:
+            choice = ChatChunkChoice(index, self._delta(index, shown))
+            return ChatChunk(self.id, self.created, self.model, [choice])
+
+        if not isinstance(each, Content | Reasoning):
+            return event(make(each))
+        kind = type(each)
+        envelope = self.envelopes.get((index, kind))
+        if envelope is None:
+            envelope = self.envelopes[index, kind] = Envelope(lambda text: make(kind(text)))
+        return envelope.of(each.text)
+
+    def _shown(self, events: list[Event]) -> list[Event]:
+        if self.body.include_reasoning is False:
+            return [each for each in events if not isinstance(each, Reasoning)]
+        return events
+
     def _deltas(self, piece: Piece) -> list[ChatDelta]:
         deltas: list[ChatDelta] = []
         if piece.is_first:
             deltas.append(ChatDelta("assistant", self._echo() if self.body.echo else ""))
-        for each in piece.events:
-            if self.body.include_reasoning is False and isinstance(each, Reasoning):
-                continue
-            deltas.append(self._delta(piece.index, each))
+        deltas += [self._delta(piece.index, each) for each in self._shown(piece.events)]
         needs_one = piece.finish_reason is not None or piece.logprobs or self.body.return_token_ids
         if not deltas and not needs_one:
             return []

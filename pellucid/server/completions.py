@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,7 +19,8 @@ from pellucid.server.logprobs import completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice
 from pellucid.server.respond import respond, usage_facts
-from pellucid.server.stream import event
+from pellucid.server.stream import Envelope, event
+from pellucid.server.structured import check_wish, wish_of
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.types import SamplingParams
 
@@ -38,6 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             _prompts(body), add_special_tokens=body.add_special_tokens is not False
         )
         texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
+    await check_wish(body, sampling, server)
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
     answer = Answer(mailbox, prompts, sampling.n)
     return await respond(request, body, answer, _CompletionForm(body, answer, model, server, texts))
@@ -49,10 +50,6 @@ def _check(body: CompletionRequest) -> None:
         raise ApiError(
             400, "suffix is not supported: the text always goes on behind the prompt", param="suffix"
         )
-    for name in ("response_format", "structured_outputs"):
-        wish = getattr(body, name)
-        if wish is not None and wish.get("type") != "text":
-            raise ApiError(400, f"{name} is not supported on this route yet", param=name)
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if body.stream and body.echo and body.logprobs is not None and (body.n or 1) > 1:
@@ -65,6 +62,7 @@ def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
     defaults = server.llm.default_sampling_params()
     wish = body.max_tokens if "max_tokens" in body.model_fields_set else defaults.max_tokens
     changes: dict[str, object] = {
+        "structured_outputs": wish_of(body),
         "max_tokens": 1 if wish == 0 else most_tokens(wish, server.options),
         "logprobs": body.logprobs,
     }
@@ -103,16 +101,38 @@ class _CompletionForm:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of each choice that are out
+    is_plain: bool = field(init=False)  # is a text all that is new in most chunks?
+    envelopes: dict[int, Envelope] = field(default_factory=dict[int, Envelope])  # of each choice
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        async for pieces in self.answer.pieces():
-            yield b"".join([event(self._body([self._choice(piece)])) for piece in pieces])
-        if self.body.wants_usage and self.answer.is_complete:
-            yield event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+    def __post_init__(self) -> None:
+        body = self.body
+        shows_more = body.wants_running_usage or body.return_token_ids or body.logprobs is not None
+        self.is_plain = not shows_more and self.prompt_texts is None
+
+    def begin(self) -> bytes:
+        return b""
+
+    def events(self, pieces: list[Piece]) -> bytes:
+        return b"".join([self._event(piece) for piece in pieces])
+
+    def end(self) -> bytes:
+        if not (self.body.wants_usage and self.answer.is_complete):
+            return b""
+        return event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
 
     async def whole(self) -> CompletionBody:
         choices = [self._choice(piece) for piece in await self.answer.whole()]
         return CompletionBody(self.id, self.created, self.model, choices, usage_facts(self.answer.usage))
+
+    def _event(self, piece: Piece) -> bytes:
+        if not self.is_plain or piece.finish_reason is not None:
+            return event(self._body([self._choice(piece)]))
+        envelope = self.envelopes.get(piece.index)
+        if envelope is None:
+            envelope = self.envelopes[piece.index] = Envelope(
+                lambda text: self._body([CompletionChoice(piece.index, text, None, None)])
+            )
+        return envelope.of(piece.text)
 
     def _body(self, choices: list[CompletionChoice]) -> CompletionBody:
         usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET

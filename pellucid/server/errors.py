@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -39,6 +40,7 @@ MESSAGES_TYPES = {  # Anthropic's
     413: "request_too_large",
     503: "overloaded_error",
 }
+MOST_CHARACTERS = 4000  # of a message
 FIELD = re.compile(r"(?:a token id in )?([a-z_]+)\b")
 
 
@@ -47,6 +49,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
+        if len(message) > MOST_CHARACTERS:  # it may quote the request
+            message = f"{message[:MOST_CHARACTERS]}..."
         self.status, self.message, self.param = status, message, param
 
 
@@ -113,8 +117,8 @@ def install_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"] if part != "body"]
         param = path[0] if path and not path[0].isdigit() else None
-        where = f"{'.'.join(path)}: " if param else ""
-        return error_response(request.url.path, ApiError(400, f"{where}{first['msg']}", param=param))
+        message = f"{'.'.join(path)}: {first['msg']}" if param else _body_fault(first, request)
+        return error_response(request.url.path, ApiError(400, message, param=param))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -125,3 +129,20 @@ def install_error_handlers(app: FastAPI) -> None:
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
         return error_response(request.url.path, ApiError(500, "internal error; the server's log has it"))
+
+
+def _body_fault(fault: Mapping[str, Any], request: Request) -> str:
+    """What is wrong with a body as a whole."""
+    kind = fault["type"]
+    if kind == "json_invalid":
+        return f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}"
+    if kind == "missing":
+        return "the request has no body, must have JSON"
+    if kind == "model_attributes_type":
+        said = request.headers.get("content-type", "")
+        if "json" not in said.lower():
+            return (
+                f"the body is of type {said!r}; send JSON, with the header 'Content-Type: application/json'"
+            )
+        return "the body is no JSON object"
+    return str(fault["msg"])

@@ -10,13 +10,17 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
+from pellucid.server.listener import listen
+from pellucid.server.stream import FLOW
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE = 75  # seconds that an idle connection is kept
+MOST_HEAD_BYTES = 2**18  # request line and headers
 LAST_EVENTS = 5.0  # seconds to write what remains, when requests have been ended
 LAST_PROBES = 1.0  # seconds in which /health tells that the engine has died, before the server ends
 
@@ -24,7 +28,7 @@ LAST_PROBES = 1.0  # seconds in which /health tells that the engine has died, be
 async def serve(server: Server, listener: socket.socket, announce: Callable[[], None]) -> str | None:
     """Serve until told to stop, or until the engine has died: then the reason.
 
-    announce: called when ready.
+    announce: called when ready.  Raises ValueError if the address was taken meanwhile.
     """
     life = _Life(server, announce)
     loop = asyncio.get_running_loop()
@@ -32,6 +36,7 @@ async def serve(server: Server, listener: socket.socket, announce: Callable[[], 
         loop.add_signal_handler(number, life.stop)
     guard = asyncio.create_task(life.mind_engine())
     try:
+        listen(listener, server.options, BACKLOG)
         await life.http.serve(sockets=[listener])
     finally:
         guard.cancel()
@@ -79,6 +84,32 @@ class _Life:
         self.http.should_exit = True
 
 
+class _Connection(HttpToolsProtocol):
+    """uvicorn's; streams may ask whether it takes more.
+
+    A request's head may not grow without end, for nothing has looked at a key by then.
+    """
+
+    _head_bytes: int | None = None  # of a head that is not complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is None:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+
 class _HttpServer(uvicorn.Server):
     """uvicorn's; signals are left to `_Life`, for it would end the process by the signal, not with 0."""
 
@@ -100,7 +131,7 @@ def _http_config(server: Server) -> uvicorn.Config:
     options = server.options
     return uvicorn.Config(
         make_app(server),
-        http="httptools",
+        http=_Connection,
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,

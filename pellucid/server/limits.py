@@ -5,6 +5,8 @@ from __future__ import annotations
 from pellucid.server.options import ServeOptions
 from pellucid.types import SamplingParams
 
+MOST_CHARACTERS = 1000  # of a stop string and of a bad word, which is tokenized while all others wait
+
 
 def check_limits(sampling: SamplingParams, options: ServeOptions) -> None:
     """Raise ValueError, naming the field, the limit and the way out."""
@@ -12,7 +14,12 @@ def check_limits(sampling: SamplingParams, options: ServeOptions) -> None:
     _at_most("logprobs", sampling.logprobs, options.max_logprobs, "--max-logprobs")
     _at_most("prompt_logprobs", sampling.prompt_logprobs, options.max_logprobs, "--max-logprobs")
     for name in ("stop", "bad_words"):
-        _at_most(name, len(getattr(sampling, name) or ()), options.max_stop_strings, "--max-stop-strings")
+        texts = getattr(sampling, name) or ()
+        _at_most(name, len(texts), options.max_stop_strings, "--max-stop-strings")
+        if texts and (longest := max(map(len, texts))) > MOST_CHARACTERS:
+            raise ValueError(
+                f"{name} has a text of {longest:,} characters, at most {MOST_CHARACTERS:,} are taken"
+            )
 
 
 def _at_most(name: str, value: int | None, limit: int, flag: str) -> None:

@@ -16,11 +16,24 @@ def bind(options: ServeOptions) -> socket.socket:
         listener.bind((options.host, options.port))
     except OSError as error:
         listener.close()
-        raise ValueError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
-            "choose another --port"
-        ) from error
+        raise _taken(error, options) from error
     return listener
+
+
+def listen(listener: socket.socket, options: ServeOptions, backlog: int) -> None:
+    """Let clients in.  Raises ValueError if another server, bound in the meantime too, was first.
+
+    uvloop's own call would say nothing of it.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        raise _taken(error, options) from error
+
+
+def _taken(error: OSError, options: ServeOptions) -> ValueError:
+    reason = error.strerror or error
+    return ValueError(f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port")
 
 
 def url_of(listener: socket.socket, options: ServeOptions) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ class ServeOptions:
     max_n: int = option(128, "most completions of a prompt")
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
+    max_grammar_seconds: float = option(5.0, "most seconds to compile a request's grammar")
     max_body_mib: float = option(32.0, "most MiB of a request's body")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
     root_path: str = option("", "the path under which a proxy shows this server")
@@ -44,8 +47,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         choose(None, reasoning=self.reasoning_parser, tools=self.tool_call_parser)
-        for name in ("max_waiting", "max_n", "max_stop_strings", "max_body_mib"):
-            if getattr(self, name) <= 0:
+        for name in ("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib"):
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise ValueError(f"max_output_tokens is {self.max_output_tokens}, must be at least 1")
@@ -53,7 +56,24 @@ class ServeOptions:
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ValueError(f"{name} is {path!r}, which is no file")
-        if self.drain_seconds < 0:
-            raise ValueError(f"drain_seconds is {self.drain_seconds:g}, must be at least 0")
+        for name in ("drain_seconds", "max_logprobs"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name):g}, must be at least 0")
+        for name in ("api_key", "served_model_name"):
+            if "" in getattr(self, name):  # an empty key would be every request's
+                raise ValueError(f"{name} has an empty one; leave the option out, or give it a value")
+        self._check_certificate()
+        if not self.host:
+            raise ValueError("host is empty; 0.0.0.0 is every address of this machine")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port is {self.port}, must be in [0, 65535]")
+
+    def _check_certificate(self) -> None:
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None:
+                raise ValueError("ssl_keyfile needs ssl_certfile")
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+        except OSError as error:
+            raise ValueError(f"ssl_certfile {self.ssl_certfile!r} cannot be used: {error}") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from pellucid.server.answer import Answer, Usage
+from pellucid.server.answer import Answer, Piece, Usage
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
 from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
@@ -25,8 +26,16 @@ class Wish(Protocol):
 class Form(Protocol):
     """Writes an answer in the form of one route."""
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Events, as the answer comes."""
+    def begin(self) -> bytes:
+        """The events before any piece; may be none, as in the others."""
+        ...
+
+    def events(self, pieces: list[Piece]) -> bytes:
+        """The events of what is new."""
+        ...
+
+    def end(self) -> bytes:
+        """The events behind the last piece."""
         ...
 
     async def whole(self) -> object:
@@ -39,12 +48,33 @@ async def respond(
 ) -> Response:
     """Answer a request whose prompts are with the engine."""
     if body.stream:
-        return EventStream(ending.after(form.chunks()), answer.close)
+        return EventStream(_Streamed(answer, form), ending)
     async with closing(request.receive, answer.close):
         whole = await form.whole()
     if not answer.is_complete:
         return Response(status_code=CLIENT_GONE)
     return json_response(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """An answer as a stream, in a route's form."""
+
+    answer: Answer
+    form: Form
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.form.begin()
+        async for pieces in self.answer.pieces():
+            yield self.form.events(pieces)
+        yield self.form.end()
+
+    def pass_on(self, write: Callable[[bytes], None], can_write: Callable[[], bool]) -> None:
+        events = self.form.events
+        self.answer.pass_on(lambda pieces: write(events(pieces)), can_write)
+
+    def close(self) -> None:
+        self.answer.close()
 
 
 def json_response(value: object) -> Response:

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pellucid.server.errors import ApiError, encode_error
 
 logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
+FLOW = "pellucid.flow"  # the extension of ASGI that has a connection's `Flow`
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies pass on what they get
 
 
 def event(value: object) -> bytes:
     """One event that carries `value` as JSON."""
     return b"data: %b\n\n" % encode(value)
+
+
+class Envelope:
+    """An event of which only a text changes: all around it is encoded once.
+
+    make: the event's value, for any text.
+    """
+
+    def __init__(self, make: Callable[[str], object]) -> None:
+        mark = uuid.uuid4().hex
+        self._around = event(make(mark)).split(encode(mark))
+        assert len(self._around) > 1, "the text is nowhere in it"
+
+    def of(self, text: str) -> bytes:
+        return encode(text).join(self._around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +82,61 @@ async def closing(receive: Receive, close: Callable[[], None]) -> AsyncGenerator
         close()
 
 
+class Script(Protocol):
+    """What a stream says."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """All of it, as it comes."""
+        ...
+
+    def pass_on(self, write: Callable[[bytes], None], can_write: Callable[[], bool]) -> None:
+        """While `chunks` would have to wait, give what comes to `write`, if it can."""
+        ...
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        ...
+
+
 class EventStream(Response):
-    """Sends events as they come; a slow reader holds up nobody else."""
+    """Sends events as they come; a slow reader holds up nobody else.
+
+    Where the connection tells whether it takes more (`FLOW`), most are written without waking this task.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, script: Script, ending: Ending) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._events, self._close = events, close
+        self._script, self._ending = script, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with closing(receive, self._close):
+        def write(chunk: bytes) -> None:
+            if chunk:
+                send_at_once(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+
+        flow: Flow | None = scope.get("extensions", {}).get(FLOW, {}).get("flow")
+        async with closing(receive, self._script.close):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if flow is not None:
+                self._script.pass_on(write, lambda: not flow.write_paused)
+            async for chunk in self._ending.after(self._script.chunks()):
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+class Flow(Protocol):
+    """A connection's, as uvicorn keeps it."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Does `send` wait for the reader?"""
+        ...
+
+
+def send_at_once(send: Send, message: Message) -> None:
+    """`await send(message)`, by whoever cannot wait, on a connection that would not."""
+    for _ in send(message).__await__():
+        raise RuntimeError("a connection that took more has made its writer wait")

@@ -62,6 +62,8 @@ def tokenize_prompts(
         if tokenizer is None:
             raise ValueError("a text prompt needs a tokenizer; give prompt_token_ids or load the tokenizer")
         texts = [parsed[i].text or "" for i in to_encode]
+        for text in texts:
+            _check_length(text, tokenizer, max_model_len)
         batch = tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
         for i, ids in zip(to_encode, batch, strict=True):
             parsed[i] = replace(parsed[i], token_ids=ids)
@@ -121,6 +123,18 @@ def _ids(value: object) -> list[int]:
             token = next(token for token in value if type(token) is kind)
             raise ValueError(f"token id {token!r} is a {kind.__name__}, must be an integer")
     return list(value) if kinds == {int} else [int(token) for token in value]
+
+
+def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Refuse what cannot fit before it is tokenized, which takes a second for some megabytes."""
+    if len(text) < max_model_len:  # a token has a character at least: most texts are not looked at further
+        return
+    longest = tokenizer.longest_token
+    if longest is not None and len(text) > max_model_len * longest:
+        raise ValueError(
+            f"prompt has {len(text):,} characters, which are more than {max_model_len:,} tokens, "
+            "the max_model_len; raise --max-model-len or shorten it"
+        )
 
 
 def _check(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:

@@ -7,6 +7,7 @@ transformers; transformers is asked only where that file is missing.  Knows noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,12 +108,25 @@ class Tokenizer:
         decoder = self._vocabulary.piece_decoder
         return None if decoder is None else decoder.leading_space
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most characters of a text that one token stands for; None if tokens do not spell bytes."""
+        if self._vocabulary.piece_decoder is None:
+            return None
+        return max(len(self.id_to_token(i) or "") for i in range(self.vocab_size))
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that a token contributes to a text; half a character is possible."""
         known = self._bytes_of_id.get(token_id)
         if known is None:
             known = self._bytes_of_id[token_id] = self._find_bytes(token_id)
         return known
+
+    def spell_all(self) -> list[bytes]:
+        """What every token contributes to a text that is shown without special tokens; those: nothing."""
+        return [
+            b"" if token in self.special_ids else self.token_bytes(token) for token in range(self.vocab_size)
+        ]
 
     def token_text(self, token_id: int) -> str:
         """One token alone as text, special ones too; U+FFFD stands for half a character."""

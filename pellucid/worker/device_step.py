@@ -112,7 +112,11 @@ class DeviceStep:
         self.slots.write_drafts(step.rows, lengths, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)
-        return pack(output, self._score(rows, fwd, hidden), told)
+        # A grammar reads drafts before they are verified; its rows go without trees.
+        is_read = constrain is not unconstrained and self.proposer.shape.parents is None
+        return pack(
+            output, drafts.tokens if is_read else drafts.tokens[:, :0], self._score(rows, fwd, hidden), told
+        )
 
     def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""

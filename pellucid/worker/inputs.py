@@ -33,6 +33,7 @@ class StepCounts:
     num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
     num_scores: np.ndarray  # prompt positions to score, before the sampled ones
     num_propose: int = 0  # drafts wanted of each row that samples
+    host_bound: tuple[int, ...] = ()  # rows whose drafts the host must see
 
     @property
     def num_rows(self) -> int:

@@ -26,19 +26,25 @@ class Packed:
     """A step's yield as one row of 32-bit integers, on the device.  It may have more rows than the step."""
 
     flat: Tensor  # [N] int32
-    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, logprobs (3), scores (3)
+    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, drafts, logprobs (3), scores (3)
+    has_drafts: bool
     has_logprobs: bool
     has_scores: bool
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
-def pack(output: SampleOutput, scores: LogprobTensors | None, feedback: Tensor | None = None) -> Packed:
-    """All that the host will want, side by side."""
-    tensors = [output.tokens, output.num_new, *_parts(output.logprobs), *_parts(scores)]
+def pack(
+    output: SampleOutput, drafts: Tensor, scores: LogprobTensors | None, feedback: Tensor | None = None
+) -> Packed:
+    """All that the host will want, side by side.  drafts: [B, k], a chain; of trees none."""
+    has_drafts = drafts.shape[1] > 0
+    own = [output.tokens, output.num_new, *([drafts] if has_drafts else [])]
+    tensors = [*own, *_parts(output.logprobs), *_parts(scores)]
     flat = output.flat if len(tensors) == 2 else None
     return Packed(
         flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        has_drafts=has_drafts,
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,
         feedback=feedback,
@@ -133,6 +139,10 @@ class PendingResult:
         if (num_new != tokens.shape[1]).any():
             new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]
         result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
+        if packed.has_drafts:
+            drafts, *rest = rest
+            rows = [row for row in self._counts.host_bound if num_new[row]]
+            result.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
             entries, counts = _entries(rest[:3]), num_new.tolist()
             result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})

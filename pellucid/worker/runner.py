@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -13,7 +14,7 @@ from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.graphs import Launcher
 from pellucid.worker.handover import Handover
-from pellucid.worker.inputs import InputBuilder
+from pellucid.worker.inputs import InputBuilder, StepCounts
 from pellucid.worker.results import EmptyResult, Pending
 from pellucid.worker.slots import Slots
 
@@ -43,7 +44,8 @@ class ModelRunner(Generic[Y]):
         counts = self.inputs.count(plan.rows, plan.num_propose)
         self.handover.receive(counts)
         if plan.has_grammar:
-            return OpenStep(self.launcher.begin(counts), partial(self.handover.deliver, plan.id, counts))
+            deliver = partial(self.handover.deliver, plan.id)
+            return OpenStep(counts, self.launcher.begin(counts), deliver)
         yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
         return self.handover.deliver(plan.id, counts, yielded)
 
@@ -51,14 +53,17 @@ class ModelRunner(Generic[Y]):
 class OpenStep(Generic[Y]):
     """A step whose forward is under way; what follows waits for a grammar's masks."""
 
-    def __init__(self, finish: Callable[[Masks], Y], deliver: Callable[[Y], Pending]) -> None:
-        self._finish, self._deliver = finish, deliver
+    def __init__(
+        self, counts: StepCounts, finish: Callable[[Masks], Y], deliver: Callable[[StepCounts, Y], Pending]
+    ) -> None:
+        self._counts, self._finish, self._deliver = counts, finish, deliver
         self._pending: Pending | None = None
 
     @torch.inference_mode()
     def provide(self, masks: Masks) -> None:
         """Launch the rest.  No other step may have been launched meanwhile."""
-        self._pending = self._deliver(self._finish(masks))
+        counts = replace(self._counts, host_bound=tuple(masks))
+        self._pending = self._deliver(counts, self._finish(masks))
 
     def result(self) -> StepResult:
         assert self._pending is not None, "the grammar's masks have not come"

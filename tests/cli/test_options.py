@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from dataclasses import fields
@@ -49,7 +50,15 @@ def test_help_says_what_each_option_does_and_its_default(command):
 
 def help_of(command: str) -> str:
     parser = build_parser()
-    return next(a for a in parser._actions if a.dest == "command").choices[command].format_help()  # type: ignore[index]
+    for name in (command, *POSITIONALS.get(command, [])):
+        action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parser = action.choices[name]
+    return parser.format_help()
+
+
+def test_an_option_of_a_measure_that_is_unknown_has_a_near_one(capsys):
+    assert "did you mean --request-rate?" in refused(capsys, "bench", "serve", "--request-rates", "3")
+    assert "did you mean --repeat?" in refused(capsys, "bench", "latency", "--repeats", "3")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
-from pellucid.engine.core import Engine
+from pellucid.engine.core import Engine, NullGrammar
+from pellucid.schedule.pace import Unpaced
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import FinishReason, SeqUpdate
@@ -218,7 +220,7 @@ def test_something_may_be_run_between_two_steps() -> None:
     assert engine.step() == [] and ran == [1]
 
 
-class OddTokens:
+class OddTokens(NullGrammar):
     """A grammar that remembers what it was shown."""
 
     def __init__(self) -> None:
@@ -242,6 +244,73 @@ def test_a_grammar_sees_every_token_before_it_masks_the_next_one() -> None:
     assert grammar.seen == [[1, 2, 3], [1, 2, 3, *tokens[:1]], [1, 2, 3, *tokens[:2]]]
     assert [ticket.masks for ticket in executor.tickets if ticket.masks is not None] == [[0], [0], [0]]
     assert sorted(grammar.forgotten) == ["a", "b"]
+
+
+class SlowGrammar(OddTokens):
+    """A grammar that is ready when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiling: Future[object] = Future()
+        self.ended: dict[str, str | None] = {}
+
+    def compile(self, grammar: str) -> Future[object]:
+        return self.compiling
+
+    def take_ended(self) -> dict[str, str | None]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+
+def test_a_request_waits_for_its_grammar_and_no_other_does() -> None:
+    grammar = SlowGrammar()
+    engine = Engine(make_scheduler(), EagerExecutor(), depth=2, grammar=grammar)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=2, grammar="odd"))
+    engine.add(make_request("b", [4, 5, 6], max_tokens=2))
+    ended = [update.request_id for _ in range(5) for update in engine.step() if update.finish_reason]
+    assert ended == ["b"]
+    assert engine.has_work and engine.idle and not engine.is_finished and engine.stats().num_waiting == 1
+    grammar.compiling.set_result(None)
+    assert drain(engine)["a"][-1].finish_reason is FinishReason.LENGTH
+    assert not engine.has_work
+
+
+def test_a_grammar_that_cannot_be_is_its_requests_error() -> None:
+    grammar = SlowGrammar()
+    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    engine.add(make_request("a", [1, 2, 3], grammar="odd"))
+    assert engine.step() == []
+    grammar.compiling.set_exception(ValueError("no language"))
+    (update,) = drain(engine)["a"]
+    assert update.finish_reason is FinishReason.ERROR and update.error == "its grammar: no language"
+
+
+def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_dies_with_the_engine() -> None:
+    grammar = SlowGrammar()
+    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    engine.add(make_request("a", [1, 2, 3], grammar="odd"))
+    engine.add(make_request("b", [1, 2, 3], grammar="odd"))
+    engine.abort("a")
+    (update,) = engine.step()
+    assert (update.request_id, update.finish_reason) == ("a", FinishReason.ABORT)
+    (update,) = engine._die(RuntimeError("gone"))
+    assert update.request_id == "b" and "gone" in str(update.error)
+    grammar.compiling.set_result(None)
+    assert drain(engine) == {}
+
+
+@pytest.mark.parametrize("error", [None, "left"])
+def test_a_text_behind_which_nothing_may_come_ends_at_once(error: str | None) -> None:
+    grammar = SlowGrammar()
+    grammar.compiling.set_result(None)
+    engine = Engine(make_scheduler(), EagerExecutor(), depth=2, grammar=grammar, check_invariants=True)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=9, grammar="odd"))
+    first = engine.step()
+    grammar.ended = {"a": error}
+    updates = [*first, *drain(engine)["a"]]
+    assert [len(update.new_token_ids) for update in updates] == [1, 0]
+    assert updates[-1].error == error
+    assert updates[-1].finish_reason is (FinishReason.ERROR if error else FinishReason.STOP)
 
 
 def test_statistics_tell_what_has_been_done() -> None:
@@ -296,3 +365,31 @@ def test_ctrl_c_while_a_step_is_launched_ends_the_engine_and_answers_every_reque
     updates = engine.step()
     assert [(u.request_id, u.finish_reason) for u in updates] == [("a", FinishReason.ERROR)]
     assert engine.is_finished and engine.error is not None
+
+
+class Recorder(Unpaced):
+    """A pace that remembers what the steps took."""
+
+    def __init__(self) -> None:
+        self.num_planned = 0
+        self.seconds: list[float] = []
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        self.num_planned += 1
+
+    def took(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_pace_is_told_of_every_step_and_of_no_time_without_one(depth: int) -> None:
+    engine, _ = make_engine(depth=depth)
+    engine.scheduler.pace = pace = Recorder()
+    began = time.perf_counter()
+    for name in "ab":
+        engine.add(make_request(name))
+        while engine.has_work:
+            engine.step()
+        time.sleep(0.2)
+    assert len(pace.seconds) == pace.num_planned == engine.stats().num_steps
+    assert min(pace.seconds) >= 0 and sum(pace.seconds) <= time.perf_counter() - began - 0.4

@@ -50,8 +50,8 @@ def add(request: Request) -> Add:
 def test_a_request_arrives_as_it_was_sent() -> None:
     request = Request(
         id="1_0", prompt_token_ids=[1, 2], sampling=RICH, seed=2**63 - 1, eos_token_ids=(0, 7),
-        bad_words_token_ids=((1, 2), (3,)), lora="l", cache_salt="s", grammar="g", is_quiet=True, priority=-2,
-        arrival=1.5, kv_transfer="k",
+        bad_words_token_ids=((1, 2), (3,)), lora="l", cache_salt="s", grammar="g", is_quiet=True,
+        is_streamed=True, priority=-2, arrival=1.5, kv_transfer="k",
     )  # fmt: skip
     same = [f.name for f in fields(Request) if getattr(request, f.name) == f.default]
     assert not same, f"this test says nothing about {same}"

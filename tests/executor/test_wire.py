@@ -11,7 +11,7 @@ import pytest
 from pellucid.executor.process import Call
 from pellucid.executor.wire import decode, encode
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
-from pellucid.types import SamplingParams, TokenLogprobs
+from pellucid.types import SamplingParams, StructuredOutputsParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ SAMPLING = SamplingParams(
     logit_bias={11: -100.0, 12: 0.25},
     allowed_token_ids=[1, 2, 3],
     bad_words=["no"],
+    structured_outputs=StructuredOutputsParams(json={"type": "object"}),
 )
 ADMISSION = Admission(
     seq_id=2**40,

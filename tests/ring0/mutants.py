@@ -47,6 +47,9 @@ FAULTS: dict[str, list[Edit]] = {
     "0 drafts are not counted in the budget": [
         ("scheduler", "num_draft = min(seq.num_drafts, step.budget - kept - 1)", "num_draft = seq.num_drafts")
     ],
+    "0 prompts take more than their pace": [
+        ("scheduler", "step.max_tokens = min(step.max_tokens, step.num_tokens + room)", "pass")
+    ],
     "0 the last chunk asks for no logits": [("sequence", "num_logits = max(1, num_logits)", "pass")],
     "1 an empty tick does not age": [
         ("scheduler", "            return None\n        retired,", "            self._next_plan_id -= 1\n$")

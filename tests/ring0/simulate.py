@@ -1,8 +1,8 @@
 """Ring 0: the real scheduler, KV manager and engine loop on a toy worker, in random configurations.
 
-Pipelines, overlap, chunked prefill, chain or tree drafts, prefix cache, several KV groups, a connector,
-preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying workers:
-every request must end in autoregression's answer (or its beginning, if it was aborted).
+Pipelines, overlap, chunked prefill, random paces, chain or tree drafts, prefix cache, several KV groups, a
+connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying
+workers: every request must end in autoregression's answer (or its beginning, if it was aborted).
 
     python -m tests.ring0.simulate [N]      N configurations (default 2000)
 """
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from pellucid.engine.core import Engine
+from pellucid.engine.core import Engine, NullGrammar
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
@@ -66,7 +66,29 @@ class Answer:
             self.end = update
 
 
-class ToyGrammar:
+class RandomPace:
+    """Any room, at least for one token; holds the scheduler to it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.num_under_way = rng, 0
+        self.most = sys.maxsize  # tokens of the step that is being planned
+
+    def room(self, num_decode: int, start: int) -> int:
+        room = self.rng.choice([1, 2, 7, 64])
+        self.most = num_decode + room
+        return room
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        assert num_decode + num_prompt <= self.most, "more tokens than the pace allows"
+        self.most = sys.maxsize
+        self.num_under_way += 1
+
+    def took(self, seconds: float) -> None:
+        assert self.num_under_way > 0 and seconds >= 0, "a step that was not planned"
+        self.num_under_way -= 1
+
+
+class ToyGrammar(NullGrammar):
     """Masks of a row: for each draft node the parity of the token that follows it."""
 
     def __init__(self, parents: list[int]) -> None:
@@ -77,9 +99,6 @@ class ToyGrammar:
 
     def bit(self, row: HostBoundRow, path: list[int]) -> int:
         return grammar_bit(row.token_ids + [row.drafts[node - 1] for node in path if node <= len(row.drafts)])
-
-    def forget(self, request_id: str) -> None:
-        pass
 
 
 def random_config(rng: random.Random) -> Config:
@@ -153,6 +172,7 @@ def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request
         eos_token_ids=EOS,
         grammar="parity" if rng.random() < 0.2 else None,
         is_quiet=rng.random() < 0.5 and sampling.logprobs is None and sampling.prompt_logprobs is None,
+        is_streamed=rng.random() < 0.5,
         priority=rng.choice([0, 0, 0, -1, 1]),
         arrival=float(index),
     )
@@ -189,6 +209,7 @@ class Simulation:
         self.connector = ToyConnector(remote, truth, worker.block_sizes, worker.pp, config.save_rate, rng)
         oracle = {(r.seed, *r.prompt_token_ids): t.beyond for r, t in requests}
         self.executor = ToyExecutor(worker, self.connector, oracle, rng)
+        self.pace = RandomPace(rng)
         self.scheduler = self.make_scheduler()
         self.engine = Engine(
             self.scheduler,
@@ -220,7 +241,8 @@ class Simulation:
             else None,
         )
         kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
-        return Scheduler(options, kv, self.connector if config.caching else None)
+        connector = self.connector if config.caching else None
+        return Scheduler(options, kv, connector, self.pace)
 
     def run(self) -> Counter[str]:
         """Until everything is answered.  Returns statistics."""
@@ -251,6 +273,7 @@ class Simulation:
         oldest = running[0] if running else None
         blocks_on_inbox = self.engine.idle and self.engine.has_work and not self.scheduler.has_transfers
         assert not blocks_on_inbox, "would wait for ever"
+        self.pace.most = sys.maxsize  # no plan may have come of the last room
         updates = self.engine.step()
         for update in updates:
             self.answers[update.request_id].add(update)

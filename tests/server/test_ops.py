@@ -60,7 +60,7 @@ def test_messages_go_to_the_tokens_of_a_chat(server: Running, client: openai.Ope
         ("GET", "/nothing", None, 404, "Not Found"),
         ("GET", "/v1/completions", None, 405, "Method Not Allowed"),
         ("POST", "/v1/completions", "{", 400, "JSON"),
-        ("POST", "/v1/completions", "[]", 400, "dictionary"),
+        ("POST", "/v1/completions", "[]", 400, "no JSON object"),
         ("POST", "/v1/completions", '{"prompt": "\\ud800"}', 400, "half of a character"),
         ("POST", "/v1/completions", '{"prompt": "a", "temperature": NaN}', 400, "temperature is nan"),
         ("POST", "/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, "logit_bias"),
@@ -118,6 +118,27 @@ def test_a_reader_that_stands_still_holds_up_nobody(server: Running, client: ope
         for choice in chunk["choices"]:
             ids[choice["index"]] += len(choice["logprobs"]["tokens"])
     assert all(count >= 49 for count in ids.values()), ids
+
+
+def test_streams_follow_each_other_on_a_connection(server: Running) -> None:
+    body = {"prompt": "Once", "max_tokens": 6, "ignore_eos": True, "stream": True}
+    with httpx.Client(base_url=server.url) as client:
+        ports: set[int] = set()
+        for _ in range(3):
+            with client.stream("POST", "/v1/completions", json=body) as stream:
+                ports.add(stream.extensions["network_stream"].get_extra_info("client_addr")[1])
+                assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert len(ports) == 1
+
+
+def test_an_old_client_reads_to_the_end_of_the_connection(server: Running) -> None:
+    body = json.dumps({"prompt": "Once", "max_tokens": 6, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port or 0), 30) as line:
+        line.sendall(f"{head}\r\n\r\n{body}".encode())
+        reply = b"".join(iter(lambda: line.recv(4096), b""))
+    assert b"connection: close" in reply and b"data: [DONE]" in reply
+    assert b'"finish_reason":"length"' in reply
 
 
 def test_many_streams_at_once(server: Running) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pellucid import LLM
-from pellucid.engine.core import Engine
+from pellucid.engine.core import Engine, NullGrammar
 from pellucid.sample.grammar import TokenMasks
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import Request
@@ -19,7 +19,7 @@ from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 Texts = dict[str, list[int]]
 
 
-class EveryThird:
+class EveryThird(NullGrammar):
     """Of the token at place n, n and the token's number leave the same remainder by three."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -34,9 +34,6 @@ class EveryThird:
         for node in range(1 + num_drafts):
             may_come[node, (length + node) % 3 :: 3] = 1
         return np.packbits(may_come, axis=1, bitorder="little").view(np.int32)
-
-    def forget(self, request_id: str) -> None:
-        pass
 
 
 def run(llm: LLM, *, every: int) -> Texts:

@@ -7,7 +7,7 @@ write `parsers/<name>.py` and a line in `REASONING_PARSERS` or `TOOL_PARSERS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -72,6 +72,7 @@ class Parser(Protocol):
 class PlainParser:
     """All is content."""
 
+    tags: ClassVar[tuple[str, str] | None] = None
     frame: ClassVar[CallFrame | None] = None
 
     def __init__(self, setting: ParserSetting) -> None:
@@ -93,6 +94,17 @@ class CallFrame:
     separator: str  # between calls
 
 
+class ReasoningParserFactory(Protocol):
+    """A class of reasoning parsers."""
+
+    @property
+    def tags(self) -> tuple[str, str] | None:
+        """What reasoning begins and ends with; None if there is none."""
+        ...
+
+    def __call__(self, setting: ParserSetting, /) -> Parser: ...
+
+
 class ToolParserFactory(Protocol):
     """A class of tool parsers."""
 
@@ -104,8 +116,7 @@ class ToolParserFactory(Protocol):
     def __call__(self, setting: ParserSetting, /) -> Parser: ...
 
 
-ParserFactory = Callable[[ParserSetting], Parser]
-REASONING_PARSERS: Registry[ParserFactory] = Registry(
+REASONING_PARSERS: Registry[ReasoningParserFactory] = Registry(
     "reasoning parser",
     {
         "plain": "pellucid.server.parsers.base:PlainParser",

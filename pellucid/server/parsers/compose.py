@@ -30,6 +30,11 @@ class Parsers:
     reasoning: str = NONE
     tools: str = NONE
 
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        """What reasoning begins and ends with."""
+        return REASONING_PARSERS.load(self.reasoning).tags
+
     def make(self, setting: ParserSetting) -> Parser:
         """A new parser for one completion."""
         reasoning = REASONING_PARSERS.load(self.reasoning)(setting)

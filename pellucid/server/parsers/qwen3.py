@@ -7,6 +7,7 @@ text begins with thinking.  A text without the end tag was cut off while thinkin
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from pellucid.server.parsers.base import Content, Event, ParserSetting, Reasoning, overlap
 
@@ -16,6 +17,8 @@ END = "</think>"
 
 class Qwen3Parser:
     """Thinking comes first or not at all; a tag amid the answer is a word like any other."""
+
+    tags: ClassVar[tuple[str, str] | None] = (START, END)
 
     def __init__(self, setting: ParserSetting) -> None:
         self._is_opened = _is_opened(setting)

@@ -1,0 +1,1 @@
+"""Grammars on the host: what may come next in a text, token by token."""

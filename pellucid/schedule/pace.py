@@ -1,0 +1,194 @@
+"""How many prompt tokens a step may have beside streams: chunks are sized by what they cost.
+
+Whoever reads along waits, between two tokens, for a whole step, and what makes steps long is prompts.  A pace
+learns from the steps that come home what decodes and prompt tokens take, and keeps a step with streams in it
+to a target.  Knows no clock: the engine tells how long a step took.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from typing import NamedTuple, Protocol
+
+FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
+GRAIN = 64  # room comes in multiples of it: chunks end where blocks and tiles of products do
+
+# The target of those who name none, in steps that only decode.  At four, a prompt has three quarters of each
+# step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
+# prompts hardly ever cease, that third is what makes them queue without end: there they get a bit more.
+EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
+BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
+AIM = 0.9  # of a target that the user names: steps scatter around what was expected of them
+
+SHORTEST = 1e-6  # seconds that a step takes at least, whatever a clock says
+NEWEST = 1 / 8  # what the newest of many steps counts, of those that only decode
+MOST_SURPRISE = 4.0  # a step that took more times what was expected is an accident, and counts as this much
+FEW_TOKENS = 256  # a chunk of fewer takes about as long as one of so many: until then the weights are read
+LONG_REACH = 16384  # first guess: so many tokens before a prompt token double what it takes
+
+
+class Pace(Protocol):
+    """Asked before a step is planned, told of it when it is, and once more when it has come home."""
+
+    def room(self, num_decode: int, start: int) -> int:
+        """Prompt tokens, at least 1, that may join `num_decode` tokens of a step in which somebody streams.
+
+        start: tokens before the first chunk.
+        """
+        ...
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        """A step has so many tokens of decodes (drafts included) and prompts.
+
+        reach: the tokens before each prompt token, summed.
+        """
+        ...
+
+    def took(self, seconds: float) -> None:
+        """The oldest step planned has come home, so long after the one before it or after its own start."""
+        ...
+
+
+class Unpaced:
+    """No limit."""
+
+    def room(self, num_decode: int, start: int) -> int:
+        return sys.maxsize
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        pass
+
+    def took(self, seconds: float) -> None:
+        pass
+
+
+class Load(NamedTuple):
+    """What `planned` was told."""
+
+    num_decode: int
+    num_prompt: int
+    reach: int
+
+
+class LearnedPace:
+    """Expects of a step with prompts
+
+        fixed * (seconds of a step with these decodes alone) + token * num_prompt + attention * reach
+
+    Decodes alone are measured for every power of two of their number; steps with prompts teach the factors.
+    """
+
+    def __init__(self, target: float | None = None) -> None:
+        """target: seconds of a step with streams in it; None: a multiple of one without prompts."""
+        self._target = target
+        self._loads: deque[Load] = deque()  # of steps under way
+        self._decodes: dict[int, Mean] = {}  # seconds of steps without prompts, by bit length of their tokens
+        self._factors: Factors | None = None
+        self._busy = 0.0  # share of the last time in which steps had prompts
+
+    def room(self, num_decode: int, start: int) -> int:
+        if self._factors is None:
+            return FLOOR
+        fixed, token, attention = self._factors.values
+        decode = self._decode_seconds(num_decode)
+        spare = self._target_beside(decode) - fixed * decode
+        if spare <= 0:
+            return FLOOR
+        # n tokens behind `start` others reach n * (start + n / 2): solve for n.
+        first = token + attention * start
+        n = 2 * spare / (first + math.sqrt(first * first + 2 * attention * spare))
+        return max(FLOOR, int(n) // GRAIN * GRAIN)
+
+    def _target_beside(self, decode: float) -> float:
+        if self._target is not None:
+            return AIM * self._target
+        return decode * (EASY_MULTIPLE + (BUSY_MULTIPLE - EASY_MULTIPLE) * self._busy)
+
+    def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
+        self._loads.append(Load(num_decode, num_prompt, reach))
+
+    def took(self, seconds: float) -> None:
+        load, seconds = self._loads.popleft(), max(seconds, SHORTEST)
+        has_prompts = load.num_prompt > 0
+        self._busy += min(1.0, seconds / BUSY_SECONDS) * (has_prompts - self._busy)
+        if has_prompts:
+            self._learn_prompts(load, seconds)
+        elif load.num_decode and not (self._loads and self._loads[0].num_prompt):
+            # Else the host has launched a step with prompts meanwhile, and may have seen the end too late.
+            self._learn_decodes(load, seconds)
+
+    def _learn_decodes(self, load: Load, seconds: float) -> None:
+        self._decodes.setdefault(_bucket(load.num_decode), Mean()).add(seconds)
+
+    def _learn_prompts(self, load: Load, seconds: float) -> None:
+        if not self._decodes and load.num_decode and load.num_prompt <= FLOOR:
+            self._learn_decodes(load, seconds)  # about what the decodes alone take
+        decode = self._decode_seconds(load.num_decode)
+        if self._factors is None:
+            token = max(seconds - decode, seconds / 2) / max(load.num_prompt, FEW_TOKENS)
+            self._factors = Factors(1.0, token, token / LONG_REACH)
+        else:
+            self._factors.learn((decode, load.num_prompt, load.reach), seconds)
+
+    def _decode_seconds(self, num_tokens: int) -> float:
+        """Of a step with these decodes alone, or with the nearest number that is known; 0 if none is."""
+        if not self._decodes:
+            return 0.0
+        bucket = _bucket(num_tokens)
+        return self._decodes[min(self._decodes, key=lambda known: abs(known - bucket))].value
+
+
+class Mean:
+    """A running mean, in which the newest counts most and accidents count little."""
+
+    __slots__ = ("num", "value")
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        likely = min(value, 2 * self.value) if self.num > 1 else value
+        self.value += max(NEWEST, 1 / self.num) * (likely - self.value)
+
+
+class Factors:
+    """What each part of a step costs, from what whole steps took: a Kalman filter of relative errors.
+
+    The factors stay positive.  `_doubt` is the covariance of their errors, in units of the first guesses.
+    """
+
+    FIRST_DOUBT = 0.3
+    DRIFT = 1e-4  # of the doubt, with each step: factors change, slowly
+    NOISE = 0.01  # variance of a step's time, as a share of it
+    LEAST = 1e-3  # of the first guess
+
+    def __init__(self, *first: float) -> None:
+        """first: guesses, all positive."""
+        self.values, self._units = list(first), first
+        self._doubt = [[self.FIRST_DOUBT * (i == j) for j in range(len(first))] for i in range(len(first))]
+
+    def learn(self, amounts: tuple[float, ...], seconds: float) -> None:
+        """A step with so much of each part took so long."""
+        expected = sum(value * amount for value, amount in zip(self.values, amounts, strict=True))
+        error = min(max(seconds / expected, 1 / MOST_SURPRISE), MOST_SURPRISE) - 1
+        parts = [unit * amount / expected for unit, amount in zip(self._units, amounts, strict=True)]
+        blame = [_dot(row, parts) for row in self._doubt]
+        certainty = 1 / (self.NOISE + _dot(blame, parts))
+        for i, (value, unit) in enumerate(zip(self.values, self._units, strict=True)):
+            self.values[i] = max(value + unit * blame[i] * certainty * error, value / 2, unit * self.LEAST)
+            for j, other in enumerate(blame):
+                self._doubt[i][j] -= blame[i] * certainty * other
+            if self._doubt[i][i] < self.FIRST_DOUBT:
+                self._doubt[i][i] += self.DRIFT
+
+
+def _dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def _bucket(num_tokens: int) -> int:
+    return (max(num_tokens, 1) - 1).bit_length()

@@ -1,0 +1,113 @@
+"""What language an answer must be of: `response_format`, `structured_outputs`, and forced tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import cast
+
+from pellucid.server.context import Server
+from pellucid.server.errors import ApiError
+from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
+from pellucid.text.prompts import TokenPrompt
+from pellucid.types import SamplingParams, StructuredOutputsParams
+
+OLDER = "guided_"  # what names in vLLM began with
+NAMES = [field.name for field in fields(StructuredOutputsParams) if field.name != "thinking"]
+
+
+def wish_of(
+    body: ChatRequest | CompletionRequest, forced: str | None = None
+) -> StructuredOutputsParams | None:
+    """The language that a request asks for.  forced: a structural tag, of the calls that it must have.
+
+    Raises ValueError, beginning with the field's name, for what cannot be understood, or is said twice.
+    """
+    for name in body.model_extra or {}:
+        if name.startswith(OLDER):
+            raise ValueError(
+                f"{name} is no longer known; say structured_outputs, with one of {', '.join(NAMES)}"
+            )
+    wishes = {
+        "response_format": _from_format(body.response_format),
+        "structured_outputs": _from_fields(body.structured_outputs),
+        "tool_choice": None if forced is None else StructuredOutputsParams(structural_tag=forced),
+    }
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} each ask for a form of the answer; leave one out")
+    return next(iter(given.values()), None)
+
+
+async def check_wish(body: ChatRequest | CompletionRequest, sampling: SamplingParams, server: Server) -> None:
+    """Raise a 400, naming the field, for a grammar that is wrong or takes too long to compile."""
+    wish = sampling.structured_outputs
+    if wish is None:
+        return
+    try:
+        await server.llm.check_grammar(sampling, seconds=server.options.max_grammar_seconds)
+    except ValueError as error:
+        field = "structured_outputs"
+        if body.structured_outputs is None:
+            field = "tools" if body.response_format is None else "response_format"
+        message = str(error).removeprefix(f"structured_outputs.{wish.kind}").strip()
+        raise ApiError(400, f"{field}: {message}", param=field) from error
+
+
+def thinking_in(prompt: TokenPrompt, body: ChatRequest, server: Server) -> tuple[str | None, str] | None:
+    """The tokens around what the answer's language does not hold for; None if the answer does not think."""
+    tags = server.parsers.thinking
+    if tags is None or any(server.llm.tokenizer.token_to_id(tag) is None for tag in tags):
+        return None
+    (start, end), text = tags, (prompt.text or "").rstrip()
+    if body.continue_final_message:
+        said = body.messages[-1].get("content")
+        is_open = isinstance(said, str) and said.rfind(start) > said.rfind(end)
+        return (None, end) if is_open else None
+    if text.endswith(end):
+        return None
+    return (None if text.endswith(start) else start, end)
+
+
+def _from_fields(said: Mapping[str, object] | None) -> StructuredOutputsParams | None:
+    if said is None:
+        return None
+    unknown = [name for name in said if name not in NAMES]
+    if unknown:
+        raise ValueError(f"structured_outputs has no {unknown[0]!r}; it has {', '.join(NAMES)}")
+    return StructuredOutputsParams(**said)  # type: ignore[arg-type]
+
+
+def _from_format(said: Mapping[str, object] | None) -> StructuredOutputsParams | None:
+    kind = "text" if said is None else said.get("type")
+    if said is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema":
+        named = said.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        if not isinstance(schema, dict):
+            raise ValueError('response_format needs {"json_schema": {"name": ..., "schema": {...}}}')
+        return StructuredOutputsParams(json=cast("dict[str, object]", schema))
+    if kind == "structural_tag":
+        return StructuredOutputsParams(structural_tag=json.dumps(_structural_tag(said)))
+    raise ValueError(
+        f"response_format has type {kind!r}, must be text, json_object, json_schema or structural_tag"
+    )
+
+
+def _structural_tag(said: Mapping[str, object]) -> Mapping[str, object]:
+    """As xgrammar has it now; its older form lists structures and what triggers them."""
+    structures = said.get("structures")
+    if not isinstance(structures, list):
+        return said
+    tags: list[dict[str, object]] = []
+    for each in structures:
+        if not isinstance(each, Mapping):
+            raise ValueError("response_format has structures that are no objects")
+        content = {"type": "json_schema", "json_schema": each.get("schema")}
+        tags.append({"type": "tag", "begin": each.get("begin"), "content": content, "end": each.get("end")})
+    form = {"type": "triggered_tags", "triggers": said.get("triggers"), "tags": tags}
+    return {"type": "structural_tag", "format": form}

@@ -1,0 +1,140 @@
+"""Structured outputs over HTTP: OpenAI's response_format, vLLM's structured_outputs, forced tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import httpx
+import openai
+import pytest
+
+pytest.importorskip("xgrammar")
+
+from tests.server.conftest import Running
+
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "maximum": 99, "minimum": 0}, "ok": {"type": "boolean"}},
+    "required": ["sum", "ok"],
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string", "maxLength": 10}},
+                "required": ["place"],
+            },
+        },
+    }
+    for name in ("weather", "time_of_day")
+]
+
+
+def post(server: Running, route: str = "chat/completions", **fields: object) -> httpx.Response:
+    body = {"model": "sprout", "max_tokens": 200, "seed": 1, **fields}
+    if route == "chat/completions":
+        body.setdefault("messages", MESSAGES)
+    return httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_holds_behind_the_thinking(server: Running, stream: bool) -> None:
+    client = server.client()
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="sprout",
+            messages=MESSAGES,
+            response_format=FORMAT,
+            seed=seed,
+            stream=stream,  # type: ignore[arg-type]
+        )
+        if stream:
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+        else:
+            text = answer.choices[0].message.content
+        said = json.loads(text)
+        assert set(said) == {"sum", "ok"} and 0 <= said["sum"] <= 99 and isinstance(said["ok"], bool)
+
+
+def test_a_completion_has_no_thinking_to_wait_for(server: Running) -> None:
+    for fields, pattern in [
+        ({"structured_outputs": {"regex": r"[ab]{3}\d"}}, r"[ab]{3}\d"),
+        ({"structured_outputs": {"choice": ["one", "two"]}}, "one|two"),
+        ({"structured_outputs": {"grammar": 'root ::= "x" [0-9] "y"'}}, r"x\dy"),
+    ]:
+        answer = post(server, "completions", prompt="Say: ", n=2, **fields).json()
+        assert all(re.fullmatch(pattern, choice["text"]) for choice in answer["choices"]), answer
+
+
+def test_any_object(server: Running) -> None:
+    text = post(server, "completions", prompt="Say: ", response_format={"type": "json_object"}).json()
+    assert text["choices"][0]["text"].lstrip().startswith("{")
+    assert post(server, response_format={"type": "text"}).status_code == 200
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time_of_day"}}])
+def test_calls_are_forced(server: Running, choice: object) -> None:
+    answer = post(server, tools=TOOLS, tool_choice=choice, temperature=1.5).json()
+    (call, *_) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] in ("weather", "time_of_day")
+    assert choice == "required" or call["function"]["name"] == "time_of_day"
+    assert set(json.loads(call["function"]["arguments"])) == {"place"}
+
+
+@pytest.mark.parametrize(
+    "fields,param,words",
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "'yaml'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            "response_format",
+            "response_format: cannot be compiled: Unsupported type",
+        ),
+        ({"structured_outputs": {"regex": "[a"}}, "structured_outputs", "Unclosed"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex and choice"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "no 'regexp'"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs", "must be a list"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": FORMAT}, None, "leave one out"),
+        ({"guided_json": SCHEMA}, None, "guided_json is no longer known; say structured_outputs"),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_what_cannot_be_is_refused(
+    server: Running, route: str, fields: dict, param: str | None, words: str
+) -> None:
+    prompt = {} if route == "chat/completions" else {"prompt": "x"}
+    answer = post(server, route, **prompt, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"] and (param is None or error["param"] == param), error
+
+
+def test_a_schema_that_would_hang_is_refused_while_others_are_served(server: Running) -> None:
+    values = [f"value number {i}" for i in range(300_000)]
+    with httpx.Client(timeout=60) as client:
+        began = time.monotonic()
+        body = {"prompt": "x", "structured_outputs": {"choice": values}}
+        answer = client.post(f"{server.url}/v1/completions", json=body)
+        assert answer.status_code == 400 and "takes more than 5 s to compile" in answer.text
+        assert time.monotonic() - began < 30
+    assert post(server, "completions", prompt="x", structured_outputs={"choice": ["y"]}).status_code == 200
+
+
+def test_a_reader_who_leaves_leaves_nothing_behind(server: Running) -> None:
+    with (
+        pytest.raises(openai.APITimeoutError),
+        server.client().with_options(timeout=0.5) as client,
+    ):
+        client.chat.completions.create(
+            model="sprout", messages=MESSAGES, max_tokens=4000,  # type: ignore[arg-type]
+            extra_body={"structured_outputs": {"regex": "[ab ]{900,1000}"}},
+        )  # fmt: skip
+    server.wait_until_idle()
