@@ -232,7 +232,7 @@ class SamplingParams:
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias of token {token} is {bias}, must be in [-100, 100]")
-        high = float("inf") if vocab_size is None else vocab_size - 1
+        high = 2**31 - 1 if vocab_size is None else vocab_size - 1
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(self, name) or ():
                 _check_range(f"a token id in {name}", token, 0, high)

@@ -30,7 +30,7 @@ class ServeOptions:
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
     max_grammar_seconds: float = option(5.0, "most seconds to compile a request's grammar")
-    max_body_mib: float = option(32.0, "most MiB of a request's body")
+    max_body_mib: float = option(8.0, "most MiB of a request's body")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
     root_path: str = option("", "the path under which a proxy shows this server")
     ssl_certfile: str | None = option(None, "certificate, for HTTPS")

@@ -17,7 +17,7 @@ def observe(target: Target, load: Load, *, num_processes: int, timeout: float) -
     """Send a load and keep what comes back.  timeout: seconds a request may take."""
     num = load.parts(num_processes)
     if num == 1:
-        return drive(target, build_lanes(load), start=time.monotonic() + LEAD, timeout=timeout)
+        return drive(target, build_lanes(load), timeout=timeout)
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     processes = []

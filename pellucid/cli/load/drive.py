@@ -38,10 +38,11 @@ class Observed:
         return max(self.cpu_seconds) / self.seconds
 
 
-def drive(target: Target, lanes: list[Lane], *, start: float, timeout: float) -> Observed:
+def drive(target: Target, lanes: list[Lane], *, start: float | None = None, timeout: float) -> Observed:
     """Run all lanes at once and return what became of every request that was sent.
 
-    start: when, in seconds of the monotonic clock.  timeout: seconds a request may take.
+    start: when, in seconds of the monotonic clock; None as soon as all is ready.  timeout: seconds a request
+    may take.
     """
     with _without_collections(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Drive(target, lanes, start=start, timeout=timeout).run())
@@ -67,9 +68,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Drive:
-    def __init__(self, target: Target, lanes: list[Lane], *, start: float, timeout: float) -> None:
+    def __init__(self, target: Target, lanes: list[Lane], *, start: float | None, timeout: float) -> None:
         self._target, self._lanes = target, lanes
-        self._start, self._timeout = start, timeout
+        self._start, self._timeout = time.monotonic() if start is None else start, timeout
         self._pool = ConnectionPool(target)
         self._records: list[Record] = []
         self._is_over = asyncio.Event()  # background lanes send nothing more

@@ -30,7 +30,8 @@ def _no_booleans(value: object) -> object:
 
 Integer = Annotated[int, BeforeValidator(_no_booleans), Field(ge=-INT64, lt=INT64)]
 Number = Annotated[float, BeforeValidator(_no_booleans)]
-TokenIds = list[Integer]
+# Strict, which refuses booleans without Python looking at each of perhaps a million.
+TokenIds = list[Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]]
 
 
 class ApiRequest(BaseModel):
