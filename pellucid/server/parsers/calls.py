@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable
 
 from pellucid.server.parsers.base import Content, Event, ToolCallArguments, ToolCallStart
 
@@ -156,3 +157,59 @@ def _json(value: dict[str, object]) -> str:
 def new_id() -> str:
     """Unique among all calls of all answers."""
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class CallParser:
+    """A convention's parser: what may turn out to be markup is held, and states read from what is held.
+
+    A state says whether the next one has something to read.  Subclasses begin in one of their own, and come
+    to `_read_call` by `_open_call`.
+    """
+
+    _read: Callable[[], bool]
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._opening = ""  # what is before a call, if it is one
+        self._events: list[Event] = []
+        self._call = CallReader()
+
+    def feed(self, text: str) -> list[Event]:
+        self._held += text
+        while self._read():
+            pass
+        return self._take()
+
+    def _open_call(self, body: str) -> None:
+        """`body`, the end of what is held, may be a call."""
+        self._opening += self._held[: -len(body)]
+        self._held, self._call, self._read = body, CallReader(), self._read_call
+
+    def _read_call(self) -> bool:
+        self._tell(self._call.feed(self._held))
+        self._held = ""
+        if not self._call.is_done:
+            return False
+        self._held = self._call.rest
+        self._read = self._behind_call()
+        return True
+
+    def _behind_call(self) -> Callable[[], bool]:
+        """The state that reads what comes behind a call, or behind an object that was none."""
+        raise NotImplementedError
+
+    def _tell(self, events: list[Event]) -> None:
+        """What the call's reader says; what is no call gets back what was before it."""
+        if events and not self._call.is_call:
+            self._emit(self._opening)
+        if events:
+            self._opening = ""
+        self._events += events
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._events.append(Content(text))
+
+    def _take(self) -> list[Event]:
+        taken, self._events = self._events, []
+        return taken

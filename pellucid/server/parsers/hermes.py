@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from pellucid.server.parsers.base import CallFrame, Content, Event, ParserSetting, overlap
-from pellucid.server.parsers.calls import CallReader
+from pellucid.server.parsers.base import CallFrame, Event, ParserSetting, overlap
+from pellucid.server.parsers.calls import CallParser
 
 START = "<tool_call>"
 END = "</tool_call>"
 
 
-class HermesParser:
+class HermesParser(CallParser):
     """Whatever is no call stays in the content, its tags included."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
@@ -24,18 +24,9 @@ class HermesParser:
     )
 
     def __init__(self, setting: ParserSetting) -> None:
-        self._held = ""
-        self._opening = ""  # the tag before what may be a call
+        super().__init__()
         self._is_behind_call = False
-        self._events: list[Event] = []
-        self._call = CallReader()
-        self._read: Callable[[], bool] = self._read_text
-
-    def feed(self, text: str) -> list[Event]:
-        self._held += text
-        while self._read():
-            pass
-        return self._take()
+        self._read = self._read_text
 
     def finish(self) -> list[Event]:
         if self._read == self._read_call:
@@ -45,8 +36,6 @@ class HermesParser:
         else:
             self._emit(self._opening + self._held)
         return self._take()
-
-    # Each reads from what is held, and says whether the next one has something to read.
 
     def _read_text(self) -> bool:
         if self._is_behind_call:
@@ -68,21 +57,14 @@ class HermesParser:
         if not body:
             return False
         if body.startswith("{"):
-            self._opening += self._held[: -len(body)]
-            self._held, self._call, self._read = body, CallReader(), self._read_call
+            self._open_call(body)
             return True
         self._emit(self._opening)
         self._opening, self._read = "", self._read_text
         return True
 
-    def _read_call(self) -> bool:
-        self._tell(self._call.feed(self._held))
-        self._held = ""
-        if not self._call.is_done:
-            return False
-        self._held = self._call.rest
-        self._read = self._read_end if self._call.is_call else self._read_text
-        return True
+    def _behind_call(self) -> Callable[[], bool]:
+        return self._read_end if self._call.is_call else self._read_text
 
     def _read_end(self) -> bool:
         body = self._held.lstrip()
@@ -92,19 +74,6 @@ class HermesParser:
         self._read = self._read_text
         return True
 
-    def _tell(self, events: list[Event]) -> None:
-        """What the call's reader says; what is no call gets its tag back."""
-        if events and not self._call.is_call:
-            self._emit(self._opening)
-        if events:
-            self._opening = ""
-        self._events += events
-
     def _emit(self, text: str) -> None:
-        if text:
-            self._events.append(Content(text))
-            self._is_behind_call = False
-
-    def _take(self) -> list[Event]:
-        taken, self._events = self._events, []
-        return taken
+        super()._emit(text)
+        self._is_behind_call = self._is_behind_call and not text

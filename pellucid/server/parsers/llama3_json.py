@@ -9,30 +9,21 @@ from collections.abc import Callable
 from string import whitespace
 from typing import ClassVar
 
-from pellucid.server.parsers.base import CallFrame, Content, Event, ParserSetting
-from pellucid.server.parsers.calls import CallReader
+from pellucid.server.parsers.base import CallFrame, Event, ParserSetting
+from pellucid.server.parsers.calls import CallParser
 
 TAG = "<|python_tag|>"
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(CallParser):
     """An answer that does not begin with a call is content, and so is all behind the last call."""
 
     frame: ClassVar[CallFrame | None] = CallFrame('{"name": NAME, "parameters": ', "}", "; ")
 
     def __init__(self, setting: ParserSetting) -> None:
-        self._held = ""
+        super().__init__()
         self._separators = whitespace
-        self._events: list[Event] = []
-        self._call = CallReader()
-        self._opening = ""  # what is before a call, if it is one
-        self._read: Callable[[], bool] = self._read_start
-
-    def feed(self, text: str) -> list[Event]:
-        self._held += text
-        while self._read():
-            pass
-        return self._take()
+        self._read = self._read_start
 
     def finish(self) -> list[Event]:
         if self._read == self._read_call:
@@ -42,8 +33,6 @@ class Llama3JsonParser:
         else:
             self._emit(self._held)
         return self._take()
-
-    # Each reads from what is held, and says whether the next one has something to read.
 
     def _read_start(self) -> bool:
         body = self._held.lstrip(self._separators)
@@ -55,35 +44,14 @@ class Llama3JsonParser:
         if not body.startswith("{"):
             self._read = self._read_text
             return True
-        self._opening = self._held[: -len(body)]
-        self._held, self._call, self._read = body, CallReader(), self._read_call
+        self._open_call(body)
         return True
 
-    def _read_call(self) -> bool:
-        self._tell(self._call.feed(self._held))
-        self._held = ""
-        if not self._call.is_done:
-            return False
-        self._held, self._separators = self._call.rest, whitespace + ";"
-        self._read = self._read_start if self._call.is_call else self._read_text
-        return True
+    def _behind_call(self) -> Callable[[], bool]:
+        self._separators = whitespace + ";"
+        return self._read_start if self._call.is_call else self._read_text
 
     def _read_text(self) -> bool:
         self._emit(self._held)
         self._held = ""
         return False
-
-    def _tell(self, events: list[Event]) -> None:
-        if events and not self._call.is_call:
-            self._emit(self._opening)
-        if events:
-            self._opening = ""
-        self._events += events
-
-    def _emit(self, text: str) -> None:
-        if text:
-            self._events.append(Content(text))
-
-    def _take(self) -> list[Event]:
-        taken, self._events = self._events, []
-        return taken
