@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar, Unpack
 
 from pellucid.config import EngineConfig, Resolved
 from pellucid.engine.replicas import start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
-from pellucid.text.chat import Message, render_chat
+from pellucid.text.chat import ChatOptions, Message, render_chat
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.text.tokenizer import Tokenizer
@@ -154,12 +154,11 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation, as `generate` completes a prompt."""
-        tokens = await self.tokenize_chat(messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
+        """Answer one conversation, as `generate` completes a prompt; options: `render_chat`'s."""
+        tokens = await self.tokenize_chat(messages, **options)
         await self.check_grammar(sampling_params)
         mailbox = self.open([tokens], sampling_params, request_id=request_id, kind=kind)
         async for output in self._outputs(mailbox):
@@ -214,48 +213,13 @@ class AsyncLLM:
         """Check prompts of any kind and turn them into token ids, in a thread."""
         return await self._in_thread(self._front.tokenize, prompts, add_special_tokens=add_special_tokens)
 
-    async def tokenize_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> TokenPrompt:
+    async def tokenize_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokenPrompt:
         """Render messages with the model's template, and check the prompt that comes of it, in a thread."""
-        return await self._in_thread(
-            self._front.tokenize_chat,
-            messages,
-            tools=tools,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        return await self._in_thread(self._front.tokenize_chat, messages, **options)
 
-    async def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> str:
+    async def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Messages as the model's template writes them; encode it without special tokens."""
-        return await self._in_thread(
-            render_chat,
-            self.tokenizer,
-            messages,
-            tools=tools,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        return await self._in_thread(render_chat, self.tokenizer, messages, **options)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of any text, also one that is no prompt for this model."""

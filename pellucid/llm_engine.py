@@ -9,6 +9,7 @@ import itertools
 import random
 import time
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
@@ -17,7 +18,7 @@ from pellucid.engine.grammars import eos_token_ids, spelling_of
 from pellucid.engine.statistics import EngineStats
 from pellucid.sample.grammars.base import GrammarSpec, Spelling
 from pellucid.sample.grammars.check import GrammarChecker
-from pellucid.text.chat import Message, render_chat
+from pellucid.text.chat import ChatOptions, Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
@@ -120,28 +121,11 @@ class LLMEngine:
             add_special_tokens=add_special_tokens,
         )
 
-    def tokenize_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> TokenPrompt:
+    def tokenize_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokenPrompt:
         """Render messages with the model's template, and check the prompt that comes of it."""
         if self.tokenizer is None:
             raise ValueError("a chat needs a tokenizer; this engine was started without one")
-        text = render_chat(
-            self.tokenizer,
-            messages,
-            tools=tools,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        text = render_chat(self.tokenizer, messages, **options)
         (prompt,) = tokenize_prompts(
             [text],
             self.tokenizer,

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import TypedDict
 
 import jinja2
 import jinja2.ext
@@ -22,6 +23,16 @@ from pellucid.text.tokenizer import Tokenizer
 Message = Mapping[str, object]
 TEXT_PARTS = ("text", "input_text", "output_text")
 CONTINUE_MARK = "\ue000CONTINUE\ue000"  # private-use characters: no message holds them
+
+
+class ChatOptions(TypedDict, total=False):
+    """How messages become a prompt: `render_chat`'s, for those that pass them on."""
+
+    tools: Sequence[Mapping[str, object]] | None
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, object] | None
 
 
 def render_chat(
