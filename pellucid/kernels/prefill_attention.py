@@ -28,12 +28,10 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import STEADY, hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
+    SHARED_MEMORY,
     PagedRows,
-    attend_range,
     check_operands,
-    keys_per_tile,
     paged_attention_ref,
-    stages_for,
     tree_arguments,
 )
 
@@ -68,6 +66,19 @@ def longest_first(tiles: Tensor, rows: PagedRows) -> Tensor:
     num_keys = (rows.seq_lens - num_query)[row] + first_query
     order = torch.argsort(num_keys // KEYS_ALIKE, descending=True, stable=True)
     return tiles[order]
+
+
+def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
+    """Keys a tile holds: a power of two that divides the page, so that a tile lies in one page.
+
+    float32 multiplies without tensor cores and would run out of registers with larger tiles.
+    """
+    return min(block_size & -block_size, 16 if dtype == torch.float32 else 64)
+
+
+def stages_for(tile_bytes: int, query_bytes: int) -> int:
+    """Stages of the loop over tiles that fit beside the queries.  tile_bytes: of keys and values together."""
+    return max(1, min(3, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes))
 
 
 def prefill_attention(
@@ -150,6 +161,141 @@ def has_tma(device: torch.device) -> bool:
 
 
 STEP_POINTERS = STEADY + ["positions_ptr", "ancestors_ptr", "first_drafts_ptr"]
+
+
+@triton.jit
+def attend_pages(
+    q,  # [M, H]
+    accumulator,  # [M, H] float32
+    maximum,  # [M] float32, in base 2
+    total,  # [M] float32
+    pages_ptr,  # this row's block table
+    keys_ptr,  # this KV head's keys in page 0
+    lines,  # a descriptor of the cache as lines [TILE, H], for tiles that every query sees whole; or None
+    first_line,  # of this KV head's keys in page 0
+    begin,  # first key, a multiple of TILE
+    end,  # behind the last key
+    position,  # [M], of each packed row's query
+    ancestors,  # [M], its bits
+    first_draft,  # of this row
+    scale,  # to base 2
+    VALUES_OFFSET: tl.constexpr,  # from a page's keys to its values
+    PAGE_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0 is none
+    TREE: tl.constexpr,
+    MASKED: tl.constexpr,  # whether some key of begin .. end is hidden from some query
+):
+    """Fold keys begin .. end into the running softmax.  Returns (accumulator, maximum, total)."""
+    key = tl.arange(0, TILE)
+    dim = tl.arange(0, DIM_PADDED)
+    inside = dim[None, :] < HEAD_DIM
+    for start in range(begin, end, TILE):
+        page = tl.load(pages_ptr + start // BLOCK_SIZE)
+        line = page * (PAGE_STRIDE // HEAD_DIM) + first_line + start % BLOCK_SIZE
+        at = keys_ptr + page.to(tl.int64) * PAGE_STRIDE
+        at = at + (start % BLOCK_SIZE + key)[:, None] * HEAD_DIM + dim[None, :]
+        # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
+        present = inside & ((start + key) < end)[:, None] if MASKED else inside
+        if lines is not None and not MASKED:
+            k = lines.load([line, 0])
+            v = lines.load([line + VALUES_OFFSET // HEAD_DIM, 0])
+        elif MASKED or DIM_PADDED != HEAD_DIM:
+            k = tl.load(at, mask=present, other=0.0)
+            v = tl.load(at + VALUES_OFFSET, mask=present, other=0.0)
+        else:
+            k = tl.load(at)
+            v = tl.load(at + VALUES_OFFSET)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if MASKED:
+            distance = position[:, None] - (start + key)[None, :]
+            visible = distance >= 0
+            if WINDOW > 0:
+                visible = visible & (distance < WINDOW)
+            if TREE:
+                draft = start + key - first_draft
+                bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
+                seen = ((bits & 1) != 0) & (draft < 64)[None, :]
+                visible = tl.where((draft >= 0)[None, :], seen, visible)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink + tl.sum(weights, 1)
+        accumulator = accumulator * shrink[:, None]
+        accumulator = tl.dot(weights.to(q.dtype), v.to(q.dtype), accumulator, input_precision="ieee")
+        maximum = new_maximum
+    return accumulator, maximum, total
+
+
+@triton.jit
+def attend_range(
+    q,
+    pages_ptr,
+    keys_ptr,
+    lines,
+    first_line,
+    first_position,  # of the oldest query, before the first draft
+    last_position,  # of the newest query
+    begin,  # keys before it are not looked at, a multiple of TILE
+    end,  # nor keys from here on
+    position,
+    ancestors,
+    first_draft,
+    scale,
+    VALUES_OFFSET: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    M: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """Attend over the keys of begin .. end that queries at places first_position .. last_position see.
+
+    Tiles that every query sees whole, nearly all, take the loop without masks.  Returns (accumulator,
+    maximum, total): the result is accumulator / total, and a query that sees nothing has a total of zero.
+    """
+    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
+    maximum = tl.full([M], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([M], dtype=tl.float32)
+    accumulator = tl.zeros([M, DIM_PADDED], dtype=tl.float32)
+    end = tl.minimum(end, last_position + 1)
+    whole_end = tl.minimum(
+        tl.maximum((first_position + 1) // TILE * TILE, begin), tl.maximum(end // TILE * TILE, begin)
+    )
+    whole_begin = begin
+    if WINDOW > 0:
+        oldest = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+        begin = tl.maximum(begin, oldest)
+        everybody = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
+        whole_end = tl.maximum(whole_end, begin)
+        whole_begin = tl.minimum(tl.maximum(everybody, begin), whole_end)
+        window_end = tl.minimum(whole_begin, end)
+        accumulator, maximum, total = attend_pages(
+            q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            begin, window_end, position,
+            ancestors, first_draft, scale,
+            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
+        )  # fmt: skip
+    accumulator, maximum, total = attend_pages(
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_begin, whole_end, position,
+        ancestors, first_draft, scale,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, False,
+    )  # fmt: skip
+    accumulator, maximum, total = attend_pages(
+        q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
+            whole_end, end, position,
+        ancestors, first_draft, scale,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
+    )  # fmt: skip
+    return accumulator, maximum, total
 
 
 @triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=STEP_POINTERS)
