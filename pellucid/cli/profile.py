@@ -178,7 +178,7 @@ def profile_run(llm: LLM, workload: Workload, temperature: float) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All spans of one name.  Seconds in which it ran itself, without what it called."""
+    """All spans of one name.  Seconds that are its own: `own_times`."""
 
     name: str
     count: int
@@ -195,7 +195,11 @@ def totals(spans: Sequence[Span]) -> list[Total]:
 
 
 def own_times(spans: Sequence[Span]) -> list[int]:
-    """Of each span its duration less those that lie within it on its lane, nanoseconds."""
+    """Of each span its duration less what others have of it, nanoseconds.
+
+    Those are the spans that lie within it on its lane, and the one before it that had not ended: a kernel may
+    be launched early and wait for its inputs, and only what it adds is its own.
+    """
     own = [span.duration for span in spans]
     around: dict[str, list[int]] = {}  # per lane: the spans that have not ended
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, -spans[i].duration)):
@@ -204,6 +208,8 @@ def own_times(spans: Sequence[Span]) -> list[int]:
             open_spans.pop()
         if open_spans and span.end <= spans[open_spans[-1]].end:
             own[open_spans[-1]] -= span.duration
+        elif open_spans:
+            own[index] -= spans[open_spans[-1]].end - span.start
         open_spans.append(index)
     return own
 

@@ -21,6 +21,11 @@ def test_time_belongs_to_the_innermost_span_of_a_lane() -> None:
     assert Total("inner", 2, 40e-9) in totals(spans)
 
 
+def test_a_kernel_launched_early_has_what_it_adds() -> None:
+    spans = [Span("x", 0, 10, "a"), Span("y", 4, 11, "a"), Span("z", 13, 7, "a"), Span("x", 30, 1, "a")]
+    assert own_times(spans) == [10, 5, 5, 1]
+
+
 def test_a_device_idles_where_no_lane_is_busy() -> None:
     spans = [Span("x", 10, 10, "a"), Span("y", 15, 10, "b"), Span("z", 40, 10, "a")]
     assert idle_share(spans) == pytest.approx(15 / 40)
