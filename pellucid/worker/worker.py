@@ -198,7 +198,12 @@ class Worker:
         wanted = self._wants_graphs and self.resolved.user.device.record_chunks
         if not (wanted and is_whole and target.backend.supports_tile_maps):
             return None
-        return ChunkForward(forward, weight_bytes=target.weight_bytes, max_rows=self.resolved.max_num_seqs)
+        return ChunkForward(
+            forward,
+            weight_bytes=target.weight_bytes,
+            max_tokens=self.resolved.max_num_batched_tokens,
+            max_rows=self.resolved.max_num_seqs,
+        )
 
     def _kv_budget(self) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
