@@ -22,11 +22,11 @@ from pellucid.worker.device_step import Begun, Forward
 from pellucid.worker.inputs import StepCounts, StepRows
 
 CHUNKED = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # tokens of all chunks
-DECODES = (0, 16, 64, 256)
+DECODES = (0, 64, 256)
 PADDING = 8  # tokens that are always nobody's; more are where a step has fewer tokens than there is room for
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
-WORTH_RECORDING = 10e12
+WORTH_RECORDING = 35e12
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # hidden states [T, D], and what a proposer taps
 Recorder = Callable[[Callable[[], Outputs]], Callable[[], Outputs]]
@@ -58,7 +58,7 @@ def chunk_shapes(max_tokens: int, max_rows: int) -> list[ChunkShape]:
 
     max_tokens: of a step's chunks.
     """
-    decodes = [n for n in DECODES if n < max_rows] + [max_rows] * (max_rows < DECODES[-1])
+    decodes = [n for n in DECODES if n < max_rows] + [min(max_rows, DECODES[-1])]
     shapes = [ChunkShape(n + d + PADDING, d) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
     return sorted(shapes, reverse=True)
 

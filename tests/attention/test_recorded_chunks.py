@@ -81,6 +81,8 @@ def test_the_largest_comes_first_and_decodes_are_few() -> None:
     assert shapes[0] == (256 + 70 + 8, 70) and shapes[-1] == (64 + 8, 0)
     assert all(shape.num_decodes <= shape.num_chunked for shape in shapes)
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 64, 256}
 
 
 def test_bounds_hold_for_any_chunks() -> None:
