@@ -18,7 +18,7 @@ from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compilations import LateCompilations, compiled_together
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.grammar import TokenMasks
@@ -85,13 +85,15 @@ class Worker:
         phases = Phases()
         self._build()
         phases.end("weights")
+        self._compile()
+        phases.end("kernels")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
         phases.end("KV cache")
         self._rehearse()
-        phases.end("kernels")
+        phases.end("rehearsals")
         self.runner.launcher.capture()
         phases.end("graphs")
         blocks = ", ".join(map(str, capacity.num_blocks))
@@ -219,8 +221,17 @@ class Worker:
         torch.cuda.empty_cache()
         return budget
 
+    def _compile(self) -> None:
+        """On a GPU, compile what steps of all kinds need, many kernels at a time."""
+        if self.device.type == "cpu":
+            return
+        self._bind_kv(tuple(0 for _ in self.groups))
+        with compiled_together(self.device, at_once=self.mesh.world == 1):
+            self._try(largest_step(self.resolved, len(self.groups)))
+            self._rehearse()
+
     def _rehearse(self) -> None:
-        """On a GPU, run steps of all kinds, so that no kernel is compiled once requests have come."""
+        """On a GPU, run steps of all kinds, so that nothing is done for the first time once requests come."""
         if self.device.type == "cpu":
             return
         for plan in rehearsals(self.resolved, len(self.groups)):
