@@ -1,8 +1,8 @@
 """The forward of steps with prompt chunks, replayed: small ones take less time than launching their kernels.
 
-A recording has room for some decodes, one token each and first, for some chunks of any length behind them,
-and for tokens that are nobody's at the end, so that it always has the same number of tokens.  Padding is of
-the spare slot and writes page 0 alone.  Only the forward is recorded; what comes before and behind it, which
+A recording has room for some decodes, one token each and first, and for some chunks of any length behind
+them.  What a step leaves of it is padding, so that it always has the same number of tokens: of the spare
+slot, and written to page 0 alone.  Only the forward is recorded; what comes before and behind it, which
 depends on who samples and how, sees the step as it is.
 """
 
@@ -23,7 +23,6 @@ from pellucid.worker.inputs import StepCounts, StepRows
 
 CHUNKED = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # tokens of all chunks
 DECODES = (0, 64, 256)
-PADDING = 8  # tokens that are always nobody's; more are where a step has fewer tokens than there is room for
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
 WORTH_RECORDING = 35e12
@@ -44,8 +43,8 @@ class ChunkShape(NamedTuple):
 
     @property
     def num_chunked(self) -> int:
-        """Tokens of chunks, padding left out."""
-        return self.num_tokens - self.num_decodes - PADDING
+        """Tokens of chunks."""
+        return self.num_tokens - self.num_decodes
 
     @property
     def num_rows(self) -> int:
@@ -59,7 +58,7 @@ def chunk_shapes(max_tokens: int, max_rows: int) -> list[ChunkShape]:
     max_tokens: of a step's chunks.
     """
     decodes = [n for n in DECODES if n < max_rows] + [min(max_rows, DECODES[-1])]
-    shapes = [ChunkShape(n + d + PADDING, d) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
+    shapes = [ChunkShape(n + d, d) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
     return sorted(shapes, reverse=True)
 
 

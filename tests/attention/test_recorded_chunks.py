@@ -49,7 +49,7 @@ def test_padded_chunks_give_the_same_tokens(
 ) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         expected = tokens(llm)
-    monkeypatch.setattr(chunks, "CHUNKED", (32,))
+    monkeypatch.setattr(chunks, "CHUNKED", (24, 32))
     monkeypatch.setattr(chunks, "DECODES", (0, 2, 8))
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         step = worker_of(llm).runner.launcher.step
@@ -78,7 +78,7 @@ def counts_of(*num_query: int, num_drafts: int = 0) -> StepCounts:
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
     shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256 + 70 + 8, 70) and shapes[-1] == (64 + 8, 0)
+    assert shapes[0] == (256 + 70, 70) and shapes[-1] == (64, 0)
     assert all(shape.num_decodes <= shape.num_chunked for shape in shapes)
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
     assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
@@ -86,5 +86,5 @@ def test_the_largest_comes_first_and_decodes_are_few() -> None:
 
 
 def test_bounds_hold_for_any_chunks() -> None:
-    bounds = Bounds.of(ChunkShape(72, 16), spare=3)
-    assert bounds.num_tokens == 72 and bounds.num_query.max() == 56 and bounds.num_rows == 16 + 6 + 1
+    bounds = Bounds.of(ChunkShape(64, 16), spare=3)
+    assert bounds.num_tokens == 64 and bounds.num_query.max() == 48 and bounds.num_rows == 16 + 6 + 1
