@@ -93,7 +93,8 @@ class Collected:
         return True
 
     def finish(self) -> None:
-        """Compile what has not been."""
+        """Compile what has not been, and wait for all of it."""
+        logger.info("compiling %d kernels", len(self._noted))
         if not self._at_once:
             for (kernel, _), wanted in self._noted.items():
                 self._pool.submit(self._compile, kernel, wanted)

@@ -1,7 +1,8 @@
 """Steps of no sequence's: to measure the most memory that a step takes, and to compile what steps need.
 
 A kernel has variants, by numbers of rows, tokens and drafts; one that is first needed in mid-run stalls it
-for seconds.  So at start one step of each kind is run.  All of them read and write block 0 alone.
+for seconds.  So at start one step of each kind is gone through, to learn which there are and compile them
+(kernels/compilations.py).  All of them read and write block 0 alone.
 """
 
 from __future__ import annotations

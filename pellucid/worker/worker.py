@@ -92,8 +92,6 @@ class Worker:
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
         phases.end("KV cache")
-        self._rehearse()
-        phases.end("rehearsals")
         self.runner.launcher.capture()
         phases.end("graphs")
         blocks = ", ".join(map(str, capacity.num_blocks))
@@ -212,7 +210,6 @@ class Worker:
         if self.device.type == "cpu":
             per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
             return memory.cpu_budget(self.resolved, per_token)
-        self._bind_kv(tuple(0 for _ in self.groups))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._try(largest_step(self.resolved, len(self.groups)))
@@ -222,20 +219,14 @@ class Worker:
         return budget
 
     def _compile(self) -> None:
-        """On a GPU, compile what steps of all kinds need, many kernels at a time."""
+        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come."""
         if self.device.type == "cpu":
             return
         self._bind_kv(tuple(0 for _ in self.groups))
         with compiled_together(self.device, at_once=self.mesh.world == 1):
             self._try(largest_step(self.resolved, len(self.groups)))
-            self._rehearse()
-
-    def _rehearse(self) -> None:
-        """On a GPU, run steps of all kinds, so that nothing is done for the first time once requests come."""
-        if self.device.type == "cpu":
-            return
-        for plan in rehearsals(self.resolved, len(self.groups)):
-            self._try(plan)
+            for plan in rehearsals(self.resolved, len(self.groups)):
+                self._try(plan)
         torch.cuda.synchronize()
 
     def _try(self, plan: StepPlan) -> None:
