@@ -34,7 +34,8 @@ from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_ROWS, Gemv, SplitK
 
 OUTPUTS = gl.constexpr(2)  # of a tile of the GEMV: may be a gate and what it opens
 LANE_BYTES = 16  # of W that a thread copies at once
-RING_BYTES = 32 << 10  # of W that a GEMV's program has under way
+RING_BYTES = 32 << 10  # of W that a GEMV's program has room for
+PACE_BYTES = 32 << 10  # of W that it has under way at once
 
 # Triton 3.6 has this under another name than later versions.
 copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -83,6 +84,7 @@ def small_matmul(
         assert num_in % lane == 0 and tile.block_n % OUTPUTS.value == 0, (num_in, tile)
         tile_bytes = OUTPUTS.value * tile.block_k * weight.itemsize
         num_tiles = tile.block_n // OUTPUTS.value * triton.cdiv(num_in, tile.block_k)
+        stages = max(1, min(num_tiles, RING_BYTES // tile_bytes))
         gemv_kernel[(grid_n,)](
             *operands,
             num_rows,
@@ -93,7 +95,8 @@ def small_matmul(
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             LANE=lane,
-            STAGES=max(1, min(num_tiles, RING_BYTES // tile_bytes)),
+            STAGES=stages,
+            PACE=max(1, min(stages, PACE_BYTES // tile_bytes)),
             WARPS=tile.num_warps,
             ACT=act,
             num_warps=tile.num_warps,
@@ -185,7 +188,7 @@ def copy_weights(
     tile, ring, weight_ptr, num_out,
     K: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ACT: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Start to copy a tile of this program's part of W to its place; no tile follows the last one."""
+    """Start to copy a tile of this program's part of W to its place in the ring; zeros past the last one."""
     BLOCK_K: gl.constexpr = ring.shape[2]
     PARTS: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     inside = tile // PARTS * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LAYOUT))
@@ -194,7 +197,6 @@ def copy_weights(
     at = weight_ptr + output_of(column, num_out, ACT).to(gl.int64)[:, None] * K + k[None, :]
     known = (inside < BLOCK_N) & (column < num_out)
     copy_ahead(ring.index(tile % STAGES), at, mask=known[:, None] & (k < K)[None, :])
-    async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -212,6 +214,7 @@ def gemv_kernel(
     BLOCK_K: gl.constexpr,
     LANE: gl.constexpr,
     STAGES: gl.constexpr,
+    PACE: gl.constexpr,
     WARPS: gl.constexpr,
     ACT: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -230,7 +233,10 @@ def gemv_kernel(
         weight_ptr.dtype.element_ty, [STAGES, OUTPUTS, BLOCK_K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     for tile in gl.static_range(STAGES):
+        if tile >= PACE:
+            async_copy.wait_group(PACE - 1)
         copy_weights(tile, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
+        async_copy.commit_group()
     wait(DEPENDENT)
     k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT))
     xs = ()
@@ -242,9 +248,11 @@ def gemv_kernel(
         sums = (gl.zeros([OUTPUTS, BLOCK_K], gl.float32, LAYOUT),) * ROWS
         for part in gl.static_range(PARTS):
             number = pair * PARTS + part
-            async_copy.wait_group(STAGES - 1)
+            async_copy.wait_group(PACE - 1)
             w = ring.index(number % STAGES).load(LAYOUT).to(gl.float32)
-            copy_weights(number + STAGES, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
+            if STAGES < BLOCK_N // OUTPUTS * PARTS:
+                copy_weights(number + STAGES, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
+            async_copy.commit_group()
             added = ()
             for m in gl.static_range(ROWS):
                 x, _ = gl.broadcast(xs[m * PARTS + part].to(gl.float32)[None, :], w)
@@ -265,6 +273,8 @@ def gemv_kernel(
                 gated = first // 2 + gl.arange(0, 1, gl.SliceLayout(1, PAIR))
                 at = out_ptr + m * (num_out // 2) + gated
                 gl.store(at, gate(opening, opened, ACT).to(dtype), mask=(first < num_out) & (m < num_rows))
+    # The zeros may be on their way still: nothing else has had its place there meanwhile.
+    ring._keep_alive()
 
 
 @triton.jit

@@ -194,7 +194,7 @@ def compile_products() -> None:
     """Of weights as they are; the largest tiles that tables may name."""
     for rows, act, in_features in ((1, None, 12288), (1, "silu", 4096), (4, None, 3072)):
         constants = {"K": in_features, "ROWS": rows, "BLOCK_N": 8, "BLOCK_K": 2048, "ACT": act}
-        constants |= {"LANE": 8, "STAGES": 4, "WARPS": 4, "bias_ptr": None}
+        constants |= {"LANE": 8, "STAGES": 4, "PACE": 2, "WARPS": 4, "bias_ptr": None}
         size = shared_memory(gemv_kernel, "*bf16", constants, num_warps=4)
         sys.stdout.write(f"gemv_kernel {in_features} {size}\n")
     launches = (
