@@ -34,8 +34,7 @@ from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_ROWS, Gemv, SplitK
 
 OUTPUTS = gl.constexpr(2)  # of a tile of the GEMV: may be a gate and what it opens
 LANE_BYTES = 16  # of W that a thread copies at once
-RING_BYTES = 32 << 10  # of W that a GEMV's program has room for
-PACE_BYTES = 32 << 10  # of W that it has under way at once
+RING_BYTES = 32 << 10  # of W that a GEMV's program has under way
 
 # Triton 3.6 has this under another name than later versions.
 copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -84,7 +83,6 @@ def small_matmul(
         assert num_in % lane == 0 and tile.block_n % OUTPUTS.value == 0, (num_in, tile)
         tile_bytes = OUTPUTS.value * tile.block_k * weight.itemsize
         num_tiles = tile.block_n // OUTPUTS.value * triton.cdiv(num_in, tile.block_k)
-        stages = max(1, min(num_tiles, RING_BYTES // tile_bytes))
         gemv_kernel[(grid_n,)](
             *operands,
             num_rows,
@@ -95,8 +93,7 @@ def small_matmul(
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             LANE=lane,
-            STAGES=stages,
-            PACE=max(1, min(stages, PACE_BYTES // tile_bytes)),
+            STAGES=max(1, min(num_tiles, RING_BYTES // tile_bytes)),
             WARPS=tile.num_warps,
             ACT=act,
             num_warps=tile.num_warps,
@@ -214,7 +211,6 @@ def gemv_kernel(
     BLOCK_K: gl.constexpr,
     LANE: gl.constexpr,
     STAGES: gl.constexpr,
-    PACE: gl.constexpr,
     WARPS: gl.constexpr,
     ACT: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -233,8 +229,6 @@ def gemv_kernel(
         weight_ptr.dtype.element_ty, [STAGES, OUTPUTS, BLOCK_K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     for tile in gl.static_range(STAGES):
-        if tile >= PACE:
-            async_copy.wait_group(PACE - 1)
         copy_weights(tile, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
         async_copy.commit_group()
     wait(DEPENDENT)
@@ -248,7 +242,7 @@ def gemv_kernel(
         sums = (gl.zeros([OUTPUTS, BLOCK_K], gl.float32, LAYOUT),) * ROWS
         for part in gl.static_range(PARTS):
             number = pair * PARTS + part
-            async_copy.wait_group(PACE - 1)
+            async_copy.wait_group(STAGES - 1)
             w = ring.index(number % STAGES).load(LAYOUT).to(gl.float32)
             if STAGES < BLOCK_N // OUTPUTS * PARTS:
                 copy_weights(number + STAGES, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
@@ -273,7 +267,7 @@ def gemv_kernel(
                 gated = first // 2 + gl.arange(0, 1, gl.SliceLayout(1, PAIR))
                 at = out_ptr + m * (num_out // 2) + gated
                 gl.store(at, gate(opening, opened, ACT).to(dtype), mask=(first < num_out) & (m < num_rows))
-    # The zeros may be on their way still: nothing else has had its place there meanwhile.
+    # The zeros arrive when they like: what sums are exchanged through must not lie where they do.
     ring._keep_alive()
 
 

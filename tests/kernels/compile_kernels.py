@@ -194,8 +194,21 @@ def compile_products() -> None:
     """Of weights as they are; the largest tiles that tables may name."""
     for rows, act, in_features in ((1, None, 12288), (1, "silu", 4096), (4, None, 3072)):
         constants = {"K": in_features, "ROWS": rows, "BLOCK_N": 8, "BLOCK_K": 2048, "ACT": act}
-        constants |= {"LANE": 8, "STAGES": 4, "PACE": 2, "WARPS": 4, "bias_ptr": None}
+        constants |= {"LANE": 8, "STAGES": 4, "WARPS": 4, "bias_ptr": None}
         size = shared_memory(gemv_kernel, "*bf16", constants, num_warps=4)
+        sys.stdout.write(f"gemv_kernel {in_features} {size}\n")
+    for in_features, stages in ((2048, 1), (12288, 4)):  # a program with one pair of outputs
+        constants = {
+            "K": in_features,
+            "ROWS": 1,
+            "BLOCK_N": 2,
+            "BLOCK_K": 2048,
+            "ACT": None,
+            "bias_ptr": None,
+        }
+        constants |= {"LANE": 8, "STAGES": stages, "WARPS": 4}
+        size = shared_memory(gemv_kernel, "*bf16", constants, num_warps=4)
+        assert size > stages * 2 * 2048 * DTYPE.itemsize, "copies and sums share memory"
         sys.stdout.write(f"gemv_kernel {in_features} {size}\n")
     launches = (
         (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
