@@ -105,6 +105,19 @@ def users_fault(fields: Mapping[str, object] | None = None) -> Generator[None, N
         raise ApiError(400, str(error), param=param) from error
 
 
+@contextmanager
+def named(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Within, errors call fields by the names that the client has written.  names: by ours."""
+    try:
+        yield
+    except ApiError as error:
+        message = error.message
+        for ours, theirs in names.items():
+            message = re.sub(rf"^{ours}\b|\b{ours}(?==)", theirs, message)
+        param = names.get(error.param or "", error.param)
+        raise ApiError(error.status, message, param=param) from error
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Whatever a route raises is answered in this form."""
 

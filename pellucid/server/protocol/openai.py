@@ -9,15 +9,16 @@ import logging
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from pellucid.server.protocol.unserved import UNSERVED
 from pellucid.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 MOST_NAMES = 100  # of unknown fields that are logged
 INT64 = 2**63
 
-JsonObject = dict[str, JsonValue]
+JsonObject = dict[str, object]  # whose values come from JSON, so they are not looked at again, one by one
 _ignored: set[str] = set()
 
 
@@ -42,7 +43,7 @@ class ApiRequest(BaseModel):
     @model_validator(mode="after")
     def _note_ignored(self) -> ApiRequest:
         for name in self.model_extra or {}:
-            if name not in _ignored and len(_ignored) < MOST_NAMES:
+            if name not in _ignored and name not in UNSERVED and len(_ignored) < MOST_NAMES:
                 _ignored.add(name)
                 logger.warning("requests bring %.100r, which is ignored", name)
         return self
@@ -84,6 +85,7 @@ class SamplingRequest(ApiRequest):
     priority: Integer | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = False
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     user: str | None = None
 
     @property
@@ -133,6 +135,7 @@ class ChatRequest(SamplingRequest):
     structured_outputs: JsonObject | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = True
+    documents: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
