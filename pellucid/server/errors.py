@@ -26,8 +26,10 @@ RETRY_SECONDS = "1"
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     503: "ServiceUnavailableError",
 }
@@ -35,8 +37,10 @@ MESSAGES_PATH = "/v1/messages"
 MESSAGES_TYPES = {  # Anthropic's
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     503: "overloaded_error",
 }
@@ -86,6 +90,11 @@ def encode_messages_error(error: ApiError) -> bytes:
     return msgspec.json.encode(MessagesError(Failure(MESSAGES_TYPES.get(error.status, "api_error"), message)))
 
 
+def route_path(scope: Mapping[str, Any]) -> str:
+    """A request's path, without that under which a proxy shows this server."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
 def error_response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """path: of the request, for Anthropic's routes have a form of their own."""
     if error.status == 503:
@@ -123,7 +132,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return error_response(request.url.path, error)
+        return error_response(route_path(request.scope), error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -131,17 +140,19 @@ def install_error_handlers(app: FastAPI) -> None:
         path = [str(part) for part in first["loc"] if part != "body"]
         param = path[0] if path and not path[0].isdigit() else None
         message = f"{'.'.join(path)}: {first['msg']}" if param else _body_fault(first, request)
-        return error_response(request.url.path, ApiError(400, message, param=param))
+        return error_response(route_path(request.scope), ApiError(400, message, param=param))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(request.url.path, ApiError(error.status_code, message), error.headers)
+        return error_response(route_path(request.scope), ApiError(error.status_code, message), error.headers)
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
-        return error_response(request.url.path, ApiError(500, "internal error; the server's log has it"))
+        return error_response(
+            route_path(request.scope), ApiError(500, "internal error; the server's log has it")
+        )
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:

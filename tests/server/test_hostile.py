@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import time
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
+from pellucid.server.hosts import make_host_check
 from pellucid.server.listener import bind, listen
 from pellucid.server.options import ServeOptions
-from tests.server.conftest import Running
+from tests.server.conftest import Running, running
 
 JSON = {"Content-Type": "application/json"}
 
@@ -70,6 +77,134 @@ def test_a_head_does_not_grow_without_end(server: Running) -> None:
     assert usual.status_code == 200
 
 
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Running]:
+    options = [
+        "--request-seconds",
+        "0.5",
+        "--root-path",
+        "/llm",
+        "--api-key",
+        "k",
+        "--allowed-hosts",
+        "a.org",
+    ]
+    with running(*options) as server:
+        yield server
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n"
+BODY = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+
+
+def reply_to(server: Running, *parts: bytes, seconds: float = 5) -> bytes:
+    """What comes back, up to the end of the connection, from a client that says so much and no more."""
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=seconds) as client:
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.1)
+        return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    "parts,reply",
+    [
+        ((), b""),
+        ((b"POST",), b"408 Request Timeout"),
+        ((HEAD,), b"408 Request Timeout"),
+        ((HEAD + BODY,), b"408 Request Timeout"),
+        ((HEAD + BODY, b'{"prompt": "'), b"408 Request Timeout"),
+        ((b"POST /nowhere HTTP/1.1\r\nAuthorization: Bearer k\r\n" + BODY, b"x"), b"404 Not Found"),
+        ((b"GET /health HTTP/1.1\r\n\r\n", b"\r\n"), b"200 OK"),
+        ((b"GET /health HTTP/1.1\r\n\r\n", b"GET"), b"408 Request Timeout"),
+    ],
+)
+def test_half_a_request_holds_no_connection(hasty: Running, parts: tuple[bytes, ...], reply: bytes) -> None:
+    began = time.monotonic()
+    answer = reply_to(hasty, *parts)
+    assert time.monotonic() - began < 2
+    assert reply in answer and (b"408" not in reply or b"--request-seconds" in answer), answer
+
+
+def test_an_answer_may_take_longer_than_its_request(hasty: Running) -> None:
+    body = b'{"prompt": "Once", "max_tokens": 600, "ignore_eos": true, "stream": true}'
+    head = HEAD + b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    began = time.monotonic()
+    assert b'"finish_reason":"length"' in reply_to(hasty, head % len(body) + body, seconds=30)
+    assert time.monotonic() - began > 0.5
+
+
+def test_a_watcher_is_no_request_that_never_ends(hasty: Running) -> None:
+    url, key = hasty.url.replace("http", "ws"), base64.urlsafe_b64encode(b"k").decode().rstrip("=")
+    with connect(f"{url}/xray", subprotocols=[Subprotocol(f"key.{key}")], max_size=None) as watcher:
+        assert watcher.recv(5)
+        time.sleep(1)
+        assert watcher.ping().wait(5)
+
+
+def test_behind_a_proxys_path_the_same_is_open(hasty: Running) -> None:
+    assert httpx.get(f"{hasty.url}/health").status_code == 200
+    assert httpx.post(f"{hasty.url}/v1/messages").json()["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    "host,is_welcome",
+    [
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost:1234", True),
+        ("LOCALHOST.", True),
+        ("app.localhost", True),
+        ("127.0.0.1", True),
+        ("[::1]:8000", True),
+        ("192.168.1.5:8000", True),
+        ("", True),
+    ],
+)
+def test_a_name_that_was_bent_to_this_machine_is_refused(
+    server: Running, host: str, is_welcome: bool
+) -> None:
+    for path in ("/health", "/v1/models", "/"):
+        reply = httpx.get(server.url + path, headers={"Host": host})
+        assert (reply.status_code == 200) == is_welcome
+        assert is_welcome or reply.status_code == 403
+        assert is_welcome or "--allowed-hosts" in reply.json()["error"]["message"]
+
+
+def test_a_watcher_cannot_use_a_bent_name(server: Running) -> None:
+    url = urlsplit(server.url)
+    bent = f"evil.example:{url.port}"
+    with (
+        socket.create_connection((url.hostname, url.port)) as line,
+        pytest.raises(InvalidStatus) as refused,
+    ):
+        connect(f"ws://{bent}/xray", sock=line, origin=Origin(f"http://{bent}"))
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "options,host,is_welcome",
+    [
+        ({"allowed_hosts": ("a.org",)}, "a.org:80", True),
+        ({"allowed_hosts": ("a.org",)}, "b.org", False),
+        ({"allowed_hosts": ("a.org:8000", "::1")}, "a.org", True),
+        ({"allowed_hosts": ("*",)}, "b.org", True),
+        ({"allowed_origins": ("https://a.org",)}, "a.org", True),
+        ({"allowed_origins": ("https://a.org",)}, "b.org", False),
+        ({"allowed_origins": ("*",)}, "b.org", True),
+        ({"host": "0.0.0.0"}, "b.org", True),
+        ({"host": "0.0.0.0", "allowed_hosts": ("a.org",)}, "b.org", False),
+        ({"host": "::1"}, "b.org", False),
+        ({"host": "localhost"}, "b.org", False),
+    ],
+)
+def test_hosts_can_be_named(options: dict[str, Any], host: str, is_welcome: bool) -> None:
+    assert make_host_check(ServeOptions(**options))(host) == is_welcome
+
+
 def test_only_one_of_two_that_took_an_address_may_listen() -> None:
     options = ServeOptions(port=0)
     first = bind(options)
@@ -90,6 +225,8 @@ def test_only_one_of_two_that_took_an_address_may_listen() -> None:
         ("host", ""),
         ("max_logprobs", -1),
         ("drain_seconds", float("nan")),
+        ("request_seconds", 0),
+        ("allowed_hosts", ("",)),
         ("max_body_mib", float("nan")),
     ],
 )

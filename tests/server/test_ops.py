@@ -21,6 +21,20 @@ def test_it_is_well(server: Running) -> None:
     assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
 
 
+def test_head_is_get_without_the_body(server: Running) -> None:
+    for path in ("/", "/health", "/v1/models"):
+        reply = httpx.head(server.url + path)
+        length = len(httpx.get(server.url + path).content)
+        assert (reply.status_code, reply.content, reply.headers["content-length"]) == (200, b"", str(length))
+
+
+def test_a_slash_at_the_end_means_nothing(server: Running) -> None:
+    assert httpx.get(f"{server.url}/v1/models/").json()["object"] == "list"
+    assert httpx.get(f"{server.url}/v1/models/sprout/").json()["id"] == "sprout"
+    body = {"prompt": "a", "max_tokens": 1}
+    assert httpx.post(f"{server.url}/v1/completions/", json=body).status_code == 200
+
+
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     (card,) = client.models.list()
     assert card.id == "sprout" and card.object == "model"
