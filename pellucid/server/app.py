@@ -52,6 +52,7 @@ def make_app(server: Server) -> FastAPI:
         title="Pellucid",
         version=__version__,
         description="An OpenAI-compatible LLM server.",
+        responses={"4XX": {"description": "What is wrong with the request, and with which field"}},
         docs_url=None,  # pages.py has one that needs no other host
         redoc_url=None,
         redirect_slashes=False,  # to where a proxy may not lead; the guard takes them off

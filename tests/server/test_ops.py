@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 
@@ -47,7 +48,14 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
 def test_every_route_is_described(server: Running) -> None:
     paths = set(httpx.get(f"{server.url}/openapi.json").json()["paths"])
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= paths
-    assert httpx.get(f"{server.url}/docs").status_code == 200
+
+
+def test_what_describes_them_needs_no_other_host(server: Running) -> None:
+    page = httpx.get(f"{server.url}/docs")
+    assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+    parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert "page/docs.js" in parts and not any("://" in part for part in parts)
+    assert all(httpx.get(f"{server.url}/{part}").status_code == 200 for part in parts)
 
 
 def test_text_goes_to_tokens_and_back(server: Running) -> None:
