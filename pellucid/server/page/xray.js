@@ -64,9 +64,9 @@ export class XRay {
     const socket = (this.socket = openSocket("xray", "pellucid.xray"));
     this.say("off", "connecting");
     socket.addEventListener("message", (event) => socket === this.socket && this.take(JSON.parse(event.data)));
-    socket.addEventListener("close", () => {
+    socket.addEventListener("close", ({ reason }) => {
       if (socket !== this.socket) return;
-      this.say("lost", "no link; trying again");
+      this.say("lost", `${reason || "no link"}; trying again`);
       setTimeout(() => this.connect(), RETRY);
     });
   }
