@@ -87,7 +87,8 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
     await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
     make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
-    return Answer(mailbox, [prompt], sampling.n, make_parser)
+    count_calls = partial(server.metrics.parsed, is_streamed=bool(body.stream)) if use.tools else None
+    return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
 
 def tool_use(body: ChatRequest, server: Server) -> ToolUse:

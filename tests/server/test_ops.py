@@ -187,9 +187,34 @@ def test_many_streams_at_once(server: Running) -> None:
 def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> None:
     names = (
         "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens",
-        "request_params_n", "request_queue_time_seconds",
+        "request_params_n", "request_queue_time_seconds", "request_max_num_generation_tokens",
     )  # fmt: skip
     before = [server.metric(f"vllm:{name}_count") for name in names]
     client.completions.create(model="sprout", prompt="Once", max_tokens=2)
     assert [server.metric(f"vllm:{name}_count") for name in names] == [count + 1 for count in before]
+    assert server.metric("vllm:prompt_tokens_by_source_total") == server.metric("vllm:prompt_tokens_total")
     assert server.metric("vllm:cache_config_info", block_size="64", model_name="sprout", engine="0") == 1
+
+
+def test_steps_are_counted_by_their_tokens(server: Running, client: openai.OpenAI) -> None:
+    server.wait_until_idle()
+    name = "vllm:iteration_tokens_total"
+    before = [server.metric(f"{name}_{part}") for part in ("count", "sum")]
+    ids = [5 + i % 100 for i in range(50)]
+    extra = {"ignore_eos": True, "cache_salt": "steps"}
+    client.completions.create(model="sprout", prompt=ids, max_tokens=11, extra_body=extra)
+    server.wait_until_idle()
+    num_steps, num_tokens = (
+        server.metric(f"{name}_{part}") - old for part, old in zip(("count", "sum"), before, strict=True)
+    )
+    # One chunk and ten decodes; a step that was planned ahead may find that all is over.
+    assert 11 <= num_steps <= 12 and 60 <= num_tokens <= 61
+    assert server.metric(f"{name}_bucket", le="+Inf") == before[0] + num_steps
+
+
+def test_the_longest_of_several_answers_is_told(server: Running, client: openai.OpenAI) -> None:
+    name = "vllm:request_max_num_generation_tokens"
+    before = [server.metric(f"{name}_{part}") for part in ("count", "sum")]
+    extra = {"ignore_eos": True}
+    client.completions.create(model="sprout", prompt=["a", "b"], n=3, max_tokens=7, extra_body=extra)
+    assert [server.metric(f"{name}_{part}") for part in ("count", "sum")] == [before[0] + 2, before[1] + 14]
