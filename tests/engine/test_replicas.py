@@ -17,10 +17,8 @@ from pellucid.platform import share_of_cpus
 
 
 def test_the_statistics_of_several_engines_are_summed() -> None:
-    numbers = {f.name: 2 for f in fields(EngineStats)} | {
-        "num_accepted_per_position": (3, 1),
-        "num_steps_by_tokens": (0, 5),
-    }
+    numbers = {f.name: 2 for f in fields(EngineStats)}
+    numbers |= {"num_accepted_per_position": (3, 1), "num_steps_by_tokens": (0, 5)}  # type: ignore[dict-item]
     numbers["is_synthetic"] = True
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
