@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
@@ -305,6 +306,10 @@ class AsyncLLM:
             await asyncio.to_thread(self._front.check_grammar, sampling, seconds=seconds)
 
     # Life
+
+    def warm_up(self) -> None:
+        """Load, in the background, what the first grammar would wait for."""
+        threading.Thread(target=self._front.warm_up, name="warm-up", daemon=True).start()
 
     def watch(self, observer: Observer) -> None:
         """Tell `observer` what becomes of every completion."""

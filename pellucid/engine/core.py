@@ -31,6 +31,10 @@ POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, o
 class Grammar(Protocol):
     """The host's side of constrained decoding."""
 
+    def warm_up(self) -> None:
+        """Load, in the background, what the first grammar would wait for."""
+        ...
+
     def compile(self, grammar: str) -> Future[Any]:
         """Make ready for requests with this grammar; its exception says why there can be none."""
         ...
@@ -52,6 +56,9 @@ class Grammar(Protocol):
 
 class NullGrammar:
     """No request is constrained."""
+
+    def warm_up(self) -> None:
+        pass
 
     def compile(self, grammar: str) -> Future[Any]:
         compiled: Future[Any] = Future()
@@ -122,6 +129,10 @@ class Engine:
     def call(self, action: Callable[[], None]) -> None:
         """Run something between two steps, in the engine's thread."""
         self._post(action)
+
+    def warm_up(self) -> None:
+        """Load, in the background, what only some requests need."""
+        self._grammar.warm_up()
 
     def clear_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""

@@ -51,7 +51,12 @@ class _Life:
         self.cause: str | None = None  # why it ends, if it should not
         self._server = server
         self._ending: asyncio.Task[None] | None = None
-        self.http = _HttpServer(_http_config(server), announce)
+        self.http = _HttpServer(_http_config(server), self._begin)
+        self._announce = announce
+
+    def _begin(self) -> None:
+        self._announce()
+        self._server.llm.warm_up()
 
     def stop(self) -> None:
         """Finish what is under way and take nothing new; the second time, end at once."""
@@ -78,6 +83,7 @@ class _Life:
             logger.error("starting the engine anew, for it has died: %s", error)
             try:
                 await llm.restart()
+                llm.warm_up()
             except Exception as failure:
                 error = f"{error}; it cannot start again: {failure}"
                 break
@@ -177,7 +183,7 @@ class _HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._announce = announce  # when clients can come
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
