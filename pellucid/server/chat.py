@@ -15,7 +15,7 @@ from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, named, users_fault
 from pellucid.server.limits import most_tokens
-from pellucid.server.logprobs import chat_logprobs, prompt_logprobs_of
+from pellucid.server.logprobs import Speller, chat_logprobs, prompt_logprobs_of
 from pellucid.server.parsers.base import (
     Content,
     Event,
@@ -31,6 +31,7 @@ from pellucid.server.protocol.openai_output import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     FunctionCall,
     ToolCall,
@@ -130,6 +131,8 @@ def _template_options(body: ChatRequest) -> dict[str, object]:
     options: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.reasoning_effort == "none":
+        options.setdefault("enable_thinking", False)  # as most templates have it
     if body.documents is not None:
         options.setdefault("documents", body.documents)
     return options
@@ -219,11 +222,17 @@ class _ChatForm:
         return ChatChoice(
             index=piece.index,
             message=message,
-            logprobs=chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer),
+            logprobs=self._logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=piece.token_ids if self.body.return_token_ids else UNSET,
         )
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if piece.logprobs is None:
+            return None
+        speller = Speller(self.server.llm.tokenizer, bool(self.body.return_tokens_as_token_ids))
+        return chat_logprobs(piece, self.body.top_logprobs or 0, speller)
 
     def _echo(self) -> str:
         """The last message, if it is text: what the answer may be the continuation of."""
@@ -240,7 +249,7 @@ class _ChatForm:
         choices = [ChatChunkChoice(piece.index, delta) for delta in deltas]
         last = choices[-1]
         if piece.logprobs is not None:
-            last.logprobs = chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer)
+            last.logprobs = self._logprobs(piece)
         if self.body.return_token_ids:
             last.token_ids = piece.token_ids
         if piece.finish_reason is not None:

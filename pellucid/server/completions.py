@@ -16,7 +16,7 @@ from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
 from pellucid.server.limits import most_tokens
-from pellucid.server.logprobs import completion_logprobs, prompt_logprobs_of
+from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice, UsageFacts
 from pellucid.server.protocol.unserved import UNSERVED, check_served
@@ -140,6 +140,9 @@ class _CompletionForm:
         usage = self.answer.usage
         return usage_facts(replace(usage, num_completion_tokens=0) if self.is_silent else usage)
 
+    def _speller(self) -> Speller:
+        return Speller(self.server.llm.tokenizer, bool(self.body.return_tokens_as_token_ids))
+
     @property
     def is_silent(self) -> bool:
         """Is only the prompt asked for?  One token has to be generated all the same."""
@@ -171,7 +174,7 @@ class _CompletionForm:
             entries = [*(piece.prompt_logprobs or ()), *new_logprobs] if is_echoed else new_logprobs
             ids = [*prompt.token_ids, *token_ids] if is_echoed else token_ids
             offset = self.offsets.get(piece.index, 0)
-            logprobs = completion_logprobs(ids, entries, self.server.llm.tokenizer, offset=offset)
+            logprobs = completion_logprobs(ids, entries, self._speller(), offset=offset)
         if is_echoed and self.prompt_texts is not None:
             text = (
                 self.prompt_texts[piece.index // (self.answer.num_choices // len(self.prompt_texts))] + text

@@ -82,6 +82,11 @@ def test_template_options_reach_the_template(client: openai.OpenAI, plain: Any) 
     assert thinking.prompt_token_ids != plain.prompt_token_ids
 
 
+def test_no_effort_is_no_thinking(client: openai.OpenAI, plain: Any) -> None:
+    answer = chat(client, reasoning_effort="none", extra_body={"return_token_ids": True})
+    assert answer.prompt_token_ids == plain.prompt_token_ids
+
+
 def test_a_message_may_be_continued(client: openai.OpenAI) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False, "min_tokens": 3}

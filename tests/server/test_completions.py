@@ -111,6 +111,21 @@ def test_logprobs_name_the_tokens_and_their_rivals(client: openai.OpenAI, plain:
         assert logprob == max(top.values()) == top[token] <= 0 and len(top) == 2
 
 
+def test_offsets_are_those_of_characters(client: openai.OpenAI) -> None:
+    text = "Grüße, 😀!"
+    logprobs = complete(client, text, logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
+    assert len(logprobs.tokens) > len(text), "some characters are several tokens"
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert "\ufffd" in token or text[offset:].startswith(token)
+
+
+def test_tokens_may_be_shown_by_their_ids(client: openai.OpenAI, plain: Any) -> None:
+    extra = {"return_tokens_as_token_ids": True}
+    logprobs = complete(client, logprobs=1, extra_body=extra).choices[0].logprobs
+    assert logprobs.tokens == [f"token_id:{token}" for token in plain.choices[0].token_ids]
+    assert [next(iter(top)) for top in logprobs.top_logprobs] == logprobs.tokens
+
+
 def test_streamed_logprobs_are_the_same(client: openai.OpenAI) -> None:
     whole = complete(client, logprobs=1, echo=True).choices[0].logprobs
     chunks = [chunk.choices[0].logprobs for chunk in complete(client, logprobs=1, echo=True, stream=True)]
@@ -221,6 +236,13 @@ def test_a_prompt_that_does_not_fit_is_told_both_numbers(client: openai.OpenAI) 
 def test_fields_that_ask_for_nothing_are_let_pass(client: openai.OpenAI, plain: Any) -> None:
     nothing = {"best_of": 1, "use_beam_search": False, "prompt_embeds": None, "functions": []}
     assert complete(client, extra_body=nothing).choices[0].text == plain.choices[0].text
+
+
+def test_a_long_text_is_cut_before_it_is_tokenized(client: openai.OpenAI) -> None:
+    text = "The cat sat on the mat. " * 40_000
+    extra = {"truncate_prompt_tokens": 300, "return_token_ids": True}
+    long, short = (complete(client, each, extra_body=extra).choices[0] for each in (text, text[-24_000:]))
+    assert len(long.prompt_token_ids) == 300 and long.prompt_token_ids == short.prompt_token_ids
 
 
 @pytest.mark.parametrize("wish,num_kept", [(3, 3), (-1, 4096 - 8), (4096, 4096 - 8)])

@@ -85,6 +85,7 @@ class SamplingRequest(ApiRequest):
     priority: Integer | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     user: str | None = None
 

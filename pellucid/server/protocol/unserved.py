@@ -24,7 +24,6 @@ UNSERVED = {  # and what to do instead
     "prompt_embeds": "give text or token ids as prompt",
     "regex": STRUCTURED,
     "repetition_detection": "use a repetition_penalty, or max_tokens",
-    "return_tokens_as_token_ids": "say return_token_ids",
     "thinking_token_budget": "an answer thinks as long as it likes, up to max_tokens",
     "use_beam_search": "tokens are sampled; temperature 0 takes the most likely ones",
     "web_search_options": "this server calls no other",
