@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -24,7 +23,7 @@ from pellucid.server.respond import respond, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
 from pellucid.server.truncate import most_prompt_tokens, truncated
-from pellucid.text.prompts import Prompt, TokenPrompt
+from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
 
 router = APIRouter()
@@ -38,8 +37,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     with users_fault(UNSERVED):
         check_served(body.model_extra or {}, n=body.n or 1)
     with users_fault(CompletionRequest.model_fields):
-        sampling = _sampling(body, server)
-        prompts = await _tokenize(body, sampling, server)
+        sampling, given = _sampling(body, server), _prompts(body)
+    server.check_room(len(given) * sampling.n)  # before they are tokenized
+    with users_fault(CompletionRequest.model_fields):
+        prompts = await _tokenize(given, body, sampling, server)
         texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
     await check_wish(body, sampling, server)
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
@@ -74,12 +75,13 @@ def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, **changes)
 
 
-async def _tokenize(body: CompletionRequest, sampling: SamplingParams, server: Server) -> list[TokenPrompt]:
-    prompts: Sequence[Prompt] = _prompts(body)
+async def _tokenize(
+    prompts: list[dict[str, object]], body: CompletionRequest, sampling: SamplingParams, server: Server
+) -> list[TokenPrompt]:
     adds = body.add_special_tokens is not False
     if body.truncate_prompt_tokens is not None:
         most = most_prompt_tokens(body.truncate_prompt_tokens, sampling, server)
-        prompts = [await truncated(each, most, server, add_special_tokens=adds) for each in _prompts(body)]
+        prompts = [await truncated(each, most, server, add_special_tokens=adds) for each in prompts]
     return await server.llm.tokenize(prompts, add_special_tokens=adds)
 
 

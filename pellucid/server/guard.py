@@ -17,6 +17,9 @@ from pellucid.server.hosts import make_host_check
 # What probes and dashboards read, and what shows nothing of any request.
 OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
 PAGE = "/page/"  # below it are files that everybody has
+# Lists and objects are the most work to read, and no stream goes on meanwhile.  What texts have counts, too.
+MOST_BRACKETS = 2**18
+TOO_MANY_PARTS = f"the body has more than {MOST_BRACKETS:,} opening brackets"
 PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key to a websocket: in base64
 
 
@@ -76,14 +79,18 @@ class Guard:
 
     def _measured(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""
-        left = self._most_bytes
+        left, brackets_left = self._most_bytes, MOST_BRACKETS
 
         async def measured() -> Message:
-            nonlocal left
+            nonlocal left, brackets_left
             message = await receive()
-            left -= len(message.get("body", b""))
+            body = message.get("body", b"")
+            left -= len(body)
+            brackets_left -= body.count(b"[") + body.count(b"{")
             if left < 0:
                 raise HTTPException(413, self._too_large(), {"Connection": "close"})
+            if brackets_left < 0:
+                raise HTTPException(413, TOO_MANY_PARTS, {"Connection": "close"})
             return message
 
         return measured

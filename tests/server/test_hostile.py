@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,36 @@ def test_long_stop_strings_and_bad_words_are_refused(server: Running, name: str)
     reply = ask(server, b'{"prompt": "a", "%b": ["%b"]}' % (name.encode(), b"a" * 5_000_000))
     error = reply.json()["error"]
     assert error["param"] == name and "5,000,000 characters, at most 1,000" in error["message"]
+
+
+def longest_silence(server: Running, content: bytes) -> tuple[int, float]:
+    """The status of a request, and how long the server says nothing to others because of it, in seconds."""
+    reply: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: reply.append(ask(server, content)))
+    with httpx.Client(base_url=server.url) as other:
+        other.get("/ping")
+        thread.start()
+        longest = 0.0
+        while thread.is_alive():
+            began = time.monotonic()
+            other.get("/ping")
+            longest = max(longest, time.monotonic() - began)
+    return reply[0].status_code, longest
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"prompt": "a", "x": [%b]}' % b",".join([b"[[]]"] * 1_500_000), 413),
+        (b'{"prompt": [%b]}' % b",".join([b'"a"'] * 1_500_000), 400),
+        (b'{"prompt": "a", "stop": [%b]}' % b",".join([b'"a"'] * 1_500_000), 400),
+        (b'{"prompt": "a", "allowed_token_ids": [%b]}' % b",".join([b"7"] * 3_000_000), 400),
+        (b'{"prompt": [%b]}' % b",".join([b"1234"] * 1_500_000), 400),
+    ],
+)
+def test_a_body_of_many_parts_does_not_hold_up_others(server: Running, content: bytes, status: int) -> None:
+    found, silence = longest_silence(server, content)
+    assert found == status and silence < 2, silence
 
 
 def test_an_error_quotes_no_more_than_a_page(server: Running) -> None:

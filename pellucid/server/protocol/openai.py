@@ -32,7 +32,14 @@ def _no_booleans(value: object) -> object:
 Integer = Annotated[int, BeforeValidator(_no_booleans), Field(ge=-INT64, lt=INT64)]
 Number = Annotated[float, BeforeValidator(_no_booleans)]
 # Strict, which refuses booleans without Python looking at each of perhaps a million.
-TokenIds = list[Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]]
+# The first that is wrong is enough: a list of another kind would be wrong a million times.
+TokenIds = Annotated[list[Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]], Field(fail_fast=True)]
+# Of these Python does look at each, while all others wait.
+TokenSet = Annotated[TokenIds, Field(max_length=2**18)]
+TokenBias = Annotated[dict[int, Number], Field(max_length=2**16)]
+Words = Annotated[list[str], Field(max_length=2**12, fail_fast=True)]
+Texts = Annotated[list[str], Field(max_length=2**17, fail_fast=True)]
+ManyTokenIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class ApiRequest(BaseModel):
@@ -71,14 +78,14 @@ class SamplingRequest(ApiRequest):
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     seed: Integer | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: str | Words | None = None
+    stop_token_ids: TokenSet | None = None
     ignore_eos: bool | None = None
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
-    logit_bias: dict[int, Number] | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
+    logit_bias: TokenBias | None = None
+    allowed_token_ids: TokenSet | None = None
+    bad_words: Words | None = None
     prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -113,7 +120,7 @@ SAMPLING_FIELDS = [
 class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: str | TokenIds | Texts | ManyTokenIds
     echo: bool | None = False
     logprobs: Integer | None = None
     suffix: str | None = None
