@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,7 @@ MESSAGES_TYPES = {  # Anthropic's
     503: "overloaded_error",
 }
 MOST_CHARACTERS = 4000  # of a message
+KIND = re.compile(r"str|(list|dict)\[.*\]")  # one of a field's types, where pydantic names fields
 FIELD = re.compile(r"(?:a token id in )?([a-z_]+)\b")
 
 
@@ -136,10 +137,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"] if part != "body"]
+        faults = error.errors()
+        path = [str(part) for part in faults[0]["loc"] if part != "body"]
         param = path[0] if path and not path[0].isdigit() else None
-        message = f"{'.'.join(path)}: {first['msg']}" if param else _body_fault(first, request)
+        message = _field_fault(path, faults) if param else _body_fault(faults[0], request)
         return error_response(route_path(request.scope), ApiError(400, message, param=param))
 
     @app.exception_handler(HTTPException)
@@ -153,6 +154,14 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(
             route_path(request.scope), ApiError(500, "internal error; the server's log has it")
         )
+
+
+def _field_fault(path: Sequence[str], faults: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with a field; if it may be of several types, what it is not of each."""
+    if len(path) > 1 and KIND.fullmatch(path[1]):
+        reasons = dict.fromkeys(fault["msg"] for fault in faults if path[0] in fault["loc"])
+        return f"{path[0]}: {' or '.join(reasons)}"
+    return f"{'.'.join(path)}: {faults[0]['msg']}"
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:

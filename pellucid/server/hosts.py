@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import ip_address
+from socket import gethostname
 from urllib.parse import urlsplit
 
 from pellucid.server.options import ServeOptions
 
 ANY = "*"
+OWN_ENDINGS = (".localhost", ".internal")  # no public name has them; containers know their host by the second
 
 
 def make_host_check(options: ServeOptions) -> Callable[[str | None], bool]:
@@ -51,7 +53,8 @@ def host_name(header: str) -> str:
 
 def _is_here(name: str) -> bool:
     """Is it this machine's, for itself?"""
-    if name == "localhost" or name.endswith(".localhost"):
+    own = gethostname().lower()
+    if name in ("localhost", own, f"{own}.local") or name.endswith(OWN_ENDINGS):
         return True
     return _is_address(name) and ip_address(name).is_loopback
 

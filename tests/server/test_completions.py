@@ -215,7 +215,8 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
         ("prompt", [5000], "token id 5000 is out of range"),
         ("prompt", [], "prompt is empty"),
         ("prompt", "", "prompt is empty"),
-        ("prompt", {"a": 1}, "prompt"),
+        ("prompt", {"a": 1}, "prompt: Input should be a valid string or Input should be a valid list"),
+        ("stop", [1], "stop: Input should be a valid string"),
     ],
 )
 def test_a_bad_field_is_named(client: openai.OpenAI, field: str, value: object, message: str) -> None:

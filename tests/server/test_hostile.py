@@ -189,6 +189,8 @@ def test_behind_a_proxys_path_the_same_is_open(hasty: Running) -> None:
         ("localhost:1234", True),
         ("LOCALHOST.", True),
         ("app.localhost", True),
+        ("host.docker.internal:8000", True),
+        (socket.gethostname(), True),
         ("127.0.0.1", True),
         ("[::1]:8000", True),
         ("192.168.1.5:8000", True),
