@@ -1,13 +1,22 @@
-"""Counts kernels that are compiled while an engine serves: each one stalls the step that needs it.
+"""When kernels are compiled: all at once before an engine serves, and counted if it is any later.
 
-Reading a kernel from Triton's cache on disk counts, too.  Knows nothing of which steps there are.
+Each one that is compiled in mid-run stalls the step that needs it.  Reading a kernel from Triton's cache on
+disk counts, too.  Knows nothing of which steps there are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid.kernels.language import has_triton
 
@@ -63,3 +72,74 @@ class LateCompilations:
             is_manual_warmup=is_manual_warmup,
             already_compiled=already_compiled,
         )
+
+
+class Collected:
+    """Notes which variants of kernels are asked for, and compiles them instead of launching them."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, at_once: bool) -> None:
+        self._pool, self._at_once = pool, at_once
+        self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
+        self._here = threading.local()
+
+    def note(self, *, key: str, fn: Any, compile: Mapping[str, object], **_: object) -> bool:
+        """A kernel is launched that has not been compiled.  True: it shall not be now."""
+        if getattr(self._here, "compiles", False):
+            return False
+        kernel, wanted = fn.jit_function, str(compile["specialization_data"])
+        if (kernel, key) not in self._noted and self._at_once:
+            self._pool.submit(self._compile, kernel, wanted)
+        self._noted[kernel, key] = wanted
+        return True
+
+    def finish(self) -> None:
+        """Compile what has not been, and wait for all of it."""
+        logger.info("compiling %d kernels", len(self._noted))
+        if not self._at_once:
+            for (kernel, _), wanted in self._noted.items():
+                self._pool.submit(self._compile, kernel, wanted)
+        self._pool.shutdown()
+
+    def _compile(self, kernel: Any, wanted: str) -> None:
+        self._here.compiles = True
+        try:
+            kernel.preload(wanted)
+        except Exception as error:
+            logger.info("%s: to be compiled when it is launched: %r", kernel.__name__, error)
+
+
+@contextmanager
+def compiled_together(device: torch.device, *, at_once: bool) -> Iterator[None]:
+    """Within, launch what will be needed; it is compiled on many threads, most of it without Python's lock.
+
+    What is not compiled yet is not run: what it should have written is zero, so that whatever else runs on
+    the device finds valid indices.  at_once: compile as soon as it is known; else behind the last launch, so
+    that none runs before, on whichever rank.
+    """
+    from triton import knobs
+
+    set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
+        collected, before = Collected(pool, at_once=at_once), knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook = collected.note
+        try:
+            with ZerosForEmpty():
+                yield
+            collected.finish()
+        finally:
+            knobs.runtime.jit_cache_hook = before
+
+
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+class ZerosForEmpty(TorchDispatchMode):
+    """Makes zeros of memory that would be left as it is."""
+
+    EMPTY = tuple(getattr(torch.ops.aten, name) for name in ALLOCATIONS)
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func.overloadpacket in self.EMPTY else made
