@@ -31,6 +31,7 @@ TYPES = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
     503: "ServiceUnavailableError",
 }
 MESSAGES_PATH = "/v1/messages"
@@ -42,6 +43,7 @@ MESSAGES_TYPES = {  # Anthropic's
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     503: "overloaded_error",
 }
 MOST_CHARACTERS = 4000  # of a message

@@ -69,6 +69,8 @@ class Guard:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most_bytes:
             return ApiError(413, self._too_large())
+        if (coding := headers.get("content-encoding", "")) not in ("", "identity"):
+            return ApiError(415, f"the body is compressed ({coding!r}); send it as it is")
         return None
 
     def _has_key(self, headers: Headers) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import socket
 import threading
 import time
@@ -43,6 +44,11 @@ def test_a_body_that_is_no_request_is_told_why(
 ) -> None:
     reply = ask(server, content, headers)
     assert reply.status_code == 400 and message in reply.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_told_so(server: Running) -> None:
+    reply = ask(server, gzip.compress(b'{"prompt": "a"}'), {**JSON, "Content-Encoding": "gzip"})
+    assert reply.status_code == 415 and "send it as it is" in reply.json()["error"]["message"]
 
 
 def test_a_text_far_too_long_is_refused_before_it_is_tokenized(server: Running) -> None:
