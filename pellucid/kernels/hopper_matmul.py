@@ -1,0 +1,374 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 65 to 512.
+
+A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
+of its rows for each group of four warps; one warp copies steps of W and x by the TMA unit, as far ahead as
+there is room, those of W before the kernel before this one has ended.  Where outputs are too few for all
+multiprocessors, programs share a tile and its inputs; each adds up a share of its rows, in a fixed order.
+How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
+company.
+
+Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_prefill import HAS_REINTERPRET, barrier, boxes_of, copy_box, is_hopper, num_multiprocessors
+from pellucid.kernels.silu_mul import gate
+from pellucid.kernels.tiles import MAX_ROWS, Wgmma
+
+LINES = gl.constexpr(64)  # of W, that a group of warps multiplies
+STEP = gl.constexpr(64)  # inputs of a copy: what swizzled lines of 128 bytes hold
+EIGHT = gl.constexpr(8)  # lines of a core matrix, and gates beside what they open
+
+
+def hopper_matmul(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    tile: Wgmma,
+    *,
+    bias: Tensor | None = None,
+    act: str | None = None,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    """small_matmul, with a Wgmma.  arrivals: `num_arrivals` zeros, needed where the inputs are split."""
+    (num_rows, num_in), num_out = x.shape, weight.shape[0]
+    width = num_out // 2 if act else num_out
+    assert 1 <= num_rows <= MAX_ROWS, num_rows
+    assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)
+    assert out.is_contiguous() and weight.is_contiguous()
+    assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
+    grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
+    partial = None
+    if tile.splits > 1:
+        # Programs wait for one another, so all must find room at once.
+        assert num_programs(x, weight, tile) <= num_multiprocessors(x.device), grid
+        assert arrivals is not None and len(arrivals) >= num_arrivals(num_out, num_rows, tile)
+        size = grid[0] * grid[1] * tile.splits * tile.block_n * tile.rows
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    hopper_matmul_kernel[grid](
+        boxes_of(x, [tile.rows, STEP.value]),
+        pairs_of(weight) if act else boxes_of(weight, [LINES.value, STEP.value]),
+        bias,
+        out,
+        partial,
+        arrivals if tile.splits > 1 else None,
+        num_rows,
+        num_out,
+        num_in,
+        ROWS=tile.rows,
+        GROUPS=tile.block_n // LINES.value,
+        STAGES=tile.stages,
+        SPLITS=tile.splits,
+        ACT=act,
+        num_warps=4,
+        maxnreg=128 if tile.block_n == LINES.value else None,  # a narrow tile leaves room for another
+        **dependent(),
+    )
+    return out
+
+
+def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma, act: str | None) -> bool:
+    """Whether this kernel can multiply x [M, K] with this weight [N, K]."""
+    num_out, num_in = weight.shape
+    if not is_hopper(x.device) or x.dtype != weight.dtype or x.itemsize != 2 or x.stride(1) != 1:
+        return False
+    aligned = x.data_ptr() % 16 == x.stride(0) % 8 == num_in % 8 == 0 and num_out % (16 if act else 8) == 0
+    return aligned and (tile.splits == 1 or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
+
+
+def num_programs(x: Tensor, weight: Tensor, tile: Wgmma) -> int:
+    """Of a product."""
+    return triton.cdiv(len(x), tile.rows) * triton.cdiv(len(weight), tile.block_n) * tile.splits
+
+
+def num_arrivals(num_out: int, num_rows: int, tile: Wgmma) -> int:
+    """Counters that a split tile needs: for each group of warps, of those that came and those that left."""
+    tiles = triton.cdiv(num_out, tile.block_n) * triton.cdiv(num_rows, tile.rows)
+    return 2 * tiles * tile.block_n // LINES.value if tile.splits > 1 else 0
+
+
+def pairs_of(weight: Tensor) -> TensorDescriptor:
+    """W = [gate; up] in boxes of 64 lines, eight of gates and eight of what they open by turns."""
+    hidden, num_in = len(weight) // 2, weight.shape[1]
+    eight = EIGHT.value
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    shape, strides = [hidden // eight, 2, eight, num_in], [eight * num_in, hidden * num_in, num_in, 1]
+    box = [LINES.value // 2 // eight, 2, eight, STEP.value]
+    return TensorDescriptor(weight, shape, strides, box, layout)
+
+
+@gluon.jit
+def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
+    """The memory of parts as `num` tiles [lines, width], swizzled."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(width * 2, 16, 2)
+    if HAS_REINTERPRET:
+        return parts.reinterpret(parts.dtype, [num, lines, width], layout)
+    else:
+        return parts._reinterpret(parts.dtype, [num, lines, width], layout)
+
+
+@gluon.jit
+def range_of(num_in, SPLITS: gl.constexpr):
+    """(the first one, number) of the steps of this program."""
+    total, split = (num_in + STEP - 1) // STEP, gl.program_id(2)
+    first = total * split // SPLITS
+    return first, total * (split + 1) // SPLITS - first
+
+
+@gluon.jit
+def copy_weight(
+    weight, parts, full, stage, k, is_step, GROUPS: gl.constexpr, STAGES: gl.constexpr, ACT: gl.constexpr
+):
+    """Copy a step of this program's lines of W; of which group, then which stage is a part."""
+    for group in gl.static_range(GROUPS):
+        block, part = gl.program_id(1) * GROUPS + group, parts.index(group * STAGES + stage)
+        if ACT is None:
+            copy_box(weight, [block * LINES, k], full, part, pred=is_step)
+        else:
+            copy_box(weight, [block * (LINES // 2 // EIGHT), 0, 0, k], full, part, pred=is_step)
+
+
+@gluon.jit
+def copy_step(
+    step, x, weight, x_parts, w_parts, bars, num_in,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """Copy W and x of a step, once there is room, if there is such a step."""
+    first, num_steps = range_of(num_in, SPLITS)
+    stage, k, is_step = step % STAGES, (first + step) * STEP, step < num_steps
+    full = bars.index(stage)
+    mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1, pred=is_step)
+    mbarrier.expect(full, (ROWS + GROUPS * LINES) * STEP * 2, pred=is_step)
+    copy_box(x, [gl.program_id(0) * ROWS, k], full, x_parts.index(stage), pred=is_step)
+    copy_weight(weight, w_parts, full, stage, k, is_step, GROUPS, STAGES, ACT)
+
+
+@gluon.jit
+def copy_steps(
+    x, weight, x_parts, w_parts, bars, num_in,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """The copying warp: all steps but the first ones, which are on their way."""
+    _, num_steps = range_of(num_in, SPLITS)
+    for step in range(STAGES, num_steps):
+        copy_step(step, x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)
+
+
+@gluon.jit
+def in_fragments(y, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """y [LINES, ROWS] of the tensor cores as [warps, numbers], of which a thread holds four in a row."""
+    parts = y.reshape([4, 2, 8, ROWS // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4, ROWS * 16])
+    return gl.convert_layout(parts, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def out_of_fragments(parts, ROWS: gl.constexpr):
+    """The opposite."""
+    return parts.reshape([4, ROWS // 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5)).reshape([LINES, ROWS])
+
+
+@gluon.jit
+def store_result(y, room, first_row, block, num_rows, num_out, bias_ptr, out_ptr, ACT: gl.constexpr):
+    """Add the bias to y [LINES, rows], gate if there is an ACT, turn, store."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    rows: gl.constexpr = y.shape[1]
+    if bias_ptr is not None:
+        line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
+        if ACT is None:
+            n = block * LINES + line
+        else:
+            n = block * (LINES // 2) + line // 16 * EIGHT + line % EIGHT + line // EIGHT % 2 * (num_out // 2)
+        y += gl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(gl.float32)[:, None]
+    y = y.to(dtype)
+    if ACT is not None:
+        opening, up = y.reshape([4, 2, EIGHT, rows]).permute((0, 2, 3, 1)).split()
+        y = gate(opening, up, ACT).reshape([LINES // 2, rows])
+        num_out = num_out // 2
+    width: gl.constexpr = y.shape[0]
+    # By way of shared memory, so that threads write whole lines.
+    room.permute((1, 0)).store(y)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+    result = room.load(LAYOUT)
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))[:, None]
+    n = block * width + gl.arange(0, width, gl.SliceLayout(0, LAYOUT))[None, :]
+    gl.store(out_ptr + row.to(gl.int64) * num_out + n, result, mask=(row < num_rows) & (n < num_out))
+
+
+@gluon.jit
+def multiply_steps(
+    GROUP: gl.constexpr, x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
+    num_rows, num_out, num_in,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """A multiplying group of warps: its 64 lines of W with all rows of the tile."""
+    _, num_steps = range_of(num_in, SPLITS)
+    w_tiles = seen_as(w_parts, GROUPS * STAGES, LINES, STEP)
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+    for step in range(num_steps):
+        stage = step % STAGES
+        mbarrier.wait(bars.index(stage), step // STAGES & 1)
+        w, step_x = w_tiles.index(GROUP * STAGES + stage), x_parts.index(stage).permute((1, 0))
+        y = warpgroup_mma(w, step_x, y, is_async=True)
+        y = warpgroup_mma_wait(1, deps=[y])
+        mbarrier.arrive(bars.index(STAGES + (step + STAGES - 1) % STAGES), pred=step > 0)
+        if GROUP == 0 and GROUPS == 3:  # a warp that copies beside three groups would leave them too few registers
+            if step > 0:
+                copy_step(
+                    step - 1 + STAGES, x, weight, x_parts, w_parts, bars, num_in,
+                    ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )  # fmt: skip
+    y = warpgroup_mma_wait(0, deps=[y])
+    barrier()
+
+    # Nobody else uses this group's lines of W: there is room for results.
+    WIDTH: gl.constexpr = LINES if ACT is None else LINES // 2
+    row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
+    if SPLITS == 1:
+        rooms: gl.constexpr = STAGES * LINES * STEP // (ROWS * WIDTH)
+        room = seen_as(w_parts, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
+        store_result(y, room, row, block, num_rows, num_out, bias_ptr, out_ptr, ACT)
+    else:
+        SHARE: gl.constexpr = 32 if ROWS >= 32 * SPLITS else 16  # rows to add up at a time
+        rooms: gl.constexpr = STAGES * LINES * STEP // (SHARE * WIDTH)
+        room = seen_as(w_parts, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
+        tile = (gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)) * GROUPS + GROUP
+        partials = partial_ptr + tile.to(gl.int64) * (SPLITS * LINES * ROWS)
+        arrivals = arrivals_ptr + tile * 2
+        split = gl.program_id(2)
+        FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+        warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
+        own = partials + split * (LINES * ROWS) + warp
+        number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
+        gl.store(own + number, in_fragments(y, ROWS, FRAGMENTS))
+        # All of this group's threads have stored before one of them reports.
+        barrier()
+        arrived = gl.atomic_add(arrivals, 1, sem="acq_rel") + 1
+        while arrived < SPLITS:
+            arrived = gl.atomic_add(arrivals, 0, sem="acquire")
+        barrier()
+        shared = partials + warp + gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
+        for share in range(split, ROWS // SHARE, SPLITS):
+            if row + share * SHARE < num_rows:
+                at = shared + share * (SHARE * 16)
+                sums = gl.load(at, cache_modifier=".cg")
+                for i in gl.static_range(1, SPLITS):
+                    sums += gl.load(at + i * (LINES * ROWS), cache_modifier=".cg")
+                part, first = out_of_fragments(sums, SHARE), row + share * SHARE
+                store_result(part, room, first, block, num_rows, num_out, bias_ptr, out_ptr, ACT)
+        if gl.atomic_add(arrivals + 1, 1, sem="relaxed") == SPLITS - 1:
+            gl.store(arrivals, 0)
+            gl.store(arrivals + 1, 0)
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def hopper_matmul_kernel(
+    x,  # descriptor of [M, K], in boxes [ROWS, STEP]
+    weight,  # descriptor of [N, K], in boxes [LINES, STEP], or see `pairs_of`
+    bias_ptr,
+    out_ptr,
+    partial_ptr,  # [tiles, GROUPS, SPLITS, LINES * ROWS]
+    arrivals_ptr,  # [tiles, GROUPS, 2]
+    num_rows,
+    num_out,
+    num_in,
+    ROWS: gl.constexpr,
+    GROUPS: gl.constexpr,
+    STAGES: gl.constexpr,
+    SPLITS: gl.constexpr,
+    ACT: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    """One program a tile of rows, a block of outputs and a range of inputs."""
+    let_next_start(DEPENDENT)
+    dtype: gl.constexpr = x.dtype
+    pairs: gl.constexpr = LINES // 2 // EIGHT
+    x_parts = gl.allocate_shared_memory(dtype, [STAGES, ROWS, STEP], x.layout)
+    if ACT is None:
+        w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, LINES, STEP], weight.layout)
+    else:
+        w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, pairs, 2, EIGHT, STEP], weight.layout)
+    # First those that say "full", then those that say "empty".
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    fence_async_shared()
+    first, num_steps = range_of(num_in, SPLITS)
+    for i in gl.static_range(STAGES):
+        mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * STEP * 2, pred=i < num_steps)
+        copy_weight(
+            weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT
+        )
+    wait(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        at = [gl.program_id(0) * ROWS, (first + i) * STEP]
+        copy_box(x, at, bars.index(i), x_parts.index(i), pred=i < num_steps)
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)),
+            ],
+            [4, 1],
+            [232, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(2), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
+                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                )),
+            ],
+            [4, 4],
+            [168, 168],
+        )  # fmt: skip
