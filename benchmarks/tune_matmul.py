@@ -1,8 +1,9 @@
 """Find the fastest product of few rows for each projection of a model: `python benchmarks/tune_matmul.py`.
 
 Measures every kernel that could be the fastest, and the library's product, for each shape and number of rows
-(a gate's product with its gate, since ours take it along), and writes the choices to the table of this GPU, in the user's cache folder unless told otherwise; an engine
-started afterwards finds them.  Weights rotate through more memory than any L2 holds.
+(where outputs are gated, with the gate, which ours take along), and writes the choices to the table of this
+GPU, in the user's cache folder unless told otherwise; an engine started afterwards finds them.  Weights
+rotate through more memory than any L2 holds.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ class Case:
         if tile is None:
             operands = (x.values, x.scales, weight, self.weight_scale)
             return lambda: multiply_rows(*operands, block=weight.shape[1], dtype=x.dtype)
+        assert isinstance(tile, SplitK), tile
         out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
         scales = Scales(self.weight_scale.view(-1), x.scales.view(-1))
         return lambda: small_matmul(x.values, weight, out, tile, scales=scales, arrivals=self.arrivals)
@@ -211,7 +213,7 @@ def choose_all(
         best = min(ours.values(), default=inf)
         is_ours = best <= PATIENCE * measured[None]
         good[case] = [tile for tile, seconds in ours.items() if is_ours and seconds <= TOLERANCE * best]
-    # Splits are no matter of compilation: kernels that differ in them alone are one.
+    # Where splits are no matter of compilation, kernels that differ in them alone are one.
     uses = Counter(kernel_of(tile) for tiles in good.values() for tile in tiles)
     chosen: dict[Shape, Choices] = {}
     for (shape, num_rows), tiles in good.items():
@@ -221,7 +223,7 @@ def choose_all(
 
 
 def kernel_of(tile: Tile) -> Tile:
-    return replace(tile, splits=1) if isinstance(tile, SplitK) else tile  # a Wgmma's are compiled in
+    return replace(tile, splits=1) if isinstance(tile, SplitK) else tile
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: PLR0913, PLR0917, SIM102
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false, reportAssignmentType=false
 """y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 65 to 512.
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
@@ -32,7 +32,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.hopper_prefill import HAS_REINTERPRET, barrier, boxes_of, copy_box, is_hopper, num_multiprocessors
+from pellucid.kernels.hopper_prefill import (
+    HAS_REINTERPRET,
+    barrier,
+    boxes_of,
+    copy_box,
+    is_hopper,
+    num_multiprocessors,
+)
 from pellucid.kernels.silu_mul import gate
 from pellucid.kernels.tiles import MAX_ROWS, Wgmma
 
@@ -222,6 +229,8 @@ def multiply_steps(
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 lines of W with all rows of the tile."""
+    # A warp that copies would leave three groups too few registers.
+    COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
     _, num_steps = range_of(num_in, SPLITS)
     w_tiles = seen_as(w_parts, GROUPS * STAGES, LINES, STEP)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -233,7 +242,7 @@ def multiply_steps(
         y = warpgroup_mma(w, step_x, y, is_async=True)
         y = warpgroup_mma_wait(1, deps=[y])
         mbarrier.arrive(bars.index(STAGES + (step + STAGES - 1) % STAGES), pred=step > 0)
-        if GROUP == 0 and GROUPS == 3:  # a warp that copies beside three groups would leave them too few registers
+        if COPIES:
             if step > 0:
                 copy_step(
                     step - 1 + STAGES, x, weight, x_parts, w_parts, bars, num_in,
@@ -318,9 +327,7 @@ def hopper_matmul_kernel(
     first, num_steps = range_of(num_in, SPLITS)
     for i in gl.static_range(STAGES):
         mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * STEP * 2, pred=i < num_steps)
-        copy_weight(
-            weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT
-        )
+        copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
     wait(DEPENDENT)
     for i in gl.static_range(STAGES):
         at = [gl.program_id(0) * ROWS, (first + i) * STEP]
