@@ -41,10 +41,11 @@ from pellucid.kernels.hopper_prefill import (
     num_multiprocessors,
 )
 from pellucid.kernels.silu_mul import gate
+from pellucid.kernels.small_matmul import Scales
 from pellucid.kernels.tiles import MAX_ROWS, Wgmma
 
 LINES = gl.constexpr(64)  # of W, that a group of warps multiplies
-STEP = gl.constexpr(64)  # inputs of a copy: what swizzled lines of 128 bytes hold
+LINE_BYTES = gl.constexpr(128)  # of a copy: what the tensor cores want swizzled
 EIGHT = gl.constexpr(8)  # lines of a core matrix, and gates beside what they open
 
 
@@ -55,6 +56,7 @@ def hopper_matmul(
     tile: Wgmma,
     *,
     bias: Tensor | None = None,
+    scales: Scales | None = None,
     act: str | None = None,
     arrivals: Tensor | None = None,
 ) -> Tensor:
@@ -66,6 +68,7 @@ def hopper_matmul(
     assert out.is_contiguous() and weight.is_contiguous()
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
+    step = LINE_BYTES.value // x.itemsize
     partial = None
     if tile.splits > 1:
         # Programs wait for one another, so all must find room at once.
@@ -74,9 +77,11 @@ def hopper_matmul(
         size = grid[0] * grid[1] * tile.splits * tile.block_n * tile.rows
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
     hopper_matmul_kernel[grid](
-        boxes_of(x, [tile.rows, STEP.value]),
-        pairs_of(weight) if act else boxes_of(weight, [LINES.value, STEP.value]),
+        boxes_of(x, [tile.rows, step]),
+        pairs_of(weight, step) if act else boxes_of(weight, [LINES.value, step]),
         bias,
+        scales and scales.x,
+        scales and scales.weight,
         out,
         partial,
         arrivals if tile.splits > 1 else None,
@@ -86,6 +91,7 @@ def hopper_matmul(
         ROWS=tile.rows,
         GROUPS=tile.block_n // LINES.value,
         STAGES=tile.stages,
+        STEP=step,
         SPLITS=tile.splits,
         ACT=act,
         num_warps=4,
@@ -98,9 +104,10 @@ def hopper_matmul(
 def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma, act: str | None) -> bool:
     """Whether this kernel can multiply x [M, K] with this weight [N, K]."""
     num_out, num_in = weight.shape
-    if not is_hopper(x.device) or x.dtype != weight.dtype or x.itemsize != 2 or x.stride(1) != 1:
+    if not is_hopper(x.device) or x.dtype != weight.dtype or x.itemsize > 2 or x.stride(1) != 1:
         return False
-    aligned = x.data_ptr() % 16 == x.stride(0) % 8 == num_in % 8 == 0 and num_out % (16 if act else 8) == 0
+    bytes_apart = (x.data_ptr(), x.stride(0) * x.itemsize, num_in * x.itemsize)
+    aligned = not any(each % 16 for each in bytes_apart) and num_out % (16 if act else 8) == 0
     return aligned and (tile.splits == 1 or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
 
 
@@ -110,33 +117,34 @@ def num_programs(x: Tensor, weight: Tensor, tile: Wgmma) -> int:
 
 
 def num_arrivals(num_out: int, num_rows: int, tile: Wgmma) -> int:
-    """Counters that a split tile needs: for each group of warps, of those that came and those that left."""
+    """Counters that a split tile needs: one for each group of warps."""
     tiles = triton.cdiv(num_out, tile.block_n) * triton.cdiv(num_rows, tile.rows)
-    return 2 * tiles * tile.block_n // LINES.value if tile.splits > 1 else 0
+    return tiles * tile.block_n // LINES.value if tile.splits > 1 else 0
 
 
-def pairs_of(weight: Tensor) -> TensorDescriptor:
+def pairs_of(weight: Tensor, step: int) -> TensorDescriptor:
     """W = [gate; up] in boxes of 64 lines, eight of gates and eight of what they open by turns."""
     hidden, num_in = len(weight) // 2, weight.shape[1]
     eight = EIGHT.value
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    layout = gl.NVMMASharedLayout(128, 8 * weight.itemsize, 4)
     shape, strides = [hidden // eight, 2, eight, num_in], [eight * num_in, hidden * num_in, num_in, 1]
-    box = [LINES.value // 2 // eight, 2, eight, STEP.value]
+    box = [LINES.value // 2 // eight, 2, eight, step]
     return TensorDescriptor(weight, shape, strides, box, layout)
 
 
 @gluon.jit
-def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
+def seen_as(parts, dtype: gl.constexpr, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
     """The memory of parts as `num` tiles [lines, width], swizzled."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(width * 2, 16, 2)
+    bits: gl.constexpr = dtype.primitive_bitwidth
+    layout: gl.constexpr = gl.NVMMASharedLayout(width * bits // 8, bits, 2)
     if HAS_REINTERPRET:
-        return parts.reinterpret(parts.dtype, [num, lines, width], layout)
+        return parts.reinterpret(dtype, [num, lines, width], layout)
     else:
-        return parts._reinterpret(parts.dtype, [num, lines, width], layout)
+        return parts._reinterpret(dtype, [num, lines, width], layout)
 
 
 @gluon.jit
-def range_of(num_in, SPLITS: gl.constexpr):
+def range_of(num_in, STEP: gl.constexpr, SPLITS: gl.constexpr):
     """(the first one, number) of the steps of this program."""
     total, split = (num_in + STEP - 1) // STEP, gl.program_id(2)
     first = total * split // SPLITS
@@ -159,14 +167,15 @@ def copy_weight(
 @gluon.jit
 def copy_step(
     step, x, weight, x_parts, w_parts, bars, num_in,
-    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr,
 ):  # fmt: skip
     """Copy W and x of a step, once there is room, if there is such a step."""
-    first, num_steps = range_of(num_in, SPLITS)
+    first, num_steps = range_of(num_in, STEP, SPLITS)
     stage, k, is_step = step % STAGES, (first + step) * STEP, step < num_steps
     full = bars.index(stage)
     mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1, pred=is_step)
-    mbarrier.expect(full, (ROWS + GROUPS * LINES) * STEP * 2, pred=is_step)
+    mbarrier.expect(full, (ROWS + GROUPS * LINES) * LINE_BYTES, pred=is_step)
     copy_box(x, [gl.program_id(0) * ROWS, k], full, x_parts.index(stage), pred=is_step)
     copy_weight(weight, w_parts, full, stage, k, is_step, GROUPS, STAGES, ACT)
 
@@ -174,12 +183,13 @@ def copy_step(
 @gluon.jit
 def copy_steps(
     x, weight, x_parts, w_parts, bars, num_in,
-    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: all steps but the first ones, which are on their way."""
-    _, num_steps = range_of(num_in, SPLITS)
+    _, num_steps = range_of(num_in, STEP, SPLITS)
     for step in range(STAGES, num_steps):
-        copy_step(step, x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)
+        copy_step(step, x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT)
 
 
 @gluon.jit
@@ -196,16 +206,24 @@ def out_of_fragments(parts, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def store_result(y, room, first_row, block, num_rows, num_out, bias_ptr, out_ptr, ACT: gl.constexpr):
-    """Add the bias to y [LINES, rows], gate if there is an ACT, turn, store."""
+def store_result(
+    y, room, first_row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
+    ACT: gl.constexpr,
+):  # fmt: skip
+    """Scale, add the bias to y [LINES, rows], gate if there is an ACT, turn, store."""
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     rows: gl.constexpr = y.shape[1]
+    line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
+    if ACT is None:
+        n = block * LINES + line
+    else:
+        n = block * (LINES // 2) + line // 16 * EIGHT + line % EIGHT + line // EIGHT % 2 * (num_out // 2)
+    if weight_scale_ptr is not None:
+        y *= gl.load(weight_scale_ptr + n, mask=n < num_out, other=0.0)[:, None]
+    if x_scale_ptr is not None:
+        m = first_row + gl.arange(0, rows, gl.SliceLayout(0, y.type.layout))
+        y *= gl.load(x_scale_ptr + m, mask=m < num_rows, other=0.0)[None, :]
     if bias_ptr is not None:
-        line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
-        if ACT is None:
-            n = block * LINES + line
-        else:
-            n = block * (LINES // 2) + line // 16 * EIGHT + line % EIGHT + line // EIGHT % 2 * (num_out // 2)
         y += gl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(gl.float32)[:, None]
     y = y.to(dtype)
     if ACT is not None:
@@ -224,16 +242,17 @@ def store_result(y, room, first_row, block, num_rows, num_out, bias_ptr, out_ptr
 
 @gluon.jit
 def multiply_steps(
-    GROUP: gl.constexpr, x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
-    num_rows, num_out, num_in,
-    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GROUP: gl.constexpr, x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
+    partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 lines of W with all rows of the tile."""
     # A warp that copies would leave three groups too few registers.
     COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
-    _, num_steps = range_of(num_in, SPLITS)
-    w_tiles = seen_as(w_parts, GROUPS * STAGES, LINES, STEP)
-    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    _, num_steps = range_of(num_in, STEP, SPLITS)
+    w_tiles = seen_as(w_parts, w_parts.dtype, GROUPS * STAGES, LINES, STEP)
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, STEP // 4])
     y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
     for step in range(num_steps):
         stage = step % STAGES
@@ -246,36 +265,40 @@ def multiply_steps(
             if step > 0:
                 copy_step(
                     step - 1 + STAGES, x, weight, x_parts, w_parts, bars, num_in,
-                    ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )  # fmt: skip
     y = warpgroup_mma_wait(0, deps=[y])
     barrier()
 
     # Nobody else uses this group's lines of W: there is room for results.
     WIDTH: gl.constexpr = LINES if ACT is None else LINES // 2
+    SIZE: gl.constexpr = out_ptr.dtype.element_ty.primitive_bitwidth // 8
     row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
     if SPLITS == 1:
-        rooms: gl.constexpr = STAGES * LINES * STEP // (ROWS * WIDTH)
-        room = seen_as(w_parts, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
-        store_result(y, room, row, block, num_rows, num_out, bias_ptr, out_ptr, ACT)
+        rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (ROWS * WIDTH * SIZE)
+        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
+        store_result(
+            y, room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, ACT,
+        )  # fmt: skip
     else:
         SHARE: gl.constexpr = 32 if ROWS >= 32 * SPLITS else 16  # rows to add up at a time
-        rooms: gl.constexpr = STAGES * LINES * STEP // (SHARE * WIDTH)
-        room = seen_as(w_parts, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
+        rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (SHARE * WIDTH * SIZE)
+        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
         tile = (gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)) * GROUPS + GROUP
         partials = partial_ptr + tile.to(gl.int64) * (SPLITS * LINES * ROWS)
-        arrivals = arrivals_ptr + tile * 2
+        arrivals = arrivals_ptr + tile
         split = gl.program_id(2)
         FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
         warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
         own = partials + split * (LINES * ROWS) + warp
         number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
         gl.store(own + number, in_fragments(y, ROWS, FRAGMENTS))
-        # All of this group's threads have stored before one of them reports.
+        # All of this group's threads have stored before one of them reports.  What all add is zero, and what
+        # some add, this program among them, is not: who finds zero knows that all have come.
         barrier()
-        arrived = gl.atomic_add(arrivals, 1, sem="acq_rel") + 1
-        while arrived < SPLITS:
-            arrived = gl.atomic_add(arrivals, 0, sem="acquire")
+        gl.atomic_add(arrivals, gl.where(split == 0, 1 - SPLITS, 1), sem="release")
+        while gl.atomic_add(arrivals, 0, sem="acquire") != 0:
+            pass
         barrier()
         shared = partials + warp + gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
         for share in range(split, ROWS // SHARE, SPLITS):
@@ -285,10 +308,10 @@ def multiply_steps(
                 for i in gl.static_range(1, SPLITS):
                     sums += gl.load(at + i * (LINES * ROWS), cache_modifier=".cg")
                 part, first = out_of_fragments(sums, SHARE), row + share * SHARE
-                store_result(part, room, first, block, num_rows, num_out, bias_ptr, out_ptr, ACT)
-        if gl.atomic_add(arrivals + 1, 1, sem="relaxed") == SPLITS - 1:
-            gl.store(arrivals, 0)
-            gl.store(arrivals + 1, 0)
+                store_result(
+                    part, room, first, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr,
+                    out_ptr, ACT,
+                )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -296,15 +319,18 @@ def hopper_matmul_kernel(
     x,  # descriptor of [M, K], in boxes [ROWS, STEP]
     weight,  # descriptor of [N, K], in boxes [LINES, STEP], or see `pairs_of`
     bias_ptr,
+    x_scale_ptr,
+    weight_scale_ptr,
     out_ptr,
     partial_ptr,  # [tiles, GROUPS, SPLITS, LINES * ROWS]
-    arrivals_ptr,  # [tiles, GROUPS, 2]
+    arrivals_ptr,  # [tiles, GROUPS]
     num_rows,
     num_out,
     num_in,
     ROWS: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
+    STEP: gl.constexpr,
     SPLITS: gl.constexpr,
     ACT: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -324,9 +350,9 @@ def hopper_matmul_kernel(
         mbarrier.init(bars.index(i), count=1)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
     fence_async_shared()
-    first, num_steps = range_of(num_in, SPLITS)
+    first, num_steps = range_of(num_in, STEP, SPLITS)
     for i in gl.static_range(STAGES):
-        mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * STEP * 2, pred=i < num_steps)
+        mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * LINE_BYTES, pred=i < num_steps)
         copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
     wait(DEPENDENT)
     for i in gl.static_range(STAGES):
@@ -336,10 +362,13 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
-                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)),
+                (copy_steps, (
+                    x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                )),
             ],
             [1],
             [40],
@@ -348,14 +377,18 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
-                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT)),
+                (copy_steps, (
+                    x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                )),
             ],
             [4, 1],
             [232, 40],
@@ -364,16 +397,19 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(2), x, weight, x_parts, w_parts, bars, bias_ptr, out_ptr, partial_ptr,
-                    arrivals_ptr, num_rows, num_out, num_in, ROWS, GROUPS, STAGES, SPLITS, ACT,
+                    gl.constexpr(2), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
+                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )),
             ],
             [4, 4],
