@@ -106,7 +106,7 @@ WGMMAS = [  # the largest of their width and rows, and one of which two share a 
     Wgmma(192, 256, 1, 4),
 ]
 SPLITS = (1, 2, 3, 4, 8)
-WGMMA_SPLITS = (1, 2, 3, 4, 6, 8)
+WGMMA_SPLITS = (1, 2, 4, 8)
 MAX_PROGRAMS = 2048
 SHARED_BYTES = 220 << 10  # that a program's tiles may take
 
@@ -132,7 +132,7 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
-    if bits == 16 and num_rows >= 64 and is_hopper(torch.device("cuda")):
+    if num_rows >= 64 and is_hopper(torch.device("cuda")):
         yield from wgmma_candidates(num_out, num_in, num_rows)
     if num_rows > MAX_SPLIT_K_ROWS:
         return
@@ -154,7 +154,7 @@ def wgmma_candidates(num_out: int, num_in: int, num_rows: int) -> Iterator[Wgmma
         is_flat = 4 * tile.rows <= num_rows
         splits = [s for s in WGMMA_SPLITS if s * programs <= room and s * 128 <= num_in]
         if not (is_tall or is_flat):
-            yield from (replace(tile, splits=s) for s in splits[-3:] or [1])
+            yield from (replace(tile, splits=s) for s in splits[-2:] or [1])
 
 
 class Case:
@@ -197,10 +197,11 @@ class Case:
         if tile is None:
             operands = (x.values, x.scales, weight, self.weight_scale)
             return lambda: multiply_rows(*operands, block=weight.shape[1], dtype=x.dtype)
-        assert isinstance(tile, SplitK), tile
         out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
-        scales = Scales(self.weight_scale.view(-1), x.scales.view(-1))
-        return lambda: small_matmul(x.values, weight, out, tile, scales=scales, arrivals=self.arrivals)
+        more = {"scales": Scales(self.weight_scale.view(-1), x.scales.view(-1)), "arrivals": self.arrivals}
+        if isinstance(tile, Wgmma):
+            return lambda: hopper_matmul(x.values, weight, out, tile, **more)
+        return lambda: small_matmul(x.values, weight, out, tile, **more)
 
 
 def choose_all(

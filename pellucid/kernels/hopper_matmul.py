@@ -1,7 +1,8 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917, SIM102
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 """y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 65 to 512.
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
@@ -66,6 +67,7 @@ def hopper_matmul(
     assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)
     assert out.is_contiguous() and weight.is_contiguous()
+    assert tile.splits in (1, 2, 4, 8), tile
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize
@@ -95,7 +97,7 @@ def hopper_matmul(
         SPLITS=tile.splits,
         ACT=act,
         num_warps=4,
-        maxnreg=128 if tile.block_n == LINES.value else None,  # a narrow tile leaves room for another
+        maxnreg=registers_of(tile),
         **dependent(),
     )
     return out
@@ -109,6 +111,12 @@ def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma, act: str | None) -
     bytes_apart = (x.data_ptr(), x.stride(0) * x.itemsize, num_in * x.itemsize)
     aligned = not any(each % 16 for each in bytes_apart) and num_out % (16 if act else 8) == 0
     return aligned and (tile.splits == 1 or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
+
+
+def registers_of(tile: Wgmma) -> int | None:
+    """Of a thread, such that a small tile leaves room for the programs of the kernels around."""
+    groups = tile.block_n // LINES.value
+    return {1: 128, 2: 96}.get(groups) if tile.rows <= 128 else None
 
 
 def num_programs(x: Tensor, weight: Tensor, tile: Wgmma) -> int:
@@ -181,12 +189,38 @@ def copy_step(
 
 
 @gluon.jit
+def copy_first(
+    x, weight, x_parts, w_parts, bars, num_in,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """Prepare the barriers and copy the first steps, as many as there is room for: W, wait, x."""
+    let_next_start(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    fence_async_shared()
+    mbarrier.arrive(bars.index(2 * STAGES))
+    first, num_steps = range_of(num_in, STEP, SPLITS)
+    for i in gl.static_range(STAGES):
+        mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * LINE_BYTES, pred=i < num_steps)
+        copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
+    wait(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        at = [gl.program_id(0) * ROWS, (first + i) * STEP]
+        copy_box(x, at, bars.index(i), x_parts.index(i), pred=i < num_steps)
+
+
+@gluon.jit
 def copy_steps(
     x, weight, x_parts, w_parts, bars, num_in,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
-    ACT: gl.constexpr,
+    ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: all steps but the first ones, which are on their way."""
+    """The copying warp."""
+    copy_first(
+        x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+    )  # fmt: skip
     _, num_steps = range_of(num_in, STEP, SPLITS)
     for step in range(STAGES, num_steps):
         copy_step(step, x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT)
@@ -203,6 +237,19 @@ def in_fragments(y, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
 def out_of_fragments(parts, ROWS: gl.constexpr):
     """The opposite."""
     return parts.reshape([4, ROWS // 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5)).reshape([LINES, ROWS])
+
+
+@gluon.jit
+def rounded(y, dtype: gl.constexpr):
+    """y, float32, in dtype; two numbers at a time, since one alone takes as long as its exponential."""
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [y], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [y], dtype=gl.float16, is_pure=True, pack=2
+        )
 
 
 @gluon.jit
@@ -225,7 +272,7 @@ def store_result(
         y *= gl.load(x_scale_ptr + m, mask=m < num_rows, other=0.0)[None, :]
     if bias_ptr is not None:
         y += gl.load(bias_ptr + n, mask=n < num_out, other=0.0).to(gl.float32)[:, None]
-    y = y.to(dtype)
+    y = rounded(y, dtype)
     if ACT is not None:
         opening, up = y.reshape([4, 2, EIGHT, rows]).permute((0, 2, 3, 1)).split()
         y = gate(opening, up, ACT).reshape([LINES // 2, rows])
@@ -245,7 +292,7 @@ def multiply_steps(
     GROUP: gl.constexpr, x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
     partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
-    ACT: gl.constexpr,
+    ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 lines of W with all rows of the tile."""
     # A warp that copies would leave three groups too few registers.
@@ -254,6 +301,11 @@ def multiply_steps(
     w_tiles = seen_as(w_parts, w_parts.dtype, GROUPS * STAGES, LINES, STEP)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, STEP // 4])
     y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+    if COPIES:
+        copy_first(
+            x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+        )  # fmt: skip
+    mbarrier.wait(bars.index(2 * STAGES), 0)
     for step in range(num_steps):
         stage = step % STAGES
         mbarrier.wait(bars.index(stage), step // STAGES & 1)
@@ -281,7 +333,7 @@ def multiply_steps(
             y, room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, ACT,
         )  # fmt: skip
     else:
-        SHARE: gl.constexpr = 32 if ROWS >= 32 * SPLITS else 16  # rows to add up at a time
+        SHARE: gl.constexpr = ROWS // SPLITS  # rows that a program adds up
         rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (SHARE * WIDTH * SIZE)
         room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
         tile = (gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)) * GROUPS + GROUP
@@ -290,28 +342,32 @@ def multiply_steps(
         split = gl.program_id(2)
         FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
         warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
-        own = partials + split * (LINES * ROWS) + warp
         number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
-        gl.store(own + number, in_fragments(y, ROWS, FRAGMENTS))
+        y = in_fragments(y, ROWS, FRAGMENTS)
+        share = number // (SHARE * 16)
+        is_others = (share != split) & (row + share * SHARE < num_rows)
+        gl.store(partials + split * (LINES * ROWS) + warp + number, y, mask=is_others)
         # All of this group's threads have stored before one of them reports.  What all add is zero, and what
         # some add, this program among them, is not: who finds zero knows that all have come.
         barrier()
         gl.atomic_add(arrivals, gl.where(split == 0, 1 - SPLITS, 1), sem="release")
+        own = gl.where(share == split, y, 0.0).reshape([4, SPLITS, SHARE * 16])
+        own = gl.convert_layout(gl.sum(own, 1), FRAGMENTS, assert_trivial=True)
         while gl.atomic_add(arrivals, 0, sem="acquire") != 0:
             pass
         barrier()
-        shared = partials + warp + gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
-        for share in range(split, ROWS // SHARE, SPLITS):
-            if row + share * SHARE < num_rows:
-                at = shared + share * (SHARE * 16)
-                sums = gl.load(at, cache_modifier=".cg")
-                for i in gl.static_range(1, SPLITS):
-                    sums += gl.load(at + i * (LINES * ROWS), cache_modifier=".cg")
-                part, first = out_of_fragments(sums, SHARE), row + share * SHARE
-                store_result(
-                    part, room, first, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr,
-                    out_ptr, ACT,
-                )  # fmt: skip
+        row += split * SHARE
+        if row < num_rows:
+            at = partials + split * (SHARE * 16) + warp
+            at += gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
+            sums = gl.zeros_like(own)
+            for i in gl.static_range(SPLITS):
+                others = gl.load(at + i * (LINES * ROWS), mask=split != i, cache_modifier=".cg")
+                sums += gl.where(split == i, own, others)
+            store_result(
+                out_of_fragments(sums, SHARE), room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr,
+                weight_scale_ptr, out_ptr, ACT,
+            )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -336,7 +392,6 @@ def hopper_matmul_kernel(
     DEPENDENT: gl.constexpr,
 ):
     """One program a tile of rows, a block of outputs and a range of inputs."""
-    let_next_start(DEPENDENT)
     dtype: gl.constexpr = x.dtype
     pairs: gl.constexpr = LINES // 2 // EIGHT
     x_parts = gl.allocate_shared_memory(dtype, [STAGES, ROWS, STEP], x.layout)
@@ -344,30 +399,21 @@ def hopper_matmul_kernel(
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, LINES, STEP], weight.layout)
     else:
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, pairs, 2, EIGHT, STEP], weight.layout)
-    # First those that say "full", then those that say "empty".
-    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(bars.index(i), count=1)
-        mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    # First those that say "full", then those that say "empty", and that all of these are prepared.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bars.index(2 * STAGES), count=1)
     fence_async_shared()
-    first, num_steps = range_of(num_in, STEP, SPLITS)
-    for i in gl.static_range(STAGES):
-        mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * LINE_BYTES, pred=i < num_steps)
-        copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
-    wait(DEPENDENT)
-    for i in gl.static_range(STAGES):
-        at = [gl.program_id(0) * ROWS, (first + i) * STEP]
-        copy_box(x, at, bars.index(i), x_parts.index(i), pred=i < num_steps)
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (multiply_steps, (
                     gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (
-                    x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    x, weight, x_parts, w_parts, bars, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],
             [1],
@@ -379,19 +425,20 @@ def hopper_matmul_kernel(
                 (multiply_steps, (
                     gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (
-                    x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    x, weight, x_parts, w_parts, bars, num_in,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],
             [4, 1],
-            [232, 40],
+            [232 if ROWS > 128 else 120, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -399,17 +446,17 @@ def hopper_matmul_kernel(
                 (multiply_steps, (
                     gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(2), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
                     weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],
             [4, 4],

@@ -40,14 +40,14 @@ class SmallProducts:
         tile = self.tile(len(x))
         if tile is None or (act and tile.block_n % 2):
             return None
-        is_hoppers = isinstance(tile, Wgmma)
-        if is_hoppers and not hopper_multiplies(x, weight, tile, act):
+        if isinstance(tile, Wgmma) and not hopper_multiplies(x, weight, tile, act):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
-        if is_hoppers:
-            return hopper_matmul(x, weight, out, tile, bias=bias, act=act, arrivals=self.arrivals)
-        return small_matmul(x, weight, out, tile, bias=bias, scales=scales, act=act, arrivals=self.arrivals)
+        more = {"bias": bias, "scales": scales, "act": act, "arrivals": self.arrivals}
+        if isinstance(tile, Wgmma):
+            return hopper_matmul(x, weight, out, tile, **more)
+        return small_matmul(x, weight, out, tile, **more)
 
     def tile(self, num_rows: int) -> Tile | None:
         """What serves so many rows; None: the library."""

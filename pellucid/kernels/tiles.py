@@ -48,8 +48,8 @@ class Wgmma:
     """Each program multiplies block_n outputs with `rows` rows and its range of inputs; on Hopper alone."""
 
     block_n: int  # 64, 128 or 192
-    rows: int
-    splits: int
+    rows: int  # 64, 128 or 256
+    splits: int  # 1, 2, 4 or 8
     stages: int
 
 

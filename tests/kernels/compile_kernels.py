@@ -24,7 +24,7 @@ from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
-from pellucid.kernels.hopper_matmul import LINES, STEP, hopper_matmul_kernel
+from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
@@ -295,17 +295,18 @@ def compile_hopper_prefill() -> None:
 
 def compile_hopper_matmul() -> None:
     """Every number of groups of warps, with the most rows that each takes; whole, split and gated."""
-    lines, step = LINES.value, STEP.value
+    lines, step = LINES.value, LINE_BYTES.value // DTYPE.itemsize
     for groups, rows, stages, splits, act in (
         (1, 128, 8, 2, None),
         (2, 128, 6, 1, "silu"),
         (2, 256, 4, 4, None),
-        (3, 256, 4, 6, None),
+        (3, 256, 4, 4, None),
         (3, 256, 4, 1, "silu"),
     ):
         box = [lines // 16, 2, 8, step] if act else [lines, step]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (2, len(box))]
-        constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "SPLITS": splits, "ACT": act}
+        constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": step, "SPLITS": splits}
+        constants |= {"ACT": act, "x_scale_ptr": None, "weight_scale_ptr": None}
         if splits == 1:
             constants |= {"partial_ptr": None, "arrivals_ptr": None}
         types = {name: signature_of(name, "") for name in hopper_matmul_kernel.arg_names}

@@ -25,7 +25,7 @@ from pellucid.kernels.tiles import (
     write_table,
 )
 
-CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None, 96: Wgmma(192, 128, 3, 4)}
+CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None, 96: Wgmma(192, 128, 4, 4)}
 MOST_ROWS = {Gemv: MAX_GEMV_ROWS, SplitK: MAX_SPLIT_K_ROWS, Wgmma: MAX_ROWS, type(None): MAX_ROWS}
 
 
@@ -86,6 +86,7 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
                 assert 1 <= num_rows <= MOST_ROWS[type(tile)]
                 if isinstance(tile, Wgmma):
                     assert tile.block_n in (64, 128, 192) and tile.rows in (64, 128, 256), (path, tile)
+                    assert tile.splits in (1, 2, 4, 8), (path, tile)
                     assert tile.stages * 64 % tile.rows == 0, (path, tile)
                 elif tile:
                     sizes = (tile.block_n, tile.block_k, tile.num_warps)
