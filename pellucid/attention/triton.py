@@ -93,14 +93,15 @@ class TritonAttention:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
         num_short = sum(1 for _ in takewhile(lambda length: length <= MAX_SHORT_QUERY, fwd.query_lens))
         table = fwd.block_tables[group]
-        lengths = set(fwd.query_lens[:num_short])
+        longest = max(fwd.query_lens[:num_short], default=1)
         return TritonMetadata(
             slot_mapping=fwd.slot_mappings[group],
             short=self.paged_rows(
                 block_table=table[:num_short],
                 seq_lens=fwd.seq_lens[:num_short],
                 cu_seqlens_q=fwd.cu_seqlens_q[: num_short + 1],
-                max_query=room_for(lengths),
+                # One or all: of further variants of the kernel, few would ever be launched.
+                max_query=1 if longest == 1 else MAX_SHORT_QUERY,
                 tree=self.tree(fwd, slice(None, num_short)),
             ),
             long=self.paged_rows(
@@ -154,16 +155,6 @@ class TritonAttention:
                 )
             step.tiles[group_size] = self.longest_first(tiles, step.long)
         return step.tiles[group_size]
-
-
-def room_for(lengths: set[int]) -> int:
-    """Queries that a row of the split-KV kernel has room for.  lengths: of its rows.
-
-    Few different numbers, so that few variants of the kernel are ever compiled.
-    """
-    if len(lengths) > 1:
-        return MAX_SHORT_QUERY
-    return 1 << max(0, max(lengths, default=1) - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

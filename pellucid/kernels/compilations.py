@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,59 +74,51 @@ class LateCompilations:
 
 
 class Collected:
-    """Notes which variants of kernels are asked for, and compiles them instead of launching them."""
+    """Notes which variants of kernels are asked for, in the stead of launching them, and compiles them."""
 
-    def __init__(self, pool: ThreadPoolExecutor, *, at_once: bool) -> None:
-        self._pool, self._at_once = pool, at_once
+    def __init__(self) -> None:
         self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
-        self._here = threading.local()
 
     def note(self, *, key: str, fn: Any, compile: Mapping[str, object], **_: object) -> bool:
-        """A kernel is launched that has not been compiled.  True: it shall not be now."""
-        if getattr(self._here, "compiles", False):
-            return False
-        kernel, wanted = fn.jit_function, str(compile["specialization_data"])
-        if (kernel, key) not in self._noted and self._at_once:
-            self._pool.submit(self._compile, kernel, wanted)
-        self._noted[kernel, key] = wanted
+        """A kernel is launched that has not been compiled.  True: it shall not be."""
+        self._noted[fn.jit_function, key] = str(compile["specialization_data"])
         return True
 
-    def finish(self) -> None:
-        """Compile what has not been, and wait for all of it."""
+    def compile(self, device: torch.device) -> None:
+        """All of them, on as many threads as there are cores: most of it is done without Python's lock."""
         logger.info("compiling %d kernels", len(self._noted))
-        if not self._at_once:
+        set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+        with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
             for (kernel, _), wanted in self._noted.items():
-                self._pool.submit(self._compile, kernel, wanted)
-        self._pool.shutdown()
+                pool.submit(compile_one, kernel, wanted)
 
-    def _compile(self, kernel: Any, wanted: str) -> None:
-        self._here.compiles = True
-        try:
-            kernel.preload(wanted)
-        except Exception as error:
-            logger.info("%s: to be compiled when it is launched: %r", kernel.__name__, error)
+
+def compile_one(kernel: Any, wanted: str) -> None:
+    """What cannot be compiled in this way will be when it is launched."""
+    try:
+        kernel.preload(wanted)
+    except Exception as error:
+        logger.info("%s: to be compiled when it is launched: %r", kernel.__name__, error)
 
 
 @contextmanager
-def compiled_together(device: torch.device, *, at_once: bool) -> Iterator[None]:
-    """Within, launch what will be needed; it is compiled on many threads, most of it without Python's lock.
+def compiled_together(device: torch.device) -> Iterator[None]:
+    """Within, launch what will be needed: nothing of it runs, and behind it all is compiled at once.
 
-    What is not compiled yet is not run: what it should have written is zero, so that whatever else runs on
-    the device finds valid indices.  at_once: compile as soon as it is known; else behind the last launch, so
-    that none runs before, on whichever rank.
+    What kernels should have written is zero, so that whatever else runs on the device finds valid indices.
+    Compiling meanwhile would be slower: threads that compile would take Python's lock from the one that
+    launches, and what is ready would run, on one rank and not on another.
     """
     from triton import knobs
 
-    set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-    with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
-        collected, before = Collected(pool, at_once=at_once), knobs.runtime.jit_cache_hook
-        knobs.runtime.jit_cache_hook = collected.note
-        try:
-            with ZerosForEmpty():
-                yield
-            collected.finish()
-        finally:
-            knobs.runtime.jit_cache_hook = before
+    collected, before = Collected(), knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = collected.note
+    try:
+        with ZerosForEmpty():
+            yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+    collected.compile(device)
 
 
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.silu_mul import gate, silu_mul_ref
-from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_ROWS, Gemv, SplitK
+from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_SPLIT_K_ROWS, Gemv, SplitK
 
 OUTPUTS = gl.constexpr(2)  # of a tile of the GEMV: may be a gate and what it opens
 LANE_BYTES = 16  # of W that a thread copies at once
@@ -68,7 +68,7 @@ def small_matmul(
     overlap.
     """
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
-    most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS
+    most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_SPLIT_K_ROWS
     assert 1 <= num_rows <= most, f"{num_rows} rows, {tile} takes 1 to {most}"
     width = num_out // 2 if act else num_out
     assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)

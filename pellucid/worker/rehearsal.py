@@ -31,7 +31,7 @@ OPTIONS = (
 )
 MOST_TOKENS = 2048  # of a rehearsed chunk; longer ones take the same kernels
 MOST_ROWS = 512  # beyond it kernels have no variants
-SHORT = (2, 4, 8)  # queries of chunks that attention takes as it does decodes
+SHORT = 2  # queries of chunks that attention takes as it does decodes
 MOST_GROUPED = 8  # rows that draw together, of which few have variants
 
 
@@ -70,10 +70,8 @@ def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
         if most_drafts and num_rows * (1 + most_drafts) <= budget:
             yield step_of([Part(1 + most_drafts, most_drafts)] * num_rows, resolved, num_groups)
     for num_rows in powers_of_two(most_rows):
-        mixed = [Part(1)] * (num_rows - 1) + [Part(SHORT[-1])]
-        for parts in (*([Part(num_query)] * num_rows for num_query in SHORT), mixed):
-            if longest >= SHORT[-1] and sum(part.num_query for part in parts) <= budget:
-                yield step_of(parts, resolved, num_groups)
+        if num_rows - 1 + SHORT <= budget and longest >= SHORT:
+            yield step_of([Part(1)] * (num_rows - 1) + [Part(SHORT)], resolved, num_groups)
     for num_rows in powers_of_two(min(most_rows, MOST_GROUPED)):
         yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, num_groups)
     for num_drafts in range(1, most_drafts):

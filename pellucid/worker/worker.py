@@ -223,7 +223,7 @@ class Worker:
         if self.device.type == "cpu":
             return
         self._bind_kv(tuple(0 for _ in self.groups))
-        with compiled_together(self.device, at_once=self.mesh.world == 1):
+        with compiled_together(self.device):
             self._try(largest_step(self.resolved, len(self.groups)))
             for plan in rehearsals(self.resolved, len(self.groups)):
                 self._try(plan)

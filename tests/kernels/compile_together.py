@@ -1,7 +1,7 @@
 """Launch kernels for a GPU on a machine without one, where they are to be compiled and not to run.
 
 `python -m tests.kernels.compile_together`, in a process of its own because of the interpreter.  Prints how
-many variants were compiled.  With the argument `at-once`, as soon as they are known.
+many variants were compiled.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Absent:
 
 def main() -> None:
     driver.set_active(Absent())
-    at_once = sys.argv[1:] == ["at-once"]
-    with compiled_together(torch.device("cpu"), at_once=at_once):
+    with compiled_together(torch.device("cpu")):
         for dtype in (torch.bfloat16, torch.float32):
             gated = silu_mul(torch.ones(4, 64, dtype=dtype))
             assert not gated.any() and torch.ones(3).all(), "what kernels write is zero, and nothing else"
