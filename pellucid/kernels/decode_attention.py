@@ -186,6 +186,7 @@ def decode_attention(
         v_scale,
         rows.num_rows,
         *pieces,
+        max(1, PROGRAMS // num_kv_heads),
         rows.block_table.shape[1],
         q.stride(0),
         q.stride(1),
@@ -256,7 +257,7 @@ def find_further(
 
 
 # Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["num_rows", "whole", "min_chunk", "num_chunks", "direct", "num_pages"])
+@triton.jit(do_not_specialize=["num_rows", "whole", "min_chunk", "num_chunks", "direct", "seekers", "num_pages"])
 def decode_kernel(
     q_ptr,
     cache_ptr,  # of FP8: pairs of values as int16
@@ -277,6 +278,7 @@ def decode_kernel(
     min_chunk,  # fewest keys of a chunk
     num_chunks,  # most chunks of a row
     direct,  # chunks of every row that have programs
+    seekers,  # of a KV head's programs, those that look for further chunks
     num_pages,  # that a row of the block table has room for
     q_token_stride,
     q_head_stride,
@@ -300,29 +302,23 @@ def decode_kernel(
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     packed = tl.arange(0, M)
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
     dim = tl.arange(0, DIM_PADDED)
-    total = num_rows * direct
-    if direct < num_chunks:
-        further, _, _ = find_further(
-            0, seq_lens_ptr, cu_seqlens_q_ptr,
-            num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
-        )  # fmt: skip
-        total += further
-    for number in tl.range(tl.program_id(0) // NUM_KV_HEADS, total, num_rows * direct, num_stages=1):
-        row, chunk = number % num_rows, number // num_rows  # in order of chunks
-        if number >= num_rows * direct:
-            _, row, chunk = find_further(
-                number - num_rows * direct, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
-            )  # fmt: skip
+    number = tl.program_id(0) // NUM_KV_HEADS
+    row, chunk = number % num_rows, number // num_rows  # in order of chunks
+    seeks = (direct < num_chunks) & (number < seekers)
+    is_there = number >= 0
+    while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
         seq_len = tl.load(seq_lens_ptr + row)
         first_token = tl.load(cu_seqlens_q_ptr + row)
         num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
         first_tile, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
+        # Without a window the first tile's wait for no length, nor for whether there is such a chunk.
+        pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
         if chunk < chunks:
             token = first_token.to(tl.int64) + query
             asked = query < num_query
@@ -336,6 +332,7 @@ def decode_kernel(
             accumulator, maximum, weight = attend_tiles(
                 q_ptr + token * q_token_stride + head * q_head_stride,
                 asked,
+                pages,
                 pages_ptr,
                 num_pages,
                 cache_ptr,
@@ -380,12 +377,21 @@ def decode_kernel(
                         kv_head, num_query, chunks, v_scale, out_token_stride,
                         GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED,
                     )  # fmt: skip
+        is_there = seeks
+        if seeks:  # last, when memory is busy with what other programs have asked for
+            num_further, row, chunk = find_further(
+                number, seq_lens_ptr, cu_seqlens_q_ptr,
+                num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
+            )  # fmt: skip
+            is_there = number < num_further
+            number += seekers
 
 
 @triton.jit
 def attend_tiles(
     q_at,  # [M], pointers
     asked,  # [M], whether there is such a query
+    pages,  # of the first tile
     pages_ptr,  # this row's block table
     num_pages,  # it has room for
     cache_ptr,
@@ -415,7 +421,7 @@ def attend_tiles(
     EACH: tl.constexpr = 2 if FP8 else 1
     WIDTH: tl.constexpr = HEAD_DIM // EACH
     HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
-    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    PAGES: tl.constexpr = len(pages)  # of a tile
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
     inside = (dim < WIDTH)[None, :]
@@ -432,8 +438,6 @@ def attend_tiles(
     total = tl.zeros([M, TILE], dtype=tl.float32)
     accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
-    # Those of the next tile are always under way.  The first tile's wait for no length.
-    pages = pages_of(pages_ptr, first_tile * TILE, num_pages, BLOCK_SIZE, PAGES)
     for start in range(first_tile * TILE, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
@@ -443,6 +447,7 @@ def attend_tiles(
             page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
         offset = place % BLOCK_SIZE if PAGES > 1 else start % BLOCK_SIZE + place
         line = page.to(tl.int64) * (2 * HALF) + offset * WIDTH
+        # Those of the next tile are always under way.
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
