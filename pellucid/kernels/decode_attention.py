@@ -132,6 +132,22 @@ def arrivals(num_pairs: int, device: torch.device) -> Tensor:
     return torch.zeros(num_pairs, dtype=torch.int32, device=device)
 
 
+def partial_results(num_numbers: int, is_marked: bool, device: torch.device) -> Tensor:
+    """Room for float32 numbers, marked as missing or not."""
+    if is_marked:
+        return missing_numbers(triton.next_power_of_2(num_numbers), device)
+    return torch.empty(num_numbers, dtype=torch.float32, device=device)
+
+
+@cache
+def missing_numbers(num: int, device: torch.device) -> Tensor:
+    """Numbers that have not been written yet; again when a launch is done.
+
+    One for all launches, as `arrivals` is.
+    """
+    return torch.full((num,), -1, dtype=torch.int32, device=device).view(torch.float32)
+
+
 def decode_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -165,18 +181,16 @@ def decode_attention(
     if window is not None:
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
-    partial = torch.empty(
-        (num_pairs, pieces.num_chunks, packed, head_dim) if pieces.num_chunks > 1 else (0,),
-        dtype=torch.float32,
-        device=q.device,
-    )
-    statistics = partial.new_empty((*partial.shape[:-1], 2))
+    num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
+    # The last chunk's program can wait for the others' only if all are under way.
+    is_marked = pieces.direct == pieces.num_chunks > 1
+    partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
     decode_kernel[(num_pairs * pieces.direct,)](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
         partial,
-        statistics,
+        partial[num_lines * head_dim :],
         arrivals(triton.next_power_of_2(num_pairs), q.device),
         rows.block_table,
         rows.seq_lens,
@@ -204,6 +218,7 @@ def decode_attention(
         FP8=is_fp8,
         TREE=rows.tree is not None,
         MERGED=merged_at_once(packed, head_dim),
+        MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -296,6 +311,7 @@ def decode_kernel(
     FP8: tl.constexpr,
     TREE: tl.constexpr,
     MERGED: tl.constexpr,
+    MARKED: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -366,16 +382,21 @@ def decode_kernel(
                 tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
                 tl.store(statistics_ptr + line * 2, maximum, mask=asked)
                 tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
-                # All of this program's threads have stored before one of them reports.
-                tl.debug_barrier()
-                if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1:
-                    tl.store(arrivals_ptr + pair, 0)
+                if MARKED:  # behind all other chunks' programs, which are under way
+                    merges = chunk == chunks - 1
+                else:
+                    # All of this program's threads have stored before one of them reports.
+                    tl.debug_barrier()
+                    merges = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1
+                if merges:
+                    if not MARKED:
+                        tl.store(arrivals_ptr + pair, 0)
                     first_line = pair * num_chunks * PACKED
                     merge_chunks(
                         out_ptr + first_token.to(tl.int64) * out_token_stride,
                         partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
                         kv_head, num_query, chunks, v_scale, out_token_stride,
-                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED,
+                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, MARKED,
                     )  # fmt: skip
         is_there = seeks
         if seeks:  # last, when memory is busy with what other programs have asked for
@@ -546,6 +567,7 @@ def merge_chunks(
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
     MERGED: tl.constexpr,
+    MARKED: tl.constexpr,
 ):
     """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
     PADDED: tl.constexpr = triton.next_power_of_2(PACKED)
@@ -556,16 +578,21 @@ def merge_chunks(
     maximum = tl.full([PADDED], -1.0e30, dtype=tl.float32)
     total = tl.zeros([PADDED], dtype=tl.float32)
     accumulator = tl.zeros([PADDED, DIM_PADDED], dtype=tl.float32)
+    missing = tl.full([], -1, dtype=tl.int32).to(tl.float32, bitcast=True)
     for start in tl.range(0, chunks, MERGED, num_stages=1):
         chunk = start + tl.arange(0, MERGED)
         line = chunk[:, None] * PACKED + packed[None, :]
         present = (chunk < chunks)[:, None] & asked[None, :]
-        # Written by other programs: not to be found in this one's cache.
-        maxima = tl.load(statistics_ptr + line * 2, mask=present, other=-1.0e30, cache_modifier=".cg")
-        totals = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
+        stats_at = statistics_ptr + line * 2
         inside = present[:, :, None] & (dim < HEAD_DIM)[None, None, :]
         at = partial_ptr + line[:, :, None] * HEAD_DIM + dim[None, None, :]
-        parts = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        maxima, totals, parts = load_parts(stats_at, at, present, inside)
+        if MARKED:
+            while is_missing(maxima, totals, parts):
+                maxima, totals, parts = load_parts(stats_at, at, present, inside)
+            tl.store(stats_at, missing, mask=present)
+            tl.store(stats_at + 1, missing, mask=present)
+            tl.store(at, missing, mask=inside)
         new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
         weight = tl.exp2(maxima - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)
@@ -576,3 +603,19 @@ def merge_chunks(
     out_at = query * out_token_stride + head * HEAD_DIM
     inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_parts(statistics_at, partial_at, present, inside):
+    """What other programs have written: not to be found in this one's cache."""
+    maxima = tl.load(statistics_at, mask=present, other=-1.0e30, volatile=True)
+    totals = tl.load(statistics_at + 1, mask=present, other=0.0, volatile=True)
+    return maxima, totals, tl.load(partial_at, mask=inside, other=0.0, volatile=True)
+
+
+@triton.jit
+def is_missing(maxima, totals, parts):
+    """Whether a number has not been written yet."""
+    missing = (maxima.to(tl.int32, bitcast=True) == -1) | (totals.to(tl.int32, bitcast=True) == -1)
+    missing = missing[:, :, None] | (parts.to(tl.int32, bitcast=True) == -1)
+    return tl.max(missing.to(tl.int32)) > 0
