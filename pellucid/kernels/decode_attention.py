@@ -47,6 +47,7 @@ PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
 MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
+AHEAD = 1
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 decode_attention_ref = paged_attention_ref
@@ -56,7 +57,7 @@ class Cut(NamedTuple):
     """How rows are cut into chunks, and how many of them have programs of their own."""
 
     whole: int  # keys up to which a row stays whole
-    min_chunk: int  # fewest keys of a chunk
+    min_chunk: int  # fewest keys of a chunk, a power of two
     num_chunks: int  # most chunks of a row
     direct: int  # chunks of every row that have a program each, work for it or not
 
@@ -185,7 +186,7 @@ def decode_attention(
     # The last chunk's program can wait for the others' only if all are under way.
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
-    decode_kernel[(num_pairs * pieces.direct,)](
+    decode_kernel[(num_pairs, pieces.direct)](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
@@ -199,7 +200,10 @@ def decode_attention(
         scale * k_scale * LOG2_E,
         v_scale,
         rows.num_rows,
-        *pieces,
+        pieces.whole,
+        pieces.min_chunk.bit_length() - 1,
+        pieces.num_chunks,
+        pieces.direct,
         max(1, PROGRAMS // num_kv_heads),
         rows.block_table.shape[1],
         q.stride(0),
@@ -220,6 +224,7 @@ def decode_attention(
         MERGED=merged_at_once(packed, head_dim),
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
+        AHEAD=AHEAD,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **dependent(),
@@ -228,13 +233,13 @@ def decode_attention(
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
     """A row's (first tile in sight, number of chunks, at least 1)."""
     first = seq_len * 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE
     in_sight = seq_len - first * TILE
-    chunks = tl.minimum((in_sight + min_chunk - 1) // min_chunk, num_chunks)
+    chunks = tl.minimum((in_sight + (1 << chunk_bits) - 1) >> chunk_bits, num_chunks)
     return first, tl.where(in_sight <= whole, 1, chunks)
 
 
@@ -245,7 +250,7 @@ def find_further(
     cu_seqlens_q_ptr,
     num_rows,
     whole,
-    min_chunk,
+    chunk_bits,
     num_chunks,
     direct,
     ROWS: tl.constexpr,
@@ -262,7 +267,7 @@ def find_further(
         if WINDOW > 0:
             first_token = tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
             num_query = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0) - first_token
-        _, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
+        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
         further = tl.maximum(tl.where(inside, chunks, 0) - direct, 0)
         before = inside & (total + tl.cumsum(further, 0) <= number)
         row += tl.sum(before.to(tl.int32), 0)
@@ -272,7 +277,7 @@ def find_further(
 
 
 # Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["num_rows", "whole", "min_chunk", "num_chunks", "direct", "seekers", "num_pages"])
+@triton.jit(do_not_specialize=["num_rows", "whole", "chunk_bits", "num_chunks", "direct", "seekers", "num_pages"])
 def decode_kernel(
     q_ptr,
     cache_ptr,  # of FP8: pairs of values as int16
@@ -290,7 +295,7 @@ def decode_kernel(
     v_scale,
     num_rows,
     whole,  # keys up to which a row stays whole
-    min_chunk,  # fewest keys of a chunk
+    chunk_bits,  # fewest keys of a chunk, as a power of two
     num_chunks,  # most chunks of a row
     direct,  # chunks of every row that have programs
     seekers,  # of a KV head's programs, those that look for further chunks
@@ -313,29 +318,40 @@ def decode_kernel(
     MERGED: tl.constexpr,
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
     let_next_start(DEPENDENT)
-    wait(DEPENDENT)
     PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     packed = tl.arange(0, M)
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
     dim = tl.arange(0, DIM_PADDED)
-    number = tl.program_id(0) // NUM_KV_HEADS
-    row, chunk = number % num_rows, number // num_rows  # in order of chunks
+    row, chunk = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(1)  # which start in order of chunks
+    number = chunk * num_rows + row
     seeks = (direct < num_chunks) & (number < seekers)
     is_there = number >= 0
+    wait(DEPENDENT)
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
         seq_len = tl.load(seq_lens_ptr + row)
         first_token = tl.load(cu_seqlens_q_ptr + row)
         num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
-        first_tile, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
-        # Without a window the first tile's wait for no length, nor for whether there is such a chunk.
-        pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
-        if chunk < chunks:
+        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+        start = (first_tile + chunk) * TILE
+        pages = pages_of(pages_ptr, start, num_pages, BLOCK_SIZE, PAGES)
+        if DEPENDENT and AHEAD > 0:
+            end = tl.where(chunk < chunks, seq_len, 0)
+            prefetch_tile(cache_ptr, pages, kv_head, start, end, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE)
+            for i in tl.static_range(1, AHEAD):
+                later = start + i * chunks * TILE
+                prefetch_tile(
+                    cache_ptr, pages_of(pages_ptr, later, num_pages, BLOCK_SIZE, PAGES), kv_head, later, end,
+                    NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
+                )  # fmt: skip
+        if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
             inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
@@ -402,7 +418,7 @@ def decode_kernel(
         if seeks:  # last, when memory is busy with what other programs have asked for
             num_further, row, chunk = find_further(
                 number, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
+                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, WINDOW,
             )  # fmt: skip
             is_there = number < num_further
             number += seekers
@@ -498,6 +514,44 @@ def attend_tiles(
     if FP8:
         accumulator = tl.interleave(accumulator, odd)
     return accumulator, maximum, tl.sum(total, 1)
+
+
+@triton.jit
+def prefetch_tile(
+    cache_ptr, pages, kv_head, start, seq_len,
+    NUM_KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Have a tile's keys and values fetched into the L2 cache: by one thread, which waits for nothing."""
+    HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH
+    LINE: tl.constexpr = WIDTH * (cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    KEYS: tl.constexpr = min(TILE, BLOCK_SIZE)
+    for i in tl.static_range(len(pages)):
+        first = start + i * KEYS
+        line = (pages[i].to(tl.int64) * (2 * NUM_KV_HEADS) + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE
+        num_bytes = tl.minimum(tl.maximum(seq_len - first, 0), KEYS) * LINE
+        prefetch(cache_ptr + line * WIDTH, num_bytes)
+        prefetch(cache_ptr + line * WIDTH + HALF, num_bytes)
+
+
+@triton.jit
+def prefetch(at, num_bytes):
+    """Some bytes into the L2 cache."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred chosen;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 chosen, thread, 0;
+        setp.ne.and.u32 chosen, $2, 0, chosen;
+        @chosen cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [at, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
