@@ -48,6 +48,8 @@ MAX_CHUNKS = 32  # of a row
 MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
 AHEAD = 1
+NEXT = 0
+NEXT_TILES = 1
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 decode_attention_ref = paged_attention_ref
@@ -225,6 +227,8 @@ def decode_attention(
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
         AHEAD=AHEAD,
+        NEXT=NEXT,
+        NEXT_TILES=NEXT_TILES,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **dependent(),
@@ -319,6 +323,8 @@ def decode_kernel(
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
+    NEXT: tl.constexpr,
+    NEXT_TILES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
@@ -342,14 +348,26 @@ def decode_kernel(
         first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
         start = (first_tile + chunk) * TILE
         pages = pages_of(pages_ptr, start, num_pages, BLOCK_SIZE, PAGES)
-        if DEPENDENT and AHEAD > 0:
-            end = tl.where(chunk < chunks, seq_len, 0)
-            prefetch_tile(cache_ptr, pages, kv_head, start, end, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE)
-            for i in tl.static_range(1, AHEAD):
-                later = start + i * chunks * TILE
-                prefetch_tile(
-                    cache_ptr, pages_of(pages_ptr, later, num_pages, BLOCK_SIZE, PAGES), kv_head, later, end,
-                    NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
+        if DEPENDENT:
+            prefetch_tiles(
+                cache_ptr, pages_ptr, kv_head, first_tile + chunk, chunks,
+                tl.where(chunk < chunks, seq_len, 0), num_pages,
+                AHEAD, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
+            )  # fmt: skip
+            if NEXT > 0:
+                later = tl.minimum(row + NEXT, num_rows - 1)
+                later_len = tl.load(seq_lens_ptr + later)
+                later_query = 1
+                if WINDOW > 0:
+                    later_query = tl.load(cu_seqlens_q_ptr + later + 1) - tl.load(cu_seqlens_q_ptr + later)
+                later_tile, later_chunks = chunks_of(
+                    later_len, later_query, whole, chunk_bits, num_chunks, TILE, WINDOW
+                )
+                prefetch_tiles(
+                    cache_ptr, block_table_ptr + later.to(tl.int64) * block_table_stride, kv_head,
+                    later_tile + chunk, later_chunks,
+                    tl.where((chunk < later_chunks) & (row + NEXT < num_rows), later_len, 0), num_pages,
+                    NEXT_TILES, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
                 )  # fmt: skip
         if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
@@ -517,20 +535,24 @@ def attend_tiles(
 
 
 @triton.jit
-def prefetch_tile(
-    cache_ptr, pages, kv_head, start, seq_len,
+def prefetch_tiles(
+    cache_ptr, pages_ptr, kv_head, first_tile, step, seq_len, num_pages, TILES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Have a tile's keys and values fetched into the L2 cache: by one thread, which waits for nothing."""
+    """Have a chunk's first tiles fetched into the L2 cache: by one thread, which waits for nothing."""
     HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH
     LINE: tl.constexpr = WIDTH * (cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
     KEYS: tl.constexpr = min(TILE, BLOCK_SIZE)
-    for i in tl.static_range(len(pages)):
-        first = start + i * KEYS
-        line = (pages[i].to(tl.int64) * (2 * NUM_KV_HEADS) + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE
-        num_bytes = tl.minimum(tl.maximum(seq_len - first, 0), KEYS) * LINE
-        prefetch(cache_ptr + line * WIDTH, num_bytes)
-        prefetch(cache_ptr + line * WIDTH + HALF, num_bytes)
+    PAGES: tl.constexpr = TILE // KEYS
+    for tile in tl.static_range(TILES):
+        start = (first_tile + tile * step) * TILE
+        pages = pages_of(pages_ptr, start, num_pages, BLOCK_SIZE, PAGES)
+        for i in tl.static_range(PAGES):
+            first = start + i * KEYS
+            line = (pages[i].to(tl.int64) * (2 * NUM_KV_HEADS) + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE
+            num_bytes = tl.minimum(tl.maximum(seq_len - first, 0), KEYS) * LINE
+            prefetch(cache_ptr + line * WIDTH, num_bytes)
+            prefetch(cache_ptr + line * WIDTH + HALF, num_bytes)
 
 
 @triton.jit
