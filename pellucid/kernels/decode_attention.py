@@ -45,11 +45,8 @@ from pellucid.kernels.paged_attention import (
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
-MERGED_AT_ONCE = 4096  # numbers of partial results
+MERGED_AT_ONCE = 2048  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
-AHEAD = 1
-NEXT = 0
-NEXT_TILES = 1
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 decode_attention_ref = paged_attention_ref
@@ -83,6 +80,7 @@ CUTS = {
     512: (1024, 1024, 8),
 }
 CUT_OF_MANY = (2048, 2048, 8)
+PARTS = {16: 4, 64: 2}  # of so many pairs' values
 
 
 def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
@@ -118,6 +116,18 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
     dim = triton.next_power_of_2(head_dim)
     tile_bytes, query_bytes = 2 * keys * dim * kv_cache.itemsize, padded * dim * dtype.itemsize
     return Tile(keys, warps, max(1, min(stages, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes)))
+
+
+def parts_for(num_pairs: int, pieces: Cut, head_dim: int) -> int:
+    """Among how many programs the columns of a whole row's values are split: those of chunks it does not have.
+
+    Each takes in all keys.
+    """
+    if head_dim != triton.next_power_of_2(head_dim):
+        return 1
+    wanted = next((PARTS[limit] for limit in PARTS if num_pairs <= limit), 1)
+    programs = pieces.direct if pieces.num_chunks > 1 else wanted
+    return min(wanted, 1 << (programs.bit_length() - 1))
 
 
 def merged_at_once(packed: int, head_dim: int) -> int:
@@ -184,11 +194,12 @@ def decode_attention(
     if window is not None:
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
+    parts = parts_for(num_pairs, pieces, head_dim)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
     # The last chunk's program can wait for the others' only if all are under way.
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
-    decode_kernel[(num_pairs, pieces.direct)](
+    decode_kernel[(num_pairs, max(pieces.direct, parts))](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
@@ -226,9 +237,7 @@ def decode_attention(
         MERGED=merged_at_once(packed, head_dim),
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
-        AHEAD=AHEAD,
-        NEXT=NEXT,
-        NEXT_TILES=NEXT_TILES,
+        PARTS=parts,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **dependent(),
@@ -245,6 +254,24 @@ def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.conste
     in_sight = seq_len - first * TILE
     chunks = tl.minimum((in_sight + (1 << chunk_bits) - 1) >> chunk_bits, num_chunks)
     return first, tl.where(in_sight <= whole, 1, chunks)
+
+
+@triton.jit
+def look_up(
+    row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+    num_pages, whole, chunk_bits, num_chunks,
+    WINDOW: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """A row's (tokens, first query, number of queries, pages of this chunk's first tile, and of the row's)."""
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_token = tl.load(cu_seqlens_q_ptr + row)
+    num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
+    first_tile, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+    pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
+    pages_of_whole = pages_of(pages_ptr, first_tile * TILE, num_pages, BLOCK_SIZE, PAGES)
+    return seq_len, first_token, num_query, pages, pages_of_whole
 
 
 @triton.jit
@@ -322,15 +349,11 @@ def decode_kernel(
     MERGED: tl.constexpr,
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    NEXT: tl.constexpr,
-    NEXT_TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
     let_next_start(DEPENDENT)
-    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     packed = tl.arange(0, M)
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
@@ -340,36 +363,19 @@ def decode_kernel(
     seeks = (direct < num_chunks) & (number < seekers)
     is_there = number >= 0
     wait(DEPENDENT)
+    # Looked up here, so that what is the same for all chunks is computed behind these loads, not before.
+    seq_len, first_token, num_query, pages, pages_of_whole = look_up(
+        row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+        num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+    )  # fmt: skip
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        seq_len = tl.load(seq_lens_ptr + row)
-        first_token = tl.load(cu_seqlens_q_ptr + row)
-        num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
         first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
-        start = (first_tile + chunk) * TILE
-        pages = pages_of(pages_ptr, start, num_pages, BLOCK_SIZE, PAGES)
-        if DEPENDENT:
-            prefetch_tiles(
-                cache_ptr, pages_ptr, kv_head, first_tile + chunk, chunks,
-                tl.where(chunk < chunks, seq_len, 0), num_pages,
-                AHEAD, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
-            )  # fmt: skip
-            if NEXT > 0:
-                later = tl.minimum(row + NEXT, num_rows - 1)
-                later_len = tl.load(seq_lens_ptr + later)
-                later_query = 1
-                if WINDOW > 0:
-                    later_query = tl.load(cu_seqlens_q_ptr + later + 1) - tl.load(cu_seqlens_q_ptr + later)
-                later_tile, later_chunks = chunks_of(
-                    later_len, later_query, whole, chunk_bits, num_chunks, TILE, WINDOW
-                )
-                prefetch_tiles(
-                    cache_ptr, block_table_ptr + later.to(tl.int64) * block_table_stride, kv_head,
-                    later_tile + chunk, later_chunks,
-                    tl.where((chunk < later_chunks) & (row + NEXT < num_rows), later_len, 0), num_pages,
-                    NEXT_TILES, NUM_KV_HEADS, WIDTH, TILE, BLOCK_SIZE,
-                )  # fmt: skip
-        if (chunk < chunks) & (num_query > 0):
+        part = -1  # of the values' columns; all of them
+        if PARTS > 1:
+            if chunks == 1:
+                part, chunk, pages = chunk, 0, pages_of_whole
+        if (chunk < chunks) & (part < PARTS) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
             inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
@@ -382,6 +388,7 @@ def decode_kernel(
             accumulator, maximum, weight = attend_tiles(
                 q_ptr + token * q_token_stride + head * q_head_stride,
                 asked,
+                part,
                 pages,
                 pages_ptr,
                 num_pages,
@@ -403,9 +410,11 @@ def decode_kernel(
                 M,
                 FP8,
                 TREE,
+                PARTS,
             )
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
+                inside = inside & ((dim // (DIM_PADDED // PARTS) == part) | (part < 0))[None, :]
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
                 tl.store(
                     out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
@@ -440,12 +449,17 @@ def decode_kernel(
             )  # fmt: skip
             is_there = number < num_further
             number += seekers
+            seq_len, first_token, num_query, pages, pages_of_whole = look_up(
+                row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+                num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+            )  # fmt: skip
 
 
 @triton.jit
 def attend_tiles(
     q_at,  # [M], pointers
     asked,  # [M], whether there is such a query
+    part,  # of the values' columns; -1 is all of them
     pages,  # of the first tile
     pages_ptr,  # this row's block table
     num_pages,  # it has room for
@@ -467,6 +481,7 @@ def attend_tiles(
     M: tl.constexpr,
     FP8: tl.constexpr,
     TREE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Attend over every step-th tile.  Returns (accumulator [M, H], maximum [M], sum of weights [M]).
 
@@ -480,6 +495,7 @@ def attend_tiles(
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
     inside = (dim < WIDTH)[None, :]
+    wanted = inside & ((dim // (DIM_PADDED // EACH // PARTS) == part) | (part < 0))[None, :]
     q_at = q_at[:, None] + dim[None, :] * EACH
     q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
     if FP8:
@@ -506,7 +522,7 @@ def attend_tiles(
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
-        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
+        v = tl.load(at + HALF, mask=present[:, None] & wanted, other=0)
         if FP8:
             k_even, k_odd = fp8_values(k)
             scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
@@ -532,48 +548,6 @@ def attend_tiles(
     if FP8:
         accumulator = tl.interleave(accumulator, odd)
     return accumulator, maximum, tl.sum(total, 1)
-
-
-@triton.jit
-def prefetch_tiles(
-    cache_ptr, pages_ptr, kv_head, first_tile, step, seq_len, num_pages, TILES: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-):  # fmt: skip
-    """Have a chunk's first tiles fetched into the L2 cache: by one thread, which waits for nothing."""
-    HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH
-    LINE: tl.constexpr = WIDTH * (cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    KEYS: tl.constexpr = min(TILE, BLOCK_SIZE)
-    PAGES: tl.constexpr = TILE // KEYS
-    for tile in tl.static_range(TILES):
-        start = (first_tile + tile * step) * TILE
-        pages = pages_of(pages_ptr, start, num_pages, BLOCK_SIZE, PAGES)
-        for i in tl.static_range(PAGES):
-            first = start + i * KEYS
-            line = (pages[i].to(tl.int64) * (2 * NUM_KV_HEADS) + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE
-            num_bytes = tl.minimum(tl.maximum(seq_len - first, 0), KEYS) * LINE
-            prefetch(cache_ptr + line * WIDTH, num_bytes)
-            prefetch(cache_ptr + line * WIDTH + HALF, num_bytes)
-
-
-@triton.jit
-def prefetch(at, num_bytes):
-    """Some bytes into the L2 cache."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred chosen;
-        .reg .b32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 chosen, thread, 0;
-        setp.ne.and.u32 chosen, $2, 0, chosen;
-        @chosen cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r",
-        [at, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
