@@ -371,10 +371,10 @@ def decode_kernel(
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
         first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
-        part = -1  # of the values' columns; all of them
+        part = chunk * 0 - 1  # of the values' columns; all of them
         if PARTS > 1:
             if chunks == 1:
-                part, chunk, pages = chunk, 0, pages_of_whole
+                part, chunk, pages = chunk, chunk * 0, pages_of_whole
         if (chunk < chunks) & (part < PARTS) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
@@ -414,7 +414,7 @@ def decode_kernel(
             )
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
-                inside = inside & ((dim // (DIM_PADDED // PARTS) == part) | (part < 0))[None, :]
+                inside = inside & ((dim // (DIM_PADDED // PARTS) == part) | (dim * 0 > part))[None, :]
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
                 tl.store(
                     out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
@@ -495,7 +495,7 @@ def attend_tiles(
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
     inside = (dim < WIDTH)[None, :]
-    wanted = inside & ((dim // (DIM_PADDED // EACH // PARTS) == part) | (part < 0))[None, :]
+    wanted = inside & ((dim // (DIM_PADDED // EACH // PARTS) == part) | (dim * 0 > part))[None, :]
     q_at = q_at[:, None] + dim[None, :] * EACH
     q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
     if FP8:
