@@ -45,7 +45,7 @@ from pellucid.kernels.paged_attention import (
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
-MERGED_AT_ONCE = 2048  # numbers of partial results
+MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
@@ -80,7 +80,6 @@ CUTS = {
     512: (1024, 1024, 8),
 }
 CUT_OF_MANY = (2048, 2048, 8)
-PARTS = {16: 4, 64: 2}  # of so many pairs' values
 
 
 def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
@@ -116,18 +115,6 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
     dim = triton.next_power_of_2(head_dim)
     tile_bytes, query_bytes = 2 * keys * dim * kv_cache.itemsize, padded * dim * dtype.itemsize
     return Tile(keys, warps, max(1, min(stages, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes)))
-
-
-def parts_for(num_pairs: int, pieces: Cut, head_dim: int) -> int:
-    """Among how many programs the columns of a whole row's values are split: those of chunks it does not have.
-
-    Each takes in all keys.
-    """
-    if head_dim != triton.next_power_of_2(head_dim):
-        return 1
-    wanted = next((PARTS[limit] for limit in PARTS if num_pairs <= limit), 1)
-    programs = pieces.direct if pieces.num_chunks > 1 else wanted
-    return min(wanted, 1 << (programs.bit_length() - 1))
 
 
 def merged_at_once(packed: int, head_dim: int) -> int:
@@ -194,12 +181,11 @@ def decode_attention(
     if window is not None:
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
-    parts = parts_for(num_pairs, pieces, head_dim)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
     # The last chunk's program can wait for the others' only if all are under way.
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
-    decode_kernel[(num_pairs, max(pieces.direct, parts))](
+    decode_kernel[(num_pairs, pieces.direct)](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
@@ -237,7 +223,6 @@ def decode_attention(
         MERGED=merged_at_once(packed, head_dim),
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
-        PARTS=parts,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **dependent(),
@@ -262,7 +247,7 @@ def look_up(
     num_pages, whole, chunk_bits, num_chunks,
     WINDOW: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A row's (tokens, first query, number of queries, pages of this chunk's first tile, and of the row's)."""
+    """A row's (tokens, first query, number of queries, pages of this chunk's first tile)."""
     seq_len = tl.load(seq_lens_ptr + row)
     first_token = tl.load(cu_seqlens_q_ptr + row)
     num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
@@ -270,8 +255,7 @@ def look_up(
     pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
     PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
     pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
-    pages_of_whole = pages_of(pages_ptr, first_tile * TILE, num_pages, BLOCK_SIZE, PAGES)
-    return seq_len, first_token, num_query, pages, pages_of_whole
+    return seq_len, first_token, num_query, pages
 
 
 @triton.jit
@@ -308,7 +292,10 @@ def find_further(
 
 
 # Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["num_rows", "whole", "chunk_bits", "num_chunks", "direct", "seekers", "num_pages"])
+COUNTS = ["num_rows", "whole", "chunk_bits", "num_chunks", "direct", "seekers", "num_pages"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def decode_kernel(
     q_ptr,
     cache_ptr,  # of FP8: pairs of values as int16
@@ -349,7 +336,6 @@ def decode_kernel(
     MERGED: tl.constexpr,
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
@@ -364,18 +350,14 @@ def decode_kernel(
     is_there = number >= 0
     wait(DEPENDENT)
     # Looked up here, so that what is the same for all chunks is computed behind these loads, not before.
-    seq_len, first_token, num_query, pages, pages_of_whole = look_up(
+    seq_len, first_token, num_query, pages = look_up(
         row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
         num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
     )  # fmt: skip
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
         first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
-        part = chunk * 0 - 1  # of the values' columns; all of them
-        if PARTS > 1:
-            if chunks == 1:
-                part, chunk, pages = chunk, chunk * 0, pages_of_whole
-        if (chunk < chunks) & (part < PARTS) & (num_query > 0):
+        if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
             inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
@@ -388,7 +370,6 @@ def decode_kernel(
             accumulator, maximum, weight = attend_tiles(
                 q_ptr + token * q_token_stride + head * q_head_stride,
                 asked,
-                part,
                 pages,
                 pages_ptr,
                 num_pages,
@@ -410,11 +391,9 @@ def decode_kernel(
                 M,
                 FP8,
                 TREE,
-                PARTS,
             )
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
-                inside = inside & ((dim // (DIM_PADDED // PARTS) == part) | (dim * 0 > part))[None, :]
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
                 tl.store(
                     out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
@@ -449,7 +428,7 @@ def decode_kernel(
             )  # fmt: skip
             is_there = number < num_further
             number += seekers
-            seq_len, first_token, num_query, pages, pages_of_whole = look_up(
+            seq_len, first_token, num_query, pages = look_up(
                 row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
                 num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
             )  # fmt: skip
@@ -459,7 +438,6 @@ def decode_kernel(
 def attend_tiles(
     q_at,  # [M], pointers
     asked,  # [M], whether there is such a query
-    part,  # of the values' columns; -1 is all of them
     pages,  # of the first tile
     pages_ptr,  # this row's block table
     num_pages,  # it has room for
@@ -481,7 +459,6 @@ def attend_tiles(
     M: tl.constexpr,
     FP8: tl.constexpr,
     TREE: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     """Attend over every step-th tile.  Returns (accumulator [M, H], maximum [M], sum of weights [M]).
 
@@ -495,7 +472,6 @@ def attend_tiles(
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
     inside = (dim < WIDTH)[None, :]
-    wanted = inside & ((dim // (DIM_PADDED // EACH // PARTS) == part) | (dim * 0 > part))[None, :]
     q_at = q_at[:, None] + dim[None, :] * EACH
     q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
     if FP8:
@@ -522,7 +498,7 @@ def attend_tiles(
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
-        v = tl.load(at + HALF, mask=present[:, None] & wanted, other=0)
+        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
         if FP8:
             k_even, k_odd = fp8_values(k)
             scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")

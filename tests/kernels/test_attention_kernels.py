@@ -17,6 +17,7 @@ from pellucid.kernels.decode_attention import (
     cut,
     decode_attention,
     decode_attention_ref,
+    missing_numbers,
     tile_for,
 )
 from pellucid.kernels.hopper_prefill import hopper_takes
@@ -250,6 +251,19 @@ def test_chunks_match_whoever_takes_them(
     lens = [(1, 300), (3, 1100), (1, 40), (2, 2000), (1, 700)]
     rows = make_rows(lens, block_size=64, window=window, num_padding=1, device=DEVICE)
     assert_matches_reference(decode(rows, 4), rows)
+
+
+def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next launch would merge what this one has left."""
+    made = []
+    monkeypatch.setattr(
+        decode_module, "missing_numbers", lambda *args: made.append(missing_numbers(*args)) or made[-1]
+    )
+    rows = make_rows([(1, 700), (3, 1100), (1, 40)], block_size=64, num_padding=1, device=DEVICE)
+    for _ in range(2):
+        assert_matches_reference(decode(rows, 4), rows)
+    assert len(made) == 2 and made[0] is made[1]
+    assert made[0].view(torch.int32).eq(-1).all()
 
 
 def test_few_rows_are_cut_fine_and_many_hardly() -> None:
