@@ -203,7 +203,7 @@ def decode_attention(
         pieces.min_chunk.bit_length() - 1,
         pieces.num_chunks,
         pieces.direct,
-        max(1, PROGRAMS // num_kv_heads),
+        min(rows.num_rows * pieces.direct, max(1, PROGRAMS // num_kv_heads)),
         rows.block_table.shape[1],
         q.stride(0),
         q.stride(1),
@@ -428,6 +428,7 @@ def decode_kernel(
             )  # fmt: skip
             is_there = number < num_further
             number += seekers
+            row = tl.minimum(row, num_rows - 1)
             seq_len, first_token, num_query, pages = look_up(
                 row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
                 num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,

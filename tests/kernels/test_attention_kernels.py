@@ -241,7 +241,7 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("programs", [1, 5, 264])
+@pytest.mark.parametrize("programs", [1, 5, 20, 264])
 def test_chunks_match_whoever_takes_them(
     programs: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
