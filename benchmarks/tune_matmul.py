@@ -1,8 +1,10 @@
 """Find the fastest product of few rows for each projection of a model: `python benchmarks/tune_matmul.py`.
 
-Measures every kernel that could be the fastest, and the library's product, for each shape and number of rows,
-and writes the choices to the table of this GPU, in the user's cache folder unless told otherwise; an engine
-started afterwards finds them.  Weights rotate through more memory than any L2 holds.
+Measures every kernel that could be the fastest, and the library's product, for each shape and number of rows
+(where outputs are gated, with the gate, which ours take along), and writes the choices to the table of this
+GPU, in the user's cache folder unless told otherwise; an engine started afterwards finds them.  Weights
+rotate through more memory than any L2 holds.  Products of up to four rows follow a norm each, whose time is
+included, as in a model: they ask for weights before it ends.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import torch
@@ -21,15 +25,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
 from pellucid.kernels.quantize_fp8 import round_rows
+from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.silu_mul import silu_mul
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import (
     MAX_GEMV_ROWS,
+    MAX_SPLIT_K_ROWS,
     PACKAGED,
     Choices,
     Gemv,
     SplitK,
     Tile,
+    Wgmma,
     to_words,
     user_folder,
     write_table,
@@ -37,7 +46,7 @@ from pellucid.kernels.tiles import (
 from pellucid.models.checkpoint import ASSETS
 from pellucid.quant.fp8_product import multiply_rows
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512)
 TOUCHED = 128 << 20  # bytes of weights that the launches of one graph read at least
 TOLERANCE = 1.02  # a kernel that also serves others may be so much slower
 # So much slower than the library's, ours are still to be preferred: they start while the kernel before them
@@ -46,17 +55,15 @@ PATIENCE = 1.04
 GEMVS = {  # by bits of a weight
     16: [
         Gemv(2, 1024, 4),
-        Gemv(4, 512, 4),
         Gemv(4, 1024, 4),
-        Gemv(8, 512, 4),
-        Gemv(16, 256, 4),
-        Gemv(4, 1024, 8),
-        Gemv(8, 1024, 8),
-        Gemv(2, 2048, 4),
+        Gemv(8, 1024, 2),
+        Gemv(8, 1024, 4),
         Gemv(2, 2048, 8),
-        Gemv(4, 2048, 8),
-        Gemv(2, 4096, 8),
-        Gemv(4, 4096, 16),
+        Gemv(4, 2048, 4),
+        Gemv(8, 2048, 4),
+        Gemv(16, 2048, 4),
+        Gemv(8, 4096, 4),
+        Gemv(8, 4096, 8),
     ],
     8: [
         Gemv(4, 1024, 2),
@@ -86,14 +93,25 @@ SPLIT_KS = {
     ],
 }
 WIDE = {  # from 65 rows on
-    16: [SplitK(64, 64, 1, 4, 3), SplitK(128, 64, 1, 8, 3)],
+    16: [],
     8: [SplitK(64, 128, 1, 4, 4), SplitK(64, 256, 1, 4, 3), SplitK(64, 256, 1, 4, 4)],
 }
+WGMMAS = [  # the largest of their width and rows, and one of which two share a multiprocessor
+    Wgmma(64, 64, 1, 8),
+    Wgmma(128, 64, 1, 8),
+    Wgmma(64, 128, 1, 4),
+    Wgmma(64, 128, 1, 8),
+    Wgmma(128, 128, 1, 6),
+    Wgmma(192, 128, 1, 4),
+    Wgmma(128, 256, 1, 4),
+    Wgmma(192, 256, 1, 4),
+]
 SPLITS = (1, 2, 3, 4, 8)
+WGMMA_SPLITS = (1, 2, 4, 8)
 MAX_PROGRAMS = 2048
 SHARED_BYTES = 220 << 10  # that a program's tiles may take
 
-Shape = tuple[int, int]  # outputs, inputs
+Shape = tuple[int, int, bool]  # outputs, inputs, whether they are gated
 
 
 def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
@@ -102,18 +120,23 @@ def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim") or dim // heads
     q, kv = heads * head_dim // ranks, max(1, kv_heads // ranks) * head_dim
-    projections = [(q + 2 * kv, dim), (dim, q), (2 * hidden // ranks, dim), (dim, hidden // ranks)]
-    return projections + [(config["vocab_size"], dim)] * (ranks == 1)
+    attention = [(q + 2 * kv, dim, False), (dim, q, False)]
+    network = [(2 * hidden // ranks, dim, True), (dim, hidden // ranks, False)]
+    return attention + network + [(config["vocab_size"], dim, False)] * (ranks == 1)
 
 
 def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
     """What could be the fastest, the library's product (None) first."""
-    num_out, num_in = shape
+    num_out, num_in, _ = shape
     yield None
     if num_rows <= MOST_GEMV_ROWS[bits]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
+    if num_rows >= 64 and is_hopper(torch.device("cuda")):
+        yield from wgmma_candidates(num_out, num_in, num_rows)
+    if num_rows > MAX_SPLIT_K_ROWS:
+        return
     for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in
@@ -123,33 +146,54 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
                 yield replace(tile, splits=splits)
 
 
+def wgmma_candidates(num_out: int, num_in: int, num_rows: int) -> Iterator[Wgmma]:
+    """With about as many splits as there is room for."""
+    room = num_multiprocessors(torch.device("cuda"))
+    for tile in WGMMAS:
+        programs = -(-num_out // tile.block_n) * -(-num_rows // tile.rows)
+        is_tall = tile.rows // 2 >= num_rows
+        is_flat = 4 * tile.rows <= num_rows
+        splits = [s for s in WGMMA_SPLITS if s * programs <= room and s * 128 <= num_in]
+        if not (is_tall or is_flat):
+            yield from (replace(tile, splits=s) for s in splits[-2:] or [1])
+
+
 class Case:
     """Copies of one weight, and rows to multiply them with."""
 
     def __init__(self, shape: Shape, bits: int) -> None:
-        num_out, num_in = shape
+        num_out, num_in, self.is_gated = shape
         copies = max(2, TOUCHED // (num_out * num_in * bits // 8))
-        self.weights = [self._weight(shape, bits) for _ in range(copies)]
+        self.weights = [self._weight(shape[:2], bits) for _ in range(copies)]
         self.weight_scale = torch.ones(num_out, 1, device="cuda")
         self.x = torch.randn(max(ROWS), num_in, dtype=torch.bfloat16, device="cuda")
         self.arrivals = torch.zeros(num_out, dtype=torch.int32, device="cuda")
         self.launch = self._launch if bits == 16 else self._launch_fp8
 
     @staticmethod
-    def _weight(shape: Shape, bits: int) -> Tensor:
+    def _weight(shape: tuple[int, int], bits: int) -> Tensor:
         weight = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
         return weight if bits == 16 else (50 * weight).to(torch.float8_e4m3fn)
 
     def seconds(self, num_rows: int, tile: Tile | None) -> float:
-        """Of one product."""
-        return median_seconds([self.launch(num_rows, tile, weight) for weight in self.weights], replays=7)
+        """Of one product, and what goes before it."""
+        launches = [self.launch(num_rows, tile, weight) for weight in self.weights]
+        if num_rows > MAX_GEMV_ROWS:
+            return median_seconds(launches, replays=7)
+        norm = partial(add_rms_norm, self.x[:num_rows], None, self.x[0], 1e-6)
+        return 2 * median_seconds([step for launch in launches for step in (norm, launch)], replays=7)
 
     def _launch(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
         x = self.x[:num_rows]
+        if tile is None and self.is_gated:
+            return lambda: silu_mul(F.linear(x, weight))
         if tile is None:
             return lambda: F.linear(x, weight)
-        out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
-        return lambda: small_matmul(x, weight, out, tile, arrivals=self.arrivals)
+        act, width = ("silu", len(weight) // 2) if self.is_gated else (None, len(weight))
+        out = torch.empty(num_rows, width, dtype=torch.bfloat16, device="cuda")
+        if isinstance(tile, Wgmma):
+            return lambda: hopper_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
+        return lambda: small_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
 
     def _launch_fp8(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
         x = round_rows(self.x[:num_rows])
@@ -159,8 +203,10 @@ class Case:
             operands = (x.values, x.scales, weight, self.weight_scale)
             return lambda: multiply_rows(*operands, block=weight.shape[1], dtype=x.dtype)
         out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
-        scales = Scales(self.weight_scale.view(-1), x.scales.view(-1))
-        return lambda: small_matmul(x.values, weight, out, tile, scales=scales, arrivals=self.arrivals)
+        more = {"scales": Scales(self.weight_scale.view(-1), x.scales.view(-1)), "arrivals": self.arrivals}
+        if isinstance(tile, Wgmma):
+            return lambda: hopper_matmul(x.values, weight, out, tile, **more)
+        return lambda: small_matmul(x.values, weight, out, tile, **more)
 
 
 def choose_all(
@@ -170,10 +216,10 @@ def choose_all(
     good: dict[tuple[Shape, int], list[Tile]] = {}
     for case, measured in times.items():
         ours = {tile: seconds for tile, seconds in measured.items() if tile is not None}
-        best = min(ours.values())
+        best = min(ours.values(), default=inf)
         is_ours = best <= PATIENCE * measured[None]
         good[case] = [tile for tile, seconds in ours.items() if is_ours and seconds <= TOLERANCE * best]
-    # Splits are no matter of compilation: kernels that differ in them alone are one.
+    # Where splits are no matter of compilation, kernels that differ in them alone are one.
     uses = Counter(kernel_of(tile) for tiles in good.values() for tile in tiles)
     chosen: dict[Shape, Choices] = {}
     for (shape, num_rows), tiles in good.items():
@@ -214,7 +260,7 @@ def main() -> None:
             best = min(measured, key=measured.__getitem__)
             figures = f"{1e6 * measured[best]:6.1f} us, library {1e6 * measured[None]:6.1f} us"
             console.print(f"{shape[0]}x{shape[1]} {num_rows:4} rows: {figures}  {to_words(best)}")
-    chosen = {(options.bits, *shape): choices for shape, choices in choose_all(times).items()}
+    chosen = {(options.bits, *shape[:2]): choices for shape, choices in choose_all(times).items()}
     folder = PACKAGED if options.package else user_folder()
     console.print(f"wrote {write_table(folder, torch.cuda.get_device_name(), chosen)}")
     if options.json:

@@ -475,7 +475,7 @@ def hopper_prefill(
 
 def boxes_of(x: Tensor, box: list[int]) -> TensorDescriptor:
     """A tensor for copies by the TMA unit, in lines of 128 bytes, as the tensor cores want them."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * x.itemsize, rank=len(box))
     return TensorDescriptor.from_tensor(x, box, layout)
 
 

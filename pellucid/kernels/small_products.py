@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
 from pellucid.kernels.quantize_fp8 import Rounded, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import Choices, Gemv, SplitK, Tile, by_rows, choose
+from pellucid.kernels.tiles import Choices, Gemv, SplitK, Tile, Wgmma, by_rows, choose
 
 
 class SmallProducts:
@@ -19,8 +20,8 @@ class SmallProducts:
 
     def __init__(self, weight: Tensor, choices: Choices) -> None:
         self.tiles = by_rows(choices)
-        blocks = [-(-len(weight) // tile.block_n) for tile in self.tiles if isinstance(tile, SplitK)]
-        self.arrivals = torch.zeros(max(blocks, default=0), dtype=torch.int32, device=weight.device)
+        counters = [counters_of(tile, len(weight), rows) for rows, tile in choices.items()]
+        self.arrivals = torch.zeros(max(counters, default=0), dtype=torch.int32, device=weight.device)
 
     def __call__(
         self,
@@ -39,13 +40,25 @@ class SmallProducts:
         tile = self.tile(len(x))
         if tile is None or (act and tile.block_n % 2):
             return None
+        if isinstance(tile, Wgmma) and not hopper_multiplies(x, weight, tile, act):
+            return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
-        return small_matmul(x, weight, out, tile, bias=bias, scales=scales, act=act, arrivals=self.arrivals)
+        more = {"bias": bias, "scales": scales, "act": act, "arrivals": self.arrivals}
+        if isinstance(tile, Wgmma):
+            return hopper_matmul(x, weight, out, tile, **more)
+        return small_matmul(x, weight, out, tile, **more)
 
     def tile(self, num_rows: int) -> Tile | None:
         """What serves so many rows; None: the library."""
         return self.tiles[num_rows] if num_rows < len(self.tiles) else None
+
+
+def counters_of(tile: Tile | None, num_out: int, num_rows: int) -> int:
+    """Counters that a tile needs for a product of up to so many rows."""
+    if isinstance(tile, Wgmma):
+        return num_arrivals(num_out, num_rows, tile)
+    return -(-num_out // tile.block_n) if isinstance(tile, SplitK) else 0
 
 
 class SmallFp8Products:

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 MAX_GEMV_ROWS = 4
-MAX_ROWS = 256
+MAX_SPLIT_K_ROWS = 256
+MAX_ROWS = 512
 PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
 
 
@@ -42,9 +43,19 @@ class SplitK:
     num_stages: int
 
 
-Tile = Gemv | SplitK
+@dataclass(frozen=True, slots=True)
+class Wgmma:
+    """Each program multiplies block_n outputs with `rows` rows and its range of inputs; on Hopper alone."""
+
+    block_n: int  # 64, 128 or 192
+    rows: int  # 64, 128 or 256
+    splits: int  # 1, 2, 4 or 8
+    stages: int
+
+
+Tile = Gemv | SplitK | Wgmma
 Choices = dict[int, Tile | None]  # up to so many rows: the tile, or None for the library's product
-KINDS: dict[str, type[Gemv] | type[SplitK]] = {"gemv": Gemv, "split_k": SplitK}
+KINDS: dict[str, type[Gemv] | type[SplitK] | type[Wgmma]] = {"gemv": Gemv, "split_k": SplitK, "wgmma": Wgmma}
 
 
 def to_words(tile: Tile | None) -> list[str | int]:
@@ -94,7 +105,7 @@ def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
         blocks = -(-num_out // 64)
         splits = min(8, max(1, 256 // blocks), max(1, num_in // 512))
         return {1: Gemv(4, min(4096, power_of_two(num_in)), 4), 64: SplitK(64, 128, splits, 4, 4)}
-    gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
+    gemv = Gemv(8, min(2048, power_of_two(num_in)), 4) if num_in % 8 == 0 else None
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
     return {1: gemv, 32: SplitK(64, 128, splits, 4, 3)}
 

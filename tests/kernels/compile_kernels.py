@@ -24,6 +24,7 @@ from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
@@ -105,7 +106,9 @@ def shared_memory(kernel, stored: str, constants: dict[str, float | str | None],
     return compiled_size(kernel, types, constants, **options)
 
 
-def compiled_size(kernel, types: dict[str, str], constants: dict[str, float | None], **options: int) -> int:  # noqa: ANN001
+def compiled_size(
+    kernel, types: dict[str, str], constants: dict[str, float | str | None], **options: int
+) -> int:  # noqa: ANN001
     """The same, with the type of each argument that is no constant."""
     names = kernel.arg_names
     constants = {"DEPENDENT": True} | constants
@@ -127,6 +130,7 @@ def main() -> None:
     compile_attention()
     compile_decode()
     compile_hopper_prefill()
+    compile_hopper_matmul()
     compile_products()
     compile_draw()
     compile_quantization()
@@ -192,9 +196,12 @@ def compile_passes() -> None:
 
 def compile_products() -> None:
     """Of weights as they are; the largest tiles that tables may name."""
+    for rows, act, in_features in ((1, None, 12288), (1, "silu", 4096), (4, None, 3072)):
+        constants = {"K": in_features, "ROWS": rows, "BLOCK_N": 8, "BLOCK_K": 2048, "ACT": act}
+        constants |= {"LANE": 8, "STAGES": 4, "WARPS": 4, "bias_ptr": None}
+        size = shared_memory(gemv_kernel, "*bf16", constants, num_warps=4)
+        sys.stdout.write(f"gemv_kernel {in_features} {size}\n")
     launches = (
-        (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
-        (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
         (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
         (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
         (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),
@@ -287,6 +294,29 @@ def compile_hopper_prefill() -> None:
         types |= {"lines": f"tensordesc<bf16{[part, part]},{layouts[1]!r}>"}
         size = compiled_size(hopper_prefill_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_prefill_kernel {head_dim}x{group_size} {size}\n")
+
+
+def compile_hopper_matmul() -> None:
+    """Every number of groups of warps, with the most rows that each takes; whole, split and gated."""
+    lines, step = LINES.value, LINE_BYTES.value // DTYPE.itemsize
+    for groups, rows, stages, splits, act in (
+        (1, 128, 8, 2, None),
+        (2, 128, 6, 1, "silu"),
+        (2, 256, 4, 4, None),
+        (3, 256, 4, 4, None),
+        (3, 256, 4, 1, "silu"),
+    ):
+        box = [lines // 16, 2, 8, step] if act else [lines, step]
+        layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (2, len(box))]
+        constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": step, "SPLITS": splits}
+        constants |= {"ACT": act, "x_scale_ptr": None, "weight_scale_ptr": None}
+        if splits == 1:
+            constants |= {"partial_ptr": None, "arrivals_ptr": None}
+        types = {name: signature_of(name, "") for name in hopper_matmul_kernel.arg_names}
+        types |= {"x": f"tensordesc<bf16{[rows, step]},{layouts[0]!r}>"}
+        types |= {"weight": f"tensordesc<bf16{box},{layouts[1]!r}>"}
+        size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"hopper_matmul_kernel {groups}x{rows} {size}\n")
 
 
 def compile_quantization() -> None:

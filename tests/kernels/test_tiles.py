@@ -11,9 +11,12 @@ from pellucid.kernels import tiles
 from pellucid.kernels.tiles import (
     MAX_GEMV_ROWS,
     MAX_ROWS,
+    MAX_SPLIT_K_ROWS,
     PACKAGED,
     Gemv,
     SplitK,
+    Tile,
+    Wgmma,
     by_rows,
     choose,
     from_words,
@@ -22,7 +25,8 @@ from pellucid.kernels.tiles import (
     write_table,
 )
 
-CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None}
+CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None, 96: Wgmma(192, 128, 4, 4)}
+MOST_ROWS = {Gemv: MAX_GEMV_ROWS, SplitK: MAX_SPLIT_K_ROWS, Wgmma: MAX_ROWS, type(None): MAX_ROWS}
 
 
 @pytest.fixture
@@ -59,11 +63,12 @@ def test_the_users_table_comes_before_the_packages(
 def test_a_choice_serves_up_to_its_rows() -> None:
     served = by_rows(CHOICES)
     assert served[1] == CHOICES[1] and served[2] == served[16] == CHOICES[16]
-    assert served[0] is served[17] is served[64] is None and len(served) == 65
+    assert served[0] is served[17] is served[64] is None
+    assert served[65] == served[96] == CHOICES[96] and len(served) == 97
 
 
 @pytest.mark.parametrize("tile", CHOICES.values(), ids=str)
-def test_words_come_back_as_the_tile(tile: Gemv | SplitK | None) -> None:
+def test_words_come_back_as_the_tile(tile: Tile | None) -> None:
     assert from_words(json.loads(json.dumps(to_words(tile)))) == tile
 
 
@@ -78,15 +83,19 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
         assert table, path
         for choices in table.values():
             for num_rows, tile in choices.items():
-                most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS
-                assert 1 <= num_rows <= most
-                sizes = (tile.block_n, tile.block_k, tile.num_warps) if tile else ()
-                assert all(size & (size - 1) == 0 for size in sizes), (path, tile)
+                assert 1 <= num_rows <= MOST_ROWS[type(tile)]
+                if isinstance(tile, Wgmma):
+                    assert tile.block_n in (64, 128, 192) and tile.rows in (64, 128, 256), (path, tile)
+                    assert tile.splits in (1, 2, 4, 8), (path, tile)
+                    assert tile.stages * 64 % tile.rows == 0, (path, tile)
+                elif tile:
+                    sizes = (tile.block_n, tile.block_k, tile.num_warps)
+                    assert all(size & (size - 1) == 0 for size in sizes), (path, tile)
 
 
 @pytest.mark.parametrize("num_out,num_in", [(1024, 3072), (6144, 1024), (151_936, 1024), (80, 96)])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_the_rule_of_thumb_stays_within_the_kernels_limits(num_out: int, num_in: int, bits: int) -> None:
     for num_rows, tile in tiles.rule_of_thumb(num_out, num_in, bits).items():
-        assert num_rows <= (MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_ROWS)
-        assert tile and tile.block_k < 2 * num_in
+        assert num_rows <= MOST_ROWS[type(tile)]
+        assert isinstance(tile, (Gemv, SplitK)) and tile.block_k < 2 * num_in

@@ -1,0 +1,111 @@
+"""Products of 65 to 512 rows: against float64, whatever the tile; bits that know nothing of their company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
+from pellucid.kernels.small_matmul import small_matmul_ref
+from pellucid.kernels.small_products import SmallProducts
+from pellucid.kernels.tiles import Wgmma
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+TILES = [
+    Wgmma(64, 64, 1, 8),
+    Wgmma(64, 64, 8, 8),
+    Wgmma(64, 128, 4, 8),
+    Wgmma(128, 128, 2, 6),
+    Wgmma(192, 128, 1, 4),
+    Wgmma(128, 256, 4, 4),
+    Wgmma(192, 256, 1, 4),
+    Wgmma(192, 256, 4, 4),
+]
+# Outputs that no tile divides, inputs that no step divides, fewer steps than stages.
+SHAPES = [(464, 1096), (384, 512), (1024, 2048)]
+
+
+def operands(num_rows: int, num_out: int, num_in: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight and bias, such that results are about 1."""
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, num_in, generator=generator)
+    weight = torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+    bias = torch.randn(num_out, generator=generator)
+    return tuple(each.to(device, torch.bfloat16) for each in (x, weight, bias))
+
+
+def multiply(x: Tensor, weight: Tensor, tile: Wgmma, **more: Tensor | str) -> Tensor:
+    """One product into garbage, whose counters must come back as zeros."""
+    width = len(weight) // 2 if "act" in more else len(weight)
+    out = torch.full((len(x), width), torch.nan, dtype=x.dtype, device=x.device)
+    arrivals = torch.zeros(num_arrivals(len(weight), len(x), tile), dtype=torch.int32, device=x.device)
+    hopper_matmul(x, weight, out, tile, arrivals=arrivals, **more)
+    assert not arrivals.any()
+    return out
+
+
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("act", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_match(tile: Wgmma, shape: tuple[int, int], act: str | None, has_bias: bool) -> None:
+    for num_rows in (1, tile.rows - 27, tile.rows, tile.rows + 5):
+        x, weight, bias = operands(num_rows, *shape)
+        more = ({"bias": bias} if has_bias else {}) | ({"act": act} if act else {})
+        expected = small_matmul_ref(x, weight, **more)
+        torch.testing.assert_close(multiply(x, weight, tile, **more).float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_a_row_has_the_same_bits_in_any_company(tile: Wgmma) -> None:
+    x, weight, _ = operands(tile.rows + 9, 464, 1096)
+    together = multiply(x, weight, tile)
+    x[1] = 6e4  # whatever a neighbour holds
+    assert torch.equal(multiply(x, weight, tile)[2:], together[2:])
+    assert torch.equal(multiply(x[2:40], weight, tile), together[2:40])
+
+
+@pytest.mark.gpu
+@HOPPER
+def test_rows_may_be_a_slice_of_wider_ones() -> None:
+    x, weight, _ = operands(80, 384, 1024)
+    narrow = weight[:, :512].contiguous()
+    for tile in TILES:
+        expected = multiply(x[:, :512].contiguous(), narrow, tile)
+        assert torch.equal(multiply(x[:, :512], narrow, tile), expected)
+
+
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_products_replay_in_a_graph(tile: Wgmma) -> None:
+    x, weight, _ = operands(tile.rows, 1024, 1024)
+    products = SmallProducts(weight, {tile.rows: tile})
+    assert products(x, weight) is not None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(4):
+            y = products(y, weight)
+    for _ in range(3):
+        graph.replay()
+        expected = x
+        for _ in range(4):
+            expected = multiply(expected, weight, tile)
+        assert torch.equal(y, expected)
+        x.copy_(torch.randn_like(x))
+
+
+def test_elsewhere_the_library_multiplies() -> None:
+    x, weight, _ = operands(80, 384, 512, device="cpu")
+    for tile in TILES:
+        assert not hopper_multiplies(x, weight, tile, None)
+        assert SmallProducts(weight, {128: tile})(x, weight) is None
