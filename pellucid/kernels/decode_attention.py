@@ -4,18 +4,21 @@
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 """Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
 
-The tiles of keys that a row sees are dealt out to its chunks, and whichever program is last to finish a chunk
-of the row merges them; short rows have one chunk.  How many follows from the row's length and from how many
-rows there are, never from the other rows' lengths.  The grid depends on nothing that only the device knows:
-programs go through a list of chunks, whose end they find in the lengths of all rows.
+The tiles of keys that a row sees are dealt out to its chunks; short rows have one.  How many follows from
+the row's length and from how many rows there are, never from the other rows' lengths.  The grid depends on
+nothing that only the device knows: each program has a chunk, and some then go on to further ones of long
+rows, which they find in the lengths of all.  While each chunk has a program, that of the row's last one
+merges: it waits until no number is missing, as the numbers' bits say, without a fence or an atomic.
+Otherwise whichever program is last to finish a chunk of the row does.
 
 FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
 for 16 bits and not for 8, and a conversion to float16 yields two values.
 
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to 2,000
-keys at 4.25 TB/s in bfloat16 and at 3.5 TB/s, 1.7 times as fast, in FP8; 64 of 1,024 at 3.9 TB/s; one of 160
-in 5.5 us (benchmarks/kernels.py).  One multiprocessor takes in no more than 50 GB/s, which is what bounds few
-rows that are not cut; a cut costs 3 us.
+keys at 4.2 TB/s in bfloat16 and at 3.6 TB/s, 1.7 times as fast, in FP8; 256 of 256 keys in 71 us, where a
+plain read takes 62; one of 256 in 5.2 us (benchmarks/kernels.py).  What is not bytes is mostly the wait for
+lengths, then pages, then keys, so the former two are looked up before all else.  One multiprocessor takes in
+no more than 52 GB/s, which is what bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
@@ -72,9 +75,9 @@ class Tile(NamedTuple):
 # Most pairs of a row and a KV head: keys up to which a row stays whole, fewest keys of a chunk, most chunks.
 # A cut costs a merge, which takes as long as 200 keys: few pairs are cut to fill the GPU, many for balance.
 CUTS = {
-    4: (512, 128, 32),
-    16: (512, 128, 16),
-    32: (512, 256, 8),
+    4: (384, 128, 32),
+    16: (384, 128, 16),
+    32: (512, 128, 8),
     64: (512, 512, 8),
     128: (1024, 512, 8),
     512: (1024, 1024, 8),
@@ -143,7 +146,7 @@ def partial_results(num_numbers: int, is_marked: bool, device: torch.device) -> 
 def missing_numbers(num: int, device: torch.device) -> Tensor:
     """Numbers that have not been written yet; again when a launch is done.
 
-    One for all launches, as `arrivals` is.
+    Their bits are those of a NaN that no arithmetic yields.  One for all launches, as `arrivals` is.
     """
     return torch.full((num,), -1, dtype=torch.int32, device=device).view(torch.float32)
 
@@ -182,7 +185,7 @@ def decode_attention(
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
-    # The last chunk's program can wait for the others' only if all are under way.
+    # Programs start in order, so that of a row's last chunk may wait for the others, if all have theirs.
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
     decode_kernel[(num_pairs, pieces.direct)](
@@ -404,7 +407,7 @@ def decode_kernel(
                 tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
                 tl.store(statistics_ptr + line * 2, maximum, mask=asked)
                 tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
-                if MARKED:  # behind all other chunks' programs, which are under way
+                if MARKED:  # programs of the row's other chunks have started before this one
                     merges = chunk == chunks - 1
                 else:
                     # All of this program's threads have stored before one of them reports.

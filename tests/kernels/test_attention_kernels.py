@@ -268,9 +268,9 @@ def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.Mon
 
 def test_few_rows_are_cut_fine_and_many_hardly() -> None:
     few, many = cut(8, 4096, 64), cut(2048, 4096, 64)
-    assert few == Cut(whole=512, min_chunk=128, num_chunks=16, direct=16)
+    assert few == Cut(whole=384, min_chunk=128, num_chunks=16, direct=16)
     assert many == Cut(whole=2048, min_chunk=2048, num_chunks=2, direct=1)
-    assert cut(8, 512, 64).num_chunks == 1
+    assert cut(8, 384, 64).num_chunks == 1
     for num_pairs in (1, 8, 100, 1000, 4096):
         pieces = cut(num_pairs, 1_000_000, 128)
         assert pieces.min_chunk % 128 == 0 and 8 <= pieces.num_chunks <= MAX_CHUNKS
