@@ -4,18 +4,21 @@
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 """Attention of rows with few queries, decodes and verifications, over the paged cache: split-KV.
 
-The tiles of keys that a row sees are dealt out to its chunks, and whichever program is last to finish a chunk
-of the row merges them; short rows have one chunk.  How many follows from the row's length and from how many
-rows there are, never from the other rows' lengths.  The grid depends on nothing that only the device knows:
-programs go through a list of chunks, whose end they find in the lengths of all rows.
+The tiles of keys that a row sees are dealt out to its chunks; short rows have one.  How many follows from
+the row's length and from how many rows there are, never from the other rows' lengths.  The grid depends on
+nothing that only the device knows: each program has a chunk, and some then go on to further ones of long
+rows, which they find in the lengths of all.  While each chunk has a program, that of the row's last one
+merges: it waits until no number is missing, as the numbers' bits say, without a fence or an atomic.
+Otherwise whichever program is last to finish a chunk of the row does.
 
 FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
 for 16 bits and not for 8, and a conversion to float16 yields two values.
 
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to 2,000
-keys at 4.25 TB/s in bfloat16 and at 3.5 TB/s, 1.7 times as fast, in FP8; 64 of 1,024 at 3.9 TB/s; one of 160
-in 5.5 us (benchmarks/kernels.py).  One multiprocessor takes in no more than 50 GB/s, which is what bounds few
-rows that are not cut; a cut costs 3 us.
+keys at 4.2 TB/s in bfloat16 and at 3.6 TB/s, 1.7 times as fast, in FP8; 256 of 256 keys in 71 us, where a
+plain read takes 62; one of 256 in 5.2 us (benchmarks/kernels.py).  What is not bytes is mostly the wait for
+lengths, then pages, then keys, so the former two are looked up before all else.  One multiprocessor takes in
+no more than 52 GB/s, which is what bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
@@ -56,7 +59,7 @@ class Cut(NamedTuple):
     """How rows are cut into chunks, and how many of them have programs of their own."""
 
     whole: int  # keys up to which a row stays whole
-    min_chunk: int  # fewest keys of a chunk
+    min_chunk: int  # fewest keys of a chunk, a power of two
     num_chunks: int  # most chunks of a row
     direct: int  # chunks of every row that have a program each, work for it or not
 
@@ -72,9 +75,9 @@ class Tile(NamedTuple):
 # Most pairs of a row and a KV head: keys up to which a row stays whole, fewest keys of a chunk, most chunks.
 # A cut costs a merge, which takes as long as 200 keys: few pairs are cut to fill the GPU, many for balance.
 CUTS = {
-    4: (512, 128, 32),
-    16: (512, 128, 16),
-    32: (512, 256, 8),
+    4: (384, 128, 32),
+    16: (384, 128, 16),
+    32: (512, 128, 8),
     64: (512, 512, 8),
     128: (1024, 512, 8),
     512: (1024, 1024, 8),
@@ -132,6 +135,22 @@ def arrivals(num_pairs: int, device: torch.device) -> Tensor:
     return torch.zeros(num_pairs, dtype=torch.int32, device=device)
 
 
+def partial_results(num_numbers: int, is_marked: bool, device: torch.device) -> Tensor:
+    """Room for float32 numbers, marked as missing or not."""
+    if is_marked:
+        return missing_numbers(triton.next_power_of_2(num_numbers), device)
+    return torch.empty(num_numbers, dtype=torch.float32, device=device)
+
+
+@cache
+def missing_numbers(num: int, device: torch.device) -> Tensor:
+    """Numbers that have not been written yet; again when a launch is done.
+
+    Their bits are those of a NaN that no arithmetic yields.  One for all launches, as `arrivals` is.
+    """
+    return torch.full((num,), -1, dtype=torch.int32, device=device).view(torch.float32)
+
+
 def decode_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -165,18 +184,16 @@ def decode_attention(
     if window is not None:
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
-    partial = torch.empty(
-        (num_pairs, pieces.num_chunks, packed, head_dim) if pieces.num_chunks > 1 else (0,),
-        dtype=torch.float32,
-        device=q.device,
-    )
-    statistics = partial.new_empty((*partial.shape[:-1], 2))
-    decode_kernel[(num_pairs * pieces.direct,)](
+    num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
+    # Programs start in order, so that of a row's last chunk may wait for the others, if all have theirs.
+    is_marked = pieces.direct == pieces.num_chunks > 1
+    partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
+    decode_kernel[(num_pairs, pieces.direct)](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out,
         partial,
-        statistics,
+        partial[num_lines * head_dim :],
         arrivals(triton.next_power_of_2(num_pairs), q.device),
         rows.block_table,
         rows.seq_lens,
@@ -185,7 +202,11 @@ def decode_attention(
         scale * k_scale * LOG2_E,
         v_scale,
         rows.num_rows,
-        *pieces,
+        pieces.whole,
+        pieces.min_chunk.bit_length() - 1,
+        pieces.num_chunks,
+        pieces.direct,
+        min(rows.num_rows * pieces.direct, max(1, PROGRAMS // num_kv_heads)),
         rows.block_table.shape[1],
         q.stride(0),
         q.stride(1),
@@ -203,6 +224,7 @@ def decode_attention(
         FP8=is_fp8,
         TREE=rows.tree is not None,
         MERGED=merged_at_once(packed, head_dim),
+        MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -212,14 +234,31 @@ def decode_attention(
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
     """A row's (first tile in sight, number of chunks, at least 1)."""
     first = seq_len * 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE
     in_sight = seq_len - first * TILE
-    chunks = tl.minimum((in_sight + min_chunk - 1) // min_chunk, num_chunks)
+    chunks = tl.minimum((in_sight + (1 << chunk_bits) - 1) >> chunk_bits, num_chunks)
     return first, tl.where(in_sight <= whole, 1, chunks)
+
+
+@triton.jit
+def look_up(
+    row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+    num_pages, whole, chunk_bits, num_chunks,
+    WINDOW: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """A row's (tokens, first query, number of queries, pages of this chunk's first tile)."""
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_token = tl.load(cu_seqlens_q_ptr + row)
+    num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
+    first_tile, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+    pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
+    return seq_len, first_token, num_query, pages
 
 
 @triton.jit
@@ -229,7 +268,7 @@ def find_further(
     cu_seqlens_q_ptr,
     num_rows,
     whole,
-    min_chunk,
+    chunk_bits,
     num_chunks,
     direct,
     ROWS: tl.constexpr,
@@ -246,7 +285,7 @@ def find_further(
         if WINDOW > 0:
             first_token = tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
             num_query = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0) - first_token
-        _, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
+        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
         further = tl.maximum(tl.where(inside, chunks, 0) - direct, 0)
         before = inside & (total + tl.cumsum(further, 0) <= number)
         row += tl.sum(before.to(tl.int32), 0)
@@ -256,7 +295,10 @@ def find_further(
 
 
 # Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["num_rows", "whole", "min_chunk", "num_chunks", "direct", "num_pages"])
+COUNTS = ["num_rows", "whole", "chunk_bits", "num_chunks", "direct", "seekers", "num_pages"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def decode_kernel(
     q_ptr,
     cache_ptr,  # of FP8: pairs of values as int16
@@ -274,9 +316,10 @@ def decode_kernel(
     v_scale,
     num_rows,
     whole,  # keys up to which a row stays whole
-    min_chunk,  # fewest keys of a chunk
+    chunk_bits,  # fewest keys of a chunk, as a power of two
     num_chunks,  # most chunks of a row
     direct,  # chunks of every row that have programs
+    seekers,  # of a KV head's programs, those that look for further chunks
     num_pages,  # that a row of the block table has room for
     q_token_stride,
     q_head_stride,
@@ -294,36 +337,30 @@ def decode_kernel(
     FP8: tl.constexpr,
     TREE: tl.constexpr,
     MERGED: tl.constexpr,
+    MARKED: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
     let_next_start(DEPENDENT)
-    wait(DEPENDENT)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     packed = tl.arange(0, M)
     query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
     dim = tl.arange(0, DIM_PADDED)
-    total = num_rows * direct
-    if direct < num_chunks:
-        further, _, _ = find_further(
-            0, seq_lens_ptr, cu_seqlens_q_ptr,
-            num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
-        )  # fmt: skip
-        total += further
-    for number in tl.range(tl.program_id(0) // NUM_KV_HEADS, total, num_rows * direct, num_stages=1):
-        row, chunk = number % num_rows, number // num_rows  # in order of chunks
-        if number >= num_rows * direct:
-            _, row, chunk = find_further(
-                number - num_rows * direct, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, min_chunk, num_chunks, direct, ROWS, TILE, WINDOW,
-            )  # fmt: skip
+    row, chunk = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(1)  # which start in order of chunks
+    number = chunk * num_rows + row
+    seeks = (direct < num_chunks) & (number < seekers)
+    is_there = number >= 0
+    wait(DEPENDENT)
+    # Looked up here, so that what is the same for all chunks is computed behind these loads, not before.
+    seq_len, first_token, num_query, pages = look_up(
+        row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+        num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+    )  # fmt: skip
+    while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        seq_len = tl.load(seq_lens_ptr + row)
-        first_token = tl.load(cu_seqlens_q_ptr + row)
-        num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
-        first_tile, chunks = chunks_of(seq_len, num_query, whole, min_chunk, num_chunks, TILE, WINDOW)
-        if chunk < chunks:
+        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+        if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
             inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
@@ -336,6 +373,7 @@ def decode_kernel(
             accumulator, maximum, weight = attend_tiles(
                 q_ptr + token * q_token_stride + head * q_head_stride,
                 asked,
+                pages,
                 pages_ptr,
                 num_pages,
                 cache_ptr,
@@ -369,23 +407,42 @@ def decode_kernel(
                 tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
                 tl.store(statistics_ptr + line * 2, maximum, mask=asked)
                 tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
-                # All of this program's threads have stored before one of them reports.
-                tl.debug_barrier()
-                if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1:
-                    tl.store(arrivals_ptr + pair, 0)
+                if MARKED:  # programs of the row's other chunks have started before this one
+                    merges = chunk == chunks - 1
+                else:
+                    # All of this program's threads have stored before one of them reports.
+                    tl.debug_barrier()
+                    merges = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1
+                if merges:
+                    if not MARKED:
+                        tl.store(arrivals_ptr + pair, 0)
                     first_line = pair * num_chunks * PACKED
                     merge_chunks(
                         out_ptr + first_token.to(tl.int64) * out_token_stride,
                         partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
                         kv_head, num_query, chunks, v_scale, out_token_stride,
-                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED,
+                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, MARKED,
                     )  # fmt: skip
+        is_there = seeks
+        if seeks:  # last, when memory is busy with what other programs have asked for
+            num_further, row, chunk = find_further(
+                number, seq_lens_ptr, cu_seqlens_q_ptr,
+                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, WINDOW,
+            )  # fmt: skip
+            is_there = number < num_further
+            number += seekers
+            row = tl.minimum(row, num_rows - 1)
+            seq_len, first_token, num_query, pages = look_up(
+                row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+                num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+            )  # fmt: skip
 
 
 @triton.jit
 def attend_tiles(
     q_at,  # [M], pointers
     asked,  # [M], whether there is such a query
+    pages,  # of the first tile
     pages_ptr,  # this row's block table
     num_pages,  # it has room for
     cache_ptr,
@@ -415,7 +472,7 @@ def attend_tiles(
     EACH: tl.constexpr = 2 if FP8 else 1
     WIDTH: tl.constexpr = HEAD_DIM // EACH
     HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
-    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
+    PAGES: tl.constexpr = len(pages)  # of a tile
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
     inside = (dim < WIDTH)[None, :]
@@ -432,8 +489,6 @@ def attend_tiles(
     total = tl.zeros([M, TILE], dtype=tl.float32)
     accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
-    # Those of the next tile are always under way.  The first tile's wait for no length.
-    pages = pages_of(pages_ptr, first_tile * TILE, num_pages, BLOCK_SIZE, PAGES)
     for start in range(first_tile * TILE, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
@@ -443,6 +498,7 @@ def attend_tiles(
             page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
         offset = place % BLOCK_SIZE if PAGES > 1 else start % BLOCK_SIZE + place
         line = page.to(tl.int64) * (2 * HALF) + offset * WIDTH
+        # Those of the next tile are always under way.
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
@@ -541,6 +597,7 @@ def merge_chunks(
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
     MERGED: tl.constexpr,
+    MARKED: tl.constexpr,
 ):
     """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
     PADDED: tl.constexpr = triton.next_power_of_2(PACKED)
@@ -551,16 +608,21 @@ def merge_chunks(
     maximum = tl.full([PADDED], -1.0e30, dtype=tl.float32)
     total = tl.zeros([PADDED], dtype=tl.float32)
     accumulator = tl.zeros([PADDED, DIM_PADDED], dtype=tl.float32)
+    missing = tl.full([], -1, dtype=tl.int32).to(tl.float32, bitcast=True)
     for start in tl.range(0, chunks, MERGED, num_stages=1):
         chunk = start + tl.arange(0, MERGED)
         line = chunk[:, None] * PACKED + packed[None, :]
         present = (chunk < chunks)[:, None] & asked[None, :]
-        # Written by other programs: not to be found in this one's cache.
-        maxima = tl.load(statistics_ptr + line * 2, mask=present, other=-1.0e30, cache_modifier=".cg")
-        totals = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
+        stats_at = statistics_ptr + line * 2
         inside = present[:, :, None] & (dim < HEAD_DIM)[None, None, :]
         at = partial_ptr + line[:, :, None] * HEAD_DIM + dim[None, None, :]
-        parts = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        maxima, totals, parts = load_parts(stats_at, at, present, inside)
+        if MARKED:
+            while is_missing(maxima, totals, parts):
+                maxima, totals, parts = load_parts(stats_at, at, present, inside)
+            tl.store(stats_at, missing, mask=present)
+            tl.store(stats_at + 1, missing, mask=present)
+            tl.store(at, missing, mask=inside)
         new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
         weight = tl.exp2(maxima - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)
@@ -571,3 +633,19 @@ def merge_chunks(
     out_at = query * out_token_stride + head * HEAD_DIM
     inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_parts(statistics_at, partial_at, present, inside):
+    """What other programs have written: not to be found in this one's cache."""
+    maxima = tl.load(statistics_at, mask=present, other=-1.0e30, volatile=True)
+    totals = tl.load(statistics_at + 1, mask=present, other=0.0, volatile=True)
+    return maxima, totals, tl.load(partial_at, mask=inside, other=0.0, volatile=True)
+
+
+@triton.jit
+def is_missing(maxima, totals, parts):
+    """Whether a number has not been written yet."""
+    missing = (maxima.to(tl.int32, bitcast=True) == -1) | (totals.to(tl.int32, bitcast=True) == -1)
+    missing = missing[:, :, None] | (parts.to(tl.int32, bitcast=True) == -1)
+    return tl.max(missing.to(tl.int32)) > 0

@@ -288,6 +288,7 @@ def compile_decode() -> None:
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
             **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": decode.merged_at_once(packed, head_dim)},
+            "MARKED": num_pairs == 8,  # all their chunks have programs
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         size = shared_memory(decode.decode_kernel, stored, constants, **options)

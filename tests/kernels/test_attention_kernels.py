@@ -17,6 +17,7 @@ from pellucid.kernels.decode_attention import (
     cut,
     decode_attention,
     decode_attention_ref,
+    missing_numbers,
     tile_for,
 )
 from pellucid.kernels.hopper_prefill import hopper_takes
@@ -240,7 +241,7 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("programs", [1, 5, 264])
+@pytest.mark.parametrize("programs", [1, 5, 20, 264])
 def test_chunks_match_whoever_takes_them(
     programs: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,11 +253,24 @@ def test_chunks_match_whoever_takes_them(
     assert_matches_reference(decode(rows, 4), rows)
 
 
+def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next launch would merge what this one has left."""
+    made = []
+    monkeypatch.setattr(
+        decode_module, "missing_numbers", lambda *args: made.append(missing_numbers(*args)) or made[-1]
+    )
+    rows = make_rows([(1, 700), (3, 1100), (1, 40)], block_size=64, num_padding=1, device=DEVICE)
+    for _ in range(2):
+        assert_matches_reference(decode(rows, 4), rows)
+    assert len(made) == 2 and made[0] is made[1]
+    assert made[0].view(torch.int32).eq(-1).all()
+
+
 def test_few_rows_are_cut_fine_and_many_hardly() -> None:
     few, many = cut(8, 4096, 64), cut(2048, 4096, 64)
-    assert few == Cut(whole=512, min_chunk=128, num_chunks=16, direct=16)
+    assert few == Cut(whole=384, min_chunk=128, num_chunks=16, direct=16)
     assert many == Cut(whole=2048, min_chunk=2048, num_chunks=2, direct=1)
-    assert cut(8, 512, 64).num_chunks == 1
+    assert cut(8, 384, 64).num_chunks == 1
     for num_pairs in (1, 8, 100, 1000, 4096):
         pieces = cut(num_pairs, 1_000_000, 128)
         assert pieces.min_chunk % 128 == 0 and 8 <= pieces.num_chunks <= MAX_CHUNKS
