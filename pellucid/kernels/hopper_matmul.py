@@ -189,6 +189,12 @@ def copy_step(
 
 
 @gluon.jit
+def copy_nothing(x, bar, part):
+    """Zeros, for rows that no x has."""
+    copy_box(x, [1 << 30, 0], bar, part)
+
+
+@gluon.jit
 def copy_first(
     x, weight, x_parts, w_parts, bars, num_in,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
@@ -199,13 +205,19 @@ def copy_first(
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    known = bars.index(2 * STAGES + 1)
+    mbarrier.init(known, count=1)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
     first, num_steps = range_of(num_in, STEP, SPLITS)
     for i in gl.static_range(STAGES):
         mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * LINE_BYTES, pred=i < num_steps)
         copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
+    # A copy of rows behind the last reads nothing, but the descriptor of x is known from then on.
+    mbarrier.expect(known, ROWS * LINE_BYTES)
+    copy_nothing(x, known, x_parts.index(0))
     wait(DEPENDENT)
+    mbarrier.wait(known, 0)
     for i in gl.static_range(STAGES):
         at = [gl.program_id(0) * ROWS, (first + i) * STEP]
         copy_box(x, at, bars.index(i), x_parts.index(i), pred=i < num_steps)
@@ -399,8 +411,8 @@ def hopper_matmul_kernel(
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, LINES, STEP], weight.layout)
     else:
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, pairs, 2, EIGHT, STEP], weight.layout)
-    # First those that say "full", then those that say "empty", and that all of these are prepared.
-    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
+    # First those that say "full", then those that say "empty", that all are prepared, and that x is known.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bars.index(2 * STAGES), count=1)
     fence_async_shared()
     if GROUPS == 1:
