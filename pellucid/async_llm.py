@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Sequence
+import math
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
 
@@ -26,6 +28,7 @@ from pellucid.types import RequestOutput, SamplingParams
 P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
+SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
 HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
 
 
@@ -210,11 +213,19 @@ class AsyncLLM:
     async def tokenize(
         self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True
     ) -> list[TokenPrompt]:
-        """Check prompts of any kind and turn them into token ids, in a thread."""
+        """Check prompts of any kind and turn them into token ids; long ones in a thread."""
+        if is_short(prompts):
+            return self._front.tokenize(prompts, add_special_tokens=add_special_tokens)
         return await self._in_thread(self._front.tokenize, prompts, add_special_tokens=add_special_tokens)
 
     async def tokenize_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokenPrompt:
-        """Render messages with the model's template, and check the prompt that comes of it, in a thread."""
+        """Render messages with the model's template, and check the prompt that comes of it.
+
+        Long conversations, and those with tools, in a thread.
+        """
+        texts = [message.get("content") or "" for message in messages]
+        if all(isinstance(text, str) for text in texts) and is_short(texts) and not options.get("tools"):
+            return self._front.tokenize_chat(messages, **options)
         return await self._in_thread(self._front.tokenize_chat, messages, **options)
 
     async def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
@@ -305,6 +316,10 @@ class AsyncLLM:
             await asyncio.to_thread(self._front.check_grammar, sampling, seconds=seconds)
 
     # Life
+
+    def warm_up(self) -> None:
+        """Load, in the background, what the first grammar would wait for."""
+        threading.Thread(target=self._front.warm_up, name="warm-up", daemon=True).start()
 
     def watch(self, observer: Observer) -> None:
         """Tell `observer` what becomes of every completion."""
@@ -433,3 +448,15 @@ class AsyncLLM:
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         call = functools.partial(work, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+
+def is_short(prompts: Sequence[object]) -> bool:
+    """Whether prompts, texts and lists of token ids, are tokenized sooner than a thread begins with it."""
+    sizes = [len(prompt) if isinstance(prompt, str) else num_ids(prompt) / 16 for prompt in prompts]
+    return sum(sizes) <= SHORT
+
+
+def num_ids(prompt: object) -> float:
+    """Token ids of a prompt; of anything else, more than is short."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    return len(ids) if isinstance(ids, Sized) and not isinstance(ids, str | Mapping) else math.inf

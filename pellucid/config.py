@@ -115,7 +115,7 @@ class DeviceConfig:
     )
     enforce_eager: bool = option(False, "run every step kernel by kernel, without CUDA graphs")
     record_chunks: bool = option(
-        False, "record CUDA graphs of small prompt chunks, too: less host time, a longer start"
+        True, "record CUDA graphs of small prompt chunks, too: less host time, a longer start"
     )
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str | None = option(

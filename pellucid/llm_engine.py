@@ -163,6 +163,11 @@ class LLMEngine:
         except ValueError as error:
             raise ValueError(f"structured_outputs.{wish.kind} {error}") from error
 
+    def warm_up(self) -> None:
+        """Load what the first grammar would wait for.  Any thread may call it, and waits some seconds."""
+        if self.tokenizer is not None:
+            self._checker.warm_up()
+
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens
     ) -> SamplingParams:

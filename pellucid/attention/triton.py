@@ -100,8 +100,8 @@ class TritonAttention:
                 block_table=table[:num_short],
                 seq_lens=fwd.seq_lens[:num_short],
                 cu_seqlens_q=fwd.cu_seqlens_q[: num_short + 1],
-                # A power of two, so that few variants of the kernel are ever compiled.
-                max_query=1 << max(0, longest - 1).bit_length(),
+                # One or all: of further variants of the kernel, few would ever be launched.
+                max_query=1 if longest == 1 else MAX_SHORT_QUERY,
                 tree=self.tree(fwd, slice(None, num_short)),
             ),
             long=self.paged_rows(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pellucid.async_llm import AsyncLLM
 
-LISTS = ("served_model_name", "api_key", "allowed_origins")  # options with several values
+LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_hosts")  # options with several values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

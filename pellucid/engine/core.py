@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
-from pellucid.engine.statistics import EngineStats, StepClock
+from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
 from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.schedule.plan import StepPlan
@@ -23,11 +24,16 @@ from pellucid.schedule.scheduler import HostBoundRow, Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
+num_query = attrgetter("num_query")
 POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or for a grammar
 
 
 class Grammar(Protocol):
     """The host's side of constrained decoding."""
+
+    def warm_up(self) -> None:
+        """Load, in the background, what the first grammar would wait for."""
+        ...
 
     def compile(self, grammar: str) -> Future[Any]:
         """Make ready for requests with this grammar; its exception says why there can be none."""
@@ -50,6 +56,9 @@ class Grammar(Protocol):
 
 class NullGrammar:
     """No request is constrained."""
+
+    def warm_up(self) -> None:
+        pass
 
     def compile(self, grammar: str) -> Future[Any]:
         compiled: Future[Any] = Future()
@@ -97,6 +106,7 @@ class Engine:
         self._compiling: dict[str, Request] = {}  # by id: its grammar is not ready
         self._arrived = threading.Event()
         self._clock = StepClock()
+        self._sizes = StepSizes()
         self._found_nothing = False  # in the last step
         self._num_late_compilations = 0
         self._num_empty = 0  # such steps in a row, while something should have been ready
@@ -119,6 +129,10 @@ class Engine:
     def call(self, action: Callable[[], None]) -> None:
         """Run something between two steps, in the engine's thread."""
         self._post(action)
+
+    def warm_up(self) -> None:
+        """Load, in the background, what only some requests need."""
+        self._grammar.warm_up()
 
     def clear_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
@@ -234,6 +248,7 @@ class Engine:
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
         self.scheduler.pace.took(self._clock.waited(since))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
+        self._sizes.add(sum(map(num_query, plan.rows)))
         updates += self.scheduler.commit(plan, result)
         self.xray.landed(plan, result)
         if self._check_invariants:
@@ -290,6 +305,8 @@ class Engine:
         scheduler, counters, clock = self.scheduler, self.scheduler.counters, self._clock
         return EngineStats(
             num_steps=clock.num_steps,
+            num_step_tokens=self._sizes.num_tokens,
+            num_steps_by_tokens=tuple(self._sizes.counts),
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
             num_sampled_tokens=counters.num_sampled_tokens,

@@ -155,6 +155,7 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
             started = start_engine(config, replica=replica)
             facts = started.resolved, started.capacity, started.engine.stats()
             socket.send(encode(Ready(pickle.dumps(facts))))
+            started.engine.warm_up()
             serve(started.engine, socket)
             started.engine.shutdown()
         except Exception as error:

@@ -83,6 +83,7 @@ class Replica:
         self._socket = context.socket(zmq.PAIR)
         set_up(self._socket, linger=0)
         self._socket.bind(address(folder, index))
+        self._file = self._socket.FD
         self._outbox: list[Order] = []
         self._num_sent = 0  # messages
         self._is_quiet = True  # has it said, after the last message, that it has no work?
@@ -97,7 +98,7 @@ class Replica:
     @property
     def files(self) -> list[int]:
         """File descriptors that become readable when it may have spoken or ended."""
-        return [] if self.is_gone else [self._socket.FD, self._process.sentinel]
+        return [] if self.is_gone else [self._file, self._process.sentinel]
 
     @property
     def has_work(self) -> bool:
@@ -127,9 +128,10 @@ class Replica:
         if not is_alive:
             self._socket.poll(int(1000 * LAST_WORDS))
         messages: list[Message] = []
-        while self._socket.poll(0):
-            messages.append(decode_message(self._socket.recv()))
-            self._note(messages[-1])
+        with suppress(zmq.Again):
+            while True:
+                messages.append(decode_message(self._socket.recv(zmq.NOBLOCK)))
+                self._note(messages[-1])
         silence = 0.0 if self._is_quiet else time.monotonic() - self._heard
         if messages and isinstance(messages[-1], Failed):
             return messages

@@ -6,10 +6,13 @@ Knows nothing of where they are shown.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
+
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,8 @@ class EngineStats:
     """A snapshot.  Totals are since the engine began; times in seconds."""
 
     num_steps: int  # plans that came home
+    num_step_tokens: int  # computed in them, drafts included
+    num_steps_by_tokens: tuple[int, ...]  # steps of up to each of STEP_TOKENS, and of more than the last
     num_prompt_tokens: int  # of admitted requests
     num_cached_tokens: int  # of these, found in the prefix cache
     num_sampled_tokens: int
@@ -46,9 +51,12 @@ class EngineStats:
     @classmethod
     def total(cls, parts: Sequence[Self]) -> Self:
         """Several engines as one: everything is summed, but of `kv_usage` it is the mean."""
+        by_tokens = zip(*(part.num_steps_by_tokens for part in parts), strict=True)
         accepted = zip(*(part.num_accepted_per_position for part in parts), strict=True)
         return cls(
             num_steps=sum(part.num_steps for part in parts),
+            num_step_tokens=sum(part.num_step_tokens for part in parts),
+            num_steps_by_tokens=tuple(map(sum, by_tokens)),
             num_prompt_tokens=sum(part.num_prompt_tokens for part in parts),
             num_cached_tokens=sum(part.num_cached_tokens for part in parts),
             num_sampled_tokens=sum(part.num_sampled_tokens for part in parts),
@@ -65,6 +73,18 @@ class EngineStats:
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             is_synthetic=any(part.is_synthetic for part in parts),
         )
+
+
+class StepSizes:
+    """How many tokens steps compute."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.counts = [0] * (len(STEP_TOKENS) + 1)
+
+    def add(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        self.counts[bisect_left(STEP_TOKENS, num_tokens)] += 1
 
 
 class StepClock:

@@ -1,13 +1,21 @@
-"""Counts kernels that are compiled while an engine serves: each one stalls the step that needs it.
+"""When kernels are compiled: all at once before an engine serves, and counted if it is any later.
 
-Reading a kernel from Triton's cache on disk counts, too.  Knows nothing of which steps there are.
+Each one that is compiled in mid-run stalls the step that needs it.  Reading a kernel from Triton's cache on
+disk counts, too.  Knows nothing of which steps there are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid.kernels.language import has_triton
 
@@ -63,3 +71,66 @@ class LateCompilations:
             is_manual_warmup=is_manual_warmup,
             already_compiled=already_compiled,
         )
+
+
+class Collected:
+    """Notes which variants of kernels are asked for, in the stead of launching them, and compiles them."""
+
+    def __init__(self) -> None:
+        self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
+
+    def note(self, *, key: str, fn: Any, compile: Mapping[str, object], **_: object) -> bool:
+        """A kernel is launched that has not been compiled.  True: it shall not be."""
+        self._noted[fn.jit_function, key] = str(compile["specialization_data"])
+        return True
+
+    def compile(self, device: torch.device) -> None:
+        """All of them, on as many threads as there are cores: most of it is done without Python's lock."""
+        logger.info("compiling %d kernels", len(self._noted))
+        set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+        with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
+            for (kernel, _), wanted in self._noted.items():
+                pool.submit(compile_one, kernel, wanted)
+
+
+def compile_one(kernel: Any, wanted: str) -> None:
+    """What cannot be compiled in this way will be when it is launched."""
+    try:
+        kernel.preload(wanted)
+    except Exception as error:
+        logger.info("%s: to be compiled when it is launched: %r", kernel.__name__, error)
+
+
+@contextmanager
+def compiled_together(device: torch.device) -> Iterator[None]:
+    """Within, launch what will be needed: nothing of it runs, and behind it all is compiled at once.
+
+    What kernels should have written is zero, so that whatever else runs on the device finds valid indices.
+    Compiling meanwhile would be slower: threads that compile would take Python's lock from the one that
+    launches, and what is ready would run, on one rank and not on another.
+    """
+    from triton import knobs
+
+    collected, before = Collected(), knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = collected.note
+    try:
+        with ZerosForEmpty():
+            yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+    collected.compile(device)
+
+
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+class ZerosForEmpty(TorchDispatchMode):
+    """Makes zeros of memory that would be left as it is."""
+
+    EMPTY = tuple(getattr(torch.ops.aten, name) for name in ALLOCATIONS)
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func.overloadpacket in self.EMPTY else made

@@ -56,7 +56,9 @@ class Gathered:
     roots: Tensor  # [B] int64, the place of the last token before the drafts
     room: Tensor  # [B] int64, most tokens the row may yield: its limit less what is known
     samples: Tensor  # [B] bool: the row has logits to sample
-    seq_lens: Tensor  # [B] int32, tokens computed with the step's
+    seq_lens: (
+        Tensor  # [B] int32, tokens computed with the step's; 1 of a row without any, so that it has a key
+    )
     cu_seqlens_q: Tensor  # [B + 1] int32, cu_query
     logit_slots: Tensor  # [S] int64
     logit_places: Tensor  # [S] int64, behind the token that was fed there
@@ -85,7 +87,7 @@ def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
         roots=roots,
         room=(held.limits[slots] - roots - 1).clamp_(min=0),
         samples=num_sampled > 0,
-        seq_lens=(starts + num_query).to(torch.int32),
+        seq_lens=(starts + num_query).clamp(min=1).to(torch.int32),
         cu_seqlens_q=cu_query.to(torch.int32),
         logit_slots=slots[row_of_logit],
         logit_places=places[at] + 1,
@@ -217,7 +219,7 @@ def rows_kernel(
             tl.store(roots_ptr + row, root)
             tl.store(room_ptr + row, tl.maximum(tl.load(limits_ptr + slot) - root - 1, 0))
             tl.store(samples_ptr + row, logits_end > logits)
-            tl.store(seq_lens_ptr + row, (start + end - first).to(tl.int32))
+            tl.store(seq_lens_ptr + row, tl.maximum(start + end - first, 1).to(tl.int32))
             tl.store(cu_seqlens_ptr + row + 1, end.to(tl.int32))
             if row == 0:
                 tl.store(cu_seqlens_ptr, 0)

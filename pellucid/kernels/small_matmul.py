@@ -1,7 +1,7 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 """y = x W^T for few rows, where time is what it takes to stream W once: a GEMV and a split-K product.
 
 Sums are float32.  How a row is summed up depends on the tile alone, neither on the other rows' values nor on
@@ -11,8 +11,7 @@ cores keep about 14 bits, so those of a tile are then added up in float32.
 A gated product computes act(gate) * up of a W = [gate; up], in whose stead no gate has to be launched.
 
 Launched while the kernel before them still runs (dependent.py), programs first ask for their part of W.
-On an H200 the four projections of a Qwen3-0.6B layer take 13.6 us for one row and 17.6 for sixteen, the
-library's 31.0 and 24.6 (benchmarks/tune_matmul.py).
+The GEMV's have room for 32 KiB of it, 20 MB on all multiprocessors, and find it there when they may go on.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -25,10 +24,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.silu_mul import gate, silu_mul_ref
 from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_SPLIT_K_ROWS, Gemv, SplitK
+
+OUTPUTS = gl.constexpr(2)  # of a tile of the GEMV: may be a gate and what it opens
+LANE_BYTES = 16  # of W that a thread copies at once
+RING_BYTES = 32 << 10  # of W that a GEMV's program has under way
+
+# Triton 3.6 has this under another name than later versions.
+copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +61,11 @@ def small_matmul(
 ) -> Tensor:
     """Write x [M, K] W[N, K]^T, times scales, plus bias [N], to out [M, N], its result.
 
-    Up to 4 rows with a Gemv, up to 256 with a SplitK.  scales: where x and W are FP8, then with a SplitK.
-    act: an activation of silu_mul.py; of the sum [gate | up], rounded to out's dtype, act(gate) * up goes to
-    out [M, N / 2].  arrivals: at least ceil(N / block_n) int32 zeros, needed where the inputs are split, and
-    zeros again afterwards; two products on them must not overlap.
+    Up to 4 rows with a Gemv, for weights whose rows are whole 16 bytes; up to 256 with a SplitK.  scales:
+    where x and W are FP8, then with a SplitK.  act: an activation of silu_mul.py; of the sum [gate | up],
+    rounded to out's dtype, act(gate) * up goes to out [M, N / 2].  arrivals: at least ceil(N / block_n) int32
+    zeros, needed where the inputs are split, and zeros again afterwards; two products on them must not
+    overlap.
     """
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
     most = MAX_GEMV_ROWS if isinstance(tile, Gemv) else MAX_SPLIT_K_ROWS
@@ -69,12 +79,22 @@ def small_matmul(
     operands = (x, weight, bias, out)
     sizes = (num_rows, num_out, num_in, x.stride(0))
     if isinstance(tile, Gemv):
+        lane = LANE_BYTES // weight.itemsize
+        assert num_in % lane == 0 and tile.block_n % OUTPUTS.value == 0, (num_in, tile)
+        tile_bytes = OUTPUTS.value * tile.block_k * weight.itemsize
+        num_tiles = tile.block_n // OUTPUTS.value * triton.cdiv(num_in, tile.block_k)
         gemv_kernel[(grid_n,)](
             *operands,
-            *sizes,
+            num_rows,
+            num_out,
+            x.stride(0),
+            K=num_in,
             ROWS=triton.next_power_of_2(num_rows),
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
+            LANE=lane,
+            STAGES=max(1, min(num_tiles, RING_BYTES // tile_bytes)),
+            WARPS=tile.num_warps,
             ACT=act,
             num_warps=tile.num_warps,
             **dependent(),
@@ -160,7 +180,24 @@ def store_result(
     tl.store(out_ptr + m * num_out + column, y.to(dtype), mask=(m < num_rows) & (column < num_out))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@gluon.jit
+def copy_weights(
+    tile, ring, weight_ptr, num_out,
+    K: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ACT: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Start to copy a tile of this program's part of W to its place; no tile follows the last one."""
+    BLOCK_K: gl.constexpr = ring.shape[2]
+    PARTS: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    inside = tile // PARTS * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LAYOUT))
+    column = gl.program_id(0) * BLOCK_N + inside
+    k = tile % PARTS * BLOCK_K + gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT))
+    at = weight_ptr + output_of(column, num_out, ACT).to(gl.int64)[:, None] * K + k[None, :]
+    known = (inside < BLOCK_N) & (column < num_out)
+    copy_ahead(ring.index(tile % STAGES), at, mask=known[:, None] & (k < K)[None, :])
+    async_copy.commit_group()
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
 def gemv_kernel(
     x_ptr,
     weight_ptr,
@@ -168,38 +205,66 @@ def gemv_kernel(
     out_ptr,
     num_rows,
     num_out,
-    num_in,
     x_stride,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ACT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    K: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    LANE: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+    ACT: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):
-    """One program a block of outputs: a tile of W at a time, multiplied with all rows."""
+    """One program a block of outputs, two at a time.
+
+    Tiles of W [OUTPUTS, BLOCK_K] come by way of a ring in shared memory, whose places are filled again as
+    soon as they have been read.  All of x stays in registers: each thread has what it multiplies.
+    """
     let_next_start(DEPENDENT)
-    first_column = tl.program_id(0) * BLOCK_N
-    column = first_column + tl.arange(0, BLOCK_N)
-    known = (column < num_out)[:, None]
-    k = tl.arange(0, BLOCK_K)
-    w_at = weight_ptr + output_of(column, num_out, ACT).to(tl.int64)[:, None] * num_in + k[None, :]
-    w = tl.load(w_at, mask=known & (k < num_in)[None, :], other=0.0)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    PARTS: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, LANE], [1, 32], [1, WARPS], [1, 0])
+    PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
+    ring = gl.allocate_shared_memory(
+        weight_ptr.dtype.element_ty, [STAGES, OUTPUTS, BLOCK_K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    for tile in gl.static_range(STAGES):
+        copy_weights(tile, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
     wait(DEPENDENT)
-    sums = (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),) * ROWS
-    for start in range(0, num_in, BLOCK_K):
-        ahead = start + BLOCK_K
-        next_w = tl.load(w_at + ahead, mask=known & (ahead + k < num_in)[None, :], other=0.0)
-        added = ()
-        for m in tl.static_range(ROWS):
-            row = tl.minimum(m, num_rows - 1)  # past the last one it is the last one, not to be stored
-            x = tl.load(x_ptr + row * x_stride + start + k, mask=start + k < num_in, other=0.0)
-            x = tl.broadcast_to(x.to(tl.float32)[None, :], (BLOCK_N, BLOCK_K))
-            added = added + (tl.fma(x, w.to(tl.float32), sums[m]),)
-        sums = added
-        w = next_w
-    for m in tl.static_range(ROWS):
-        y, row = tl.sum(sums[m], 1)[None, :], tl.full((1, 1), m, tl.int32)
-        store_result(y, row, first_column, num_rows, num_out, bias_ptr, None, None, out_ptr, ACT)
+    k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT))
+    xs = ()
+    for m in gl.static_range(ROWS):
+        x_at = x_ptr + gl.minimum(m, num_rows - 1) * x_stride + k  # past the last row: it, not to be stored
+        for part in gl.static_range(PARTS):
+            xs = xs + (gl.load(x_at + part * BLOCK_K, mask=part * BLOCK_K + k < K, other=0.0),)
+    for pair in range(BLOCK_N // OUTPUTS):
+        sums = (gl.zeros([OUTPUTS, BLOCK_K], gl.float32, LAYOUT),) * ROWS
+        for part in gl.static_range(PARTS):
+            number = pair * PARTS + part
+            async_copy.wait_group(STAGES - 1)
+            w = ring.index(number % STAGES).load(LAYOUT).to(gl.float32)
+            copy_weights(number + STAGES, ring, weight_ptr, num_out, K, BLOCK_N, STAGES, ACT, LAYOUT)
+            added = ()
+            for m in gl.static_range(ROWS):
+                x, _ = gl.broadcast(xs[m * PARTS + part].to(gl.float32)[None, :], w)
+                added = added + (gl.fma(x, w, sums[m]),)
+            sums = added
+        first = gl.program_id(0) * BLOCK_N + pair * OUTPUTS
+        column = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LAYOUT))
+        for m in gl.static_range(ROWS):
+            y = gl.sum(sums[m], 1)
+            if bias_ptr is not None:
+                n = output_of(column, num_out, ACT)
+                y += gl.load(bias_ptr + n, mask=column < num_out, other=0.0).to(gl.float32)
+            if ACT is None:
+                at = out_ptr + m * num_out + column
+                gl.store(at, y.to(dtype), mask=(column < num_out) & (m < num_rows))
+            else:
+                opening, opened = gl.split(gl.convert_layout(y.to(dtype).reshape([1, 2]), PAIR))
+                gated = first // 2 + gl.arange(0, 1, gl.SliceLayout(1, PAIR))
+                at = out_ptr + m * (num_out // 2) + gated
+                gl.store(at, gate(opening, opened, ACT).to(dtype), mask=(first < num_out) & (m < num_rows))
 
 
 @triton.jit

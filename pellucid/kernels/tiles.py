@@ -105,7 +105,7 @@ def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
         blocks = -(-num_out // 64)
         splits = min(8, max(1, 256 // blocks), max(1, num_in // 512))
         return {1: Gemv(4, min(4096, power_of_two(num_in)), 4), 64: SplitK(64, 128, splits, 4, 4)}
-    gemv = Gemv(4, min(1024, power_of_two(num_in)), 4)
+    gemv = Gemv(8, min(2048, power_of_two(num_in)), 4) if num_in % 8 == 0 else None
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
     return {1: gemv, 32: SplitK(64, 128, splits, 4, 3)}
 

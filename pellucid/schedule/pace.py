@@ -19,6 +19,8 @@ GRAIN = 64  # room comes in multiples of it: chunks end where blocks and tiles o
 # step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
 # prompts hardly ever cease, that third is what makes them queue without end: there they get a bit more.
 EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
+# Where more wait for a first token, for each token of decodes, those who decode bear more.
+FAIR_CROWD, FEW_DECODES = 0.1, 32
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
 AIM = 0.9  # of a target that the user names: steps scatter around what was expected of them
 
@@ -32,10 +34,10 @@ LONG_REACH = 16384  # first guess: so many tokens before a prompt token double w
 class Pace(Protocol):
     """Asked before a step is planned, told of it when it is, and once more when it has come home."""
 
-    def room(self, num_decode: int, start: int) -> int:
+    def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         """Prompt tokens, at least 1, that may join `num_decode` tokens of a step in which somebody streams.
 
-        start: tokens before the first chunk.
+        start: tokens before the first chunk.  num_waiting: requests that have no first token yet.
         """
         ...
 
@@ -54,7 +56,7 @@ class Pace(Protocol):
 class Unpaced:
     """No limit."""
 
-    def room(self, num_decode: int, start: int) -> int:
+    def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         return sys.maxsize
 
     def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
@@ -88,12 +90,12 @@ class LearnedPace:
         self._factors: Factors | None = None
         self._busy = 0.0  # share of the last time in which steps had prompts
 
-    def room(self, num_decode: int, start: int) -> int:
+    def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         if self._factors is None:
             return FLOOR
         fixed, token, attention = self._factors.values
         decode = self._decode_seconds(num_decode)
-        spare = self._target_beside(decode) - fixed * decode
+        spare = self._target_beside(decode, num_waiting / max(num_decode, FEW_DECODES)) - fixed * decode
         if spare <= 0:
             return FLOOR
         # n tokens behind `start` others reach n * (start + n / 2): solve for n.
@@ -101,10 +103,11 @@ class LearnedPace:
         n = 2 * spare / (first + math.sqrt(first * first + 2 * attention * spare))
         return max(FLOOR, int(n) // GRAIN * GRAIN)
 
-    def _target_beside(self, decode: float) -> float:
+    def _target_beside(self, decode: float, crowd: float) -> float:
         if self._target is not None:
             return AIM * self._target
-        return decode * (EASY_MULTIPLE + (BUSY_MULTIPLE - EASY_MULTIPLE) * self._busy)
+        multiple = EASY_MULTIPLE + (BUSY_MULTIPLE - EASY_MULTIPLE) * self._busy
+        return decode * multiple * max(1.0, crowd / FAIR_CROWD)
 
     def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
         self._loads.append(Load(num_decode, num_prompt, reach))

@@ -265,7 +265,8 @@ class Scheduler:
         """Streams wait for the whole step: prompts get of it what these can bear."""
         if self._prompt_share() and any(seq.is_streamed for seq in self._decoding):
             start = self._prefilling.oldest.num_planned if len(self._prefilling) else 0
-            room = self.pace.room(step.num_tokens, start)
+            num_waiting = len(self._prefilling) + len(self._waiting)
+            room = self.pace.room(step.num_tokens, start, num_waiting)
             step.max_tokens = min(step.max_tokens, step.num_tokens + room)
 
     def _tell_pace(self, step: Step) -> None:

@@ -10,9 +10,18 @@ from dataclasses import dataclass
 
 from pellucid.async_llm import Mailbox
 from pellucid.server.errors import ApiError
-from pellucid.server.parsers.base import Event, Parser, ParserSetting, PlainParser, ToolCallStart
+from pellucid.server.parsers.base import (
+    Event,
+    Parser,
+    ParserSetting,
+    PlainParser,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import CompletionOutput, Logprob, RequestOutput
+
+OF_CALLS = (ToolCallStart, ToolCallArguments)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +61,9 @@ class Answer:
         prompts: Sequence[TokenPrompt],
         n: int,
         make_parser: Callable[[], Parser] | None = None,
+        count_calls: Callable[[bool], None] | None = None,
     ) -> None:
+        """count_calls: told of each piece whether it has any of a tool call."""
         make_parser = make_parser or (lambda: PlainParser(ParserSetting()))
         self.prompts = prompts
         self.num_choices = n * len(prompts)
@@ -61,6 +72,7 @@ class Answer:
         self._n = n
         self._mailbox = mailbox
         self._first_index = {name: n * i for i, name in enumerate(mailbox.request_ids)}
+        self._count_calls = count_calls
         self._parsers = [make_parser() for _ in range(self.num_choices)]
         self._begun = [False] * self.num_choices
         self._has_calls = [False] * self.num_choices
@@ -112,8 +124,10 @@ class Answer:
             events += parser.finish()
             self._num_ended += 1
             self.is_complete = self._num_ended == self.num_choices
-        if events and any(isinstance(event, ToolCallStart) for event in events):
-            self._has_calls[index] = True
+        has_calls = any(isinstance(event, OF_CALLS) for event in events)
+        self._has_calls[index] |= has_calls
+        if self._count_calls is not None:
+            self._count_calls(has_calls)
         if finish_reason == "stop" and self._has_calls[index]:
             finish_reason = "tool_calls"
         self.usage.num_completion_tokens += len(part.token_ids)

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pellucid.server.answer import Answer, Piece, Usage
 from pellucid.server.chat import open_answer, render
 from pellucid.server.context import server_of
-from pellucid.server.errors import ApiError, encode_messages_error, users_fault
+from pellucid.server.errors import ApiError, encode_messages_error, named, users_fault
 from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, ToolCallStart, joined
 from pellucid.server.parsers.base import Event as Said
 from pellucid.server.protocol.anthropic import CountRequest, MessagesRequest
@@ -38,10 +38,12 @@ from pellucid.server.protocol.anthropic_output import (
     TokenCounts,
     ToolUseBlock,
 )
+from pellucid.server.protocol.unserved import check_served
 from pellucid.server.respond import json_response, respond
 from pellucid.server.stream import Ending, encode
 
 router = APIRouter()
+NAMES = {"stop": "stop_sequences", "response_format": "output_config"}  # of a chat's fields, here
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -50,8 +52,10 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.check_model(body)
     with users_fault():
+        check_served(body.model_extra or {})
         chat = body.chat()
-    answer = await open_answer(chat, server)
+    with named(NAMES):
+        answer = await open_answer(chat, server)
     return await respond(request, body, answer, _MessageForm(answer, model), ending=ENDING)
 
 

@@ -48,7 +48,15 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
 
 def make_app(server: Server) -> FastAPI:
     """An ASGI application that serves `server`."""
-    app = FastAPI(title="Pellucid", version=__version__, description="An OpenAI-compatible LLM server.")
+    app = FastAPI(
+        title="Pellucid",
+        version=__version__,
+        description="An OpenAI-compatible LLM server.",
+        responses={"4XX": {"description": "What is wrong with the request, and with which field"}},
+        docs_url=None,  # pages.py has one that needs no other host
+        redoc_url=None,
+        redirect_slashes=False,  # to where a proxy may not lead; the guard takes them off
+    )
     app.state.server = server
     app.state.viewers = xray.Viewers(server.llm)
     install_error_handlers(app)

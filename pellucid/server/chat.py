@@ -13,9 +13,9 @@ from msgspec import UNSET
 
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
-from pellucid.server.errors import ApiError, users_fault
+from pellucid.server.errors import ApiError, named, users_fault
 from pellucid.server.limits import most_tokens
-from pellucid.server.logprobs import chat_logprobs, prompt_logprobs_of
+from pellucid.server.logprobs import Speller, chat_logprobs, prompt_logprobs_of
 from pellucid.server.parsers.base import (
     Content,
     Event,
@@ -31,14 +31,17 @@ from pellucid.server.protocol.openai_output import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     FunctionCall,
     ToolCall,
 )
-from pellucid.server.respond import respond, usage_facts
+from pellucid.server.protocol.unserved import UNSERVED, check_served
+from pellucid.server.respond import respond, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, thinking_in, wish_of
 from pellucid.server.tools import ToolUse, forced_calls
+from pellucid.server.truncate import most_prompt_tokens, truncated
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
@@ -57,10 +60,27 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 async def open_answer(body: ChatRequest, server: Server) -> Answer:
     """Hand a conversation to the engine."""
     _check(body)
+    with named(_names(body)):
+        return await _open(body, server)
+
+
+def _names(body: ChatRequest) -> dict[str, str]:
+    """What this request calls the fields that have two names."""
+    names: dict[str, str] = {}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return names
+
+
+async def _open(body: ChatRequest, server: Server) -> Answer:
+    with users_fault(UNSERVED):
+        check_served(body.model_extra or {}, n=body.n or 1)
     with users_fault(ChatRequest.model_fields):
         use = tool_use(body, server)
         sampling = _sampling(body, server)
-        prompt = await _tokenize(body, use, server)
+        prompt = await _tokenize(body, use, sampling, server)
         wish = wish_of(body, forced_calls(use, server.parsers.tools))
         if wish is not None:
             wish.thinking = thinking_in(prompt, body, server)
@@ -68,7 +88,8 @@ async def open_answer(body: ChatRequest, server: Server) -> Answer:
     await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
     make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
-    return Answer(mailbox, [prompt], sampling.n, make_parser)
+    count_calls = partial(server.metrics.parsed, is_streamed=bool(body.stream)) if use.tools else None
+    return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
 
 def tool_use(body: ChatRequest, server: Server) -> ToolUse:
@@ -110,18 +131,29 @@ def _template_options(body: ChatRequest) -> dict[str, object]:
     options: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.reasoning_effort == "none":
+        options.setdefault("enable_thinking", False)  # as most templates have it
+    if body.documents is not None:
+        options.setdefault("documents", body.documents)
     return options
 
 
-async def _tokenize(body: ChatRequest, use: ToolUse, server: Server) -> TokenPrompt:
-    prompt = await server.llm.tokenize_chat(
-        body.messages,
-        tools=use.tools or None,
-        chat_template=server.chat_template,
-        chat_template_kwargs=_template_options(body),
-        add_generation_prompt=body.adds_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-    )
+async def _tokenize(body: ChatRequest, use: ToolUse, sampling: SamplingParams, server: Server) -> TokenPrompt:
+    if body.truncate_prompt_tokens is None:
+        prompt = await server.llm.tokenize_chat(
+            body.messages,
+            tools=use.tools or None,
+            chat_template=server.chat_template,
+            chat_template_kwargs=_template_options(body),
+            add_generation_prompt=body.adds_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        )
+    else:
+        most = most_prompt_tokens(body.truncate_prompt_tokens, sampling, server)
+        text = await render(body, server)
+        kept = await truncated({"prompt": text}, most, server, add_special_tokens=False)
+        (prompt,) = await server.llm.tokenize([kept])
+        prompt = replace(prompt, text=text)  # parsers look at its end
     check_text("cache_salt", body.cache_salt or "")
     return replace(prompt, cache_salt=body.cache_salt)
 
@@ -190,11 +222,17 @@ class _ChatForm:
         return ChatChoice(
             index=piece.index,
             message=message,
-            logprobs=chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer),
+            logprobs=self._logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=piece.token_ids if self.body.return_token_ids else UNSET,
         )
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if piece.logprobs is None:
+            return None
+        speller = Speller(self.server.llm.tokenizer, bool(self.body.return_tokens_as_token_ids))
+        return chat_logprobs(piece, self.body.top_logprobs or 0, speller)
 
     def _echo(self) -> str:
         """The last message, if it is text: what the answer may be the continuation of."""
@@ -211,12 +249,12 @@ class _ChatForm:
         choices = [ChatChunkChoice(piece.index, delta) for delta in deltas]
         last = choices[-1]
         if piece.logprobs is not None:
-            last.logprobs = chat_logprobs(piece, self.body.top_logprobs or 0, self.server.llm.tokenizer)
+            last.logprobs = self._logprobs(piece)
         if self.body.return_token_ids:
             last.token_ids = piece.token_ids
         if piece.finish_reason is not None:
             last.finish_reason, last.stop_reason = piece.finish_reason, piece.stop_reason
-        usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET
+        usage = usage_of_chunk(self.body, self.answer.usage)
         chunks = [ChatChunk(self.id, self.created, self.model, [choice], usage) for choice in choices]
         if self.body.return_token_ids and piece.is_first:
             chunks[0].prompt_token_ids = self.answer.prompts[0].token_ids
@@ -227,7 +265,8 @@ class _ChatForm:
 
         def make(shown: Event) -> ChatChunk:
             choice = ChatChunkChoice(index, self._delta(index, shown))
-            return ChatChunk(self.id, self.created, self.model, [choice])
+            usage = usage_of_chunk(self.body, self.answer.usage)
+            return ChatChunk(self.id, self.created, self.model, [choice], usage)
 
         if not isinstance(each, Content | Reasoning):
             return event(make(each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fastapi import APIRouter, Request
@@ -15,13 +15,15 @@ from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
 from pellucid.server.limits import most_tokens
-from pellucid.server.logprobs import completion_logprobs, prompt_logprobs_of
+from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
-from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice
-from pellucid.server.respond import respond, usage_facts
+from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice, UsageFacts
+from pellucid.server.protocol.unserved import UNSERVED, check_served
+from pellucid.server.respond import respond, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
-from pellucid.text.prompts import Prompt, TokenPrompt
+from pellucid.server.truncate import most_prompt_tokens, truncated
+from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
 
 router = APIRouter()
@@ -32,11 +34,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     server = server_of(request)
     model = server.check_model(body)
     _check(body)
+    with users_fault(UNSERVED):
+        check_served(body.model_extra or {}, n=body.n or 1)
     with users_fault(CompletionRequest.model_fields):
-        sampling = _sampling(body, server)
-        prompts = await server.llm.tokenize(
-            _prompts(body), add_special_tokens=body.add_special_tokens is not False
-        )
+        sampling, given = _sampling(body, server), _prompts(body)
+    server.check_room(len(given) * sampling.n)  # before they are tokenized
+    with users_fault(CompletionRequest.model_fields):
+        prompts = await _tokenize(given, body, sampling, server)
         texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
     await check_wish(body, sampling, server)
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
@@ -71,16 +75,26 @@ def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, **changes)
 
 
-def _prompts(body: CompletionRequest) -> list[Prompt]:
+async def _tokenize(
+    prompts: list[dict[str, object]], body: CompletionRequest, sampling: SamplingParams, server: Server
+) -> list[TokenPrompt]:
+    adds = body.add_special_tokens is not False
+    if body.truncate_prompt_tokens is not None:
+        most = most_prompt_tokens(body.truncate_prompt_tokens, sampling, server)
+        prompts = [await truncated(each, most, server, add_special_tokens=adds) for each in prompts]
+    return await server.llm.tokenize(prompts, add_special_tokens=adds)
+
+
+def _prompts(body: CompletionRequest) -> list[dict[str, object]]:
     prompt = body.prompt
     single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
-    prompts = [prompt] if single else list(cast("list[Prompt]", prompt))
+    prompts = [prompt] if single else list(cast("list[str | list[int]]", prompt))
     if not prompts:
         raise ValueError("prompt is empty; give at least one")
     return [_one_prompt(cast("str | list[int]", each), body.cache_salt) for each in prompts]
 
 
-def _one_prompt(prompt: str | list[int], cache_salt: str | None) -> Prompt:
+def _one_prompt(prompt: str | list[int], cache_salt: str | None) -> dict[str, object]:
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     return {key: prompt} if cache_salt is None else {key: prompt, "cache_salt": cache_salt}
 
@@ -118,11 +132,23 @@ class _CompletionForm:
     def end(self) -> bytes:
         if not (self.body.wants_usage and self.answer.is_complete):
             return b""
-        return event(CompletionBody(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
+        return event(CompletionBody(self.id, self.created, self.model, [], self._usage()))
 
     async def whole(self) -> CompletionBody:
         choices = [self._choice(piece) for piece in await self.answer.whole()]
-        return CompletionBody(self.id, self.created, self.model, choices, usage_facts(self.answer.usage))
+        return CompletionBody(self.id, self.created, self.model, choices, self._usage())
+
+    def _usage(self) -> UsageFacts:
+        usage = self.answer.usage
+        return usage_facts(replace(usage, num_completion_tokens=0) if self.is_silent else usage)
+
+    def _speller(self) -> Speller:
+        return Speller(self.server.llm.tokenizer, bool(self.body.return_tokens_as_token_ids))
+
+    @property
+    def is_silent(self) -> bool:
+        """Is only the prompt asked for?  One token has to be generated all the same."""
+        return self.body.max_tokens == 0
 
     def _event(self, piece: Piece) -> bytes:
         if not self.is_plain or piece.finish_reason is not None:
@@ -135,13 +161,13 @@ class _CompletionForm:
         return envelope.of(piece.text)
 
     def _body(self, choices: list[CompletionChoice]) -> CompletionBody:
-        usage = usage_facts(self.answer.usage) if self.body.wants_running_usage else UNSET
+        usage = usage_of_chunk(self.body, self.answer.usage)
         return CompletionBody(self.id, self.created, self.model, choices, usage)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        body, is_silent = self.body, self.body.max_tokens == 0
+        body = self.body
         text, token_ids, new_logprobs = piece.text, piece.token_ids, piece.logprobs
-        if is_silent:  # one token had to be generated; only the prompt was asked for
+        if self.is_silent:
             text, token_ids, new_logprobs = "", [], [] if new_logprobs is not None else None
         is_echoed = piece.is_first and self.prompt_texts is not None
         prompt = self.answer.prompt_of(piece.index)
@@ -150,7 +176,7 @@ class _CompletionForm:
             entries = [*(piece.prompt_logprobs or ()), *new_logprobs] if is_echoed else new_logprobs
             ids = [*prompt.token_ids, *token_ids] if is_echoed else token_ids
             offset = self.offsets.get(piece.index, 0)
-            logprobs = completion_logprobs(ids, entries, self.server.llm.tokenizer, offset=offset)
+            logprobs = completion_logprobs(ids, entries, self._speller(), offset=offset)
         if is_echoed and self.prompt_texts is not None:
             text = (
                 self.prompt_texts[piece.index // (self.answer.num_choices // len(self.prompt_texts))] + text
@@ -162,7 +188,7 @@ class _CompletionForm:
             index=piece.index,
             text=text,
             logprobs=logprobs,
-            finish_reason="length" if is_silent and piece.finish_reason else piece.finish_reason,
+            finish_reason="length" if self.is_silent and piece.finish_reason else piece.finish_reason,
             stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
             token_ids=token_ids if wants_ids else UNSET,
             prompt_token_ids=prompt.token_ids if wants_ids and piece.is_first else UNSET,

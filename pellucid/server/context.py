@@ -43,7 +43,7 @@ class Server:
 
     def check_model(self, request: Named) -> str:
         """The model's name for the answer.  Raises a 404 for another model than this one."""
-        if request.model is None:
+        if not request.model:
             return self.names[0]
         if request.model not in self.names:
             raise unknown_model(request.model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,21 +26,28 @@ RETRY_SECONDS = "1"
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
     503: "ServiceUnavailableError",
 }
 MESSAGES_PATH = "/v1/messages"
 MESSAGES_TYPES = {  # Anthropic's
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     503: "overloaded_error",
 }
 MOST_CHARACTERS = 4000  # of a message
+KIND = re.compile(r"str|(list|dict)\[.*\]")  # one of a field's types, where pydantic names fields
 FIELD = re.compile(r"(?:a token id in )?([a-z_]+)\b")
 
 
@@ -86,6 +93,11 @@ def encode_messages_error(error: ApiError) -> bytes:
     return msgspec.json.encode(MessagesError(Failure(MESSAGES_TYPES.get(error.status, "api_error"), message)))
 
 
+def route_path(scope: Mapping[str, Any]) -> str:
+    """A request's path, without that under which a proxy shows this server."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
 def error_response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """path: of the request, for Anthropic's routes have a form of their own."""
     if error.status == 503:
@@ -105,30 +117,53 @@ def users_fault(fields: Mapping[str, object] | None = None) -> Generator[None, N
         raise ApiError(400, str(error), param=param) from error
 
 
+@contextmanager
+def named(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Within, errors call fields by the names that the client has written.  names: by ours."""
+    try:
+        yield
+    except ApiError as error:
+        message = error.message
+        for ours, theirs in names.items():
+            message = re.sub(rf"^{ours}\b|\b{ours}(?==)", theirs, message)
+        param = names.get(error.param or "", error.param)
+        raise ApiError(error.status, message, param=param) from error
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Whatever a route raises is answered in this form."""
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return error_response(request.url.path, error)
+        return error_response(route_path(request.scope), error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"] if part != "body"]
+        faults = error.errors()
+        path = [str(part) for part in faults[0]["loc"] if part != "body"]
         param = path[0] if path and not path[0].isdigit() else None
-        message = f"{'.'.join(path)}: {first['msg']}" if param else _body_fault(first, request)
-        return error_response(request.url.path, ApiError(400, message, param=param))
+        message = _field_fault(path, faults) if param else _body_fault(faults[0], request)
+        return error_response(route_path(request.scope), ApiError(400, message, param=param))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(request.url.path, ApiError(error.status_code, message), error.headers)
+        return error_response(route_path(request.scope), ApiError(error.status_code, message), error.headers)
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
-        return error_response(request.url.path, ApiError(500, "internal error; the server's log has it"))
+        return error_response(
+            route_path(request.scope), ApiError(500, "internal error; the server's log has it")
+        )
+
+
+def _field_fault(path: Sequence[str], faults: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with a field; if it may be of several types, what it is not of each."""
+    if len(path) > 1 and KIND.fullmatch(path[1]):
+        reasons = dict.fromkeys(fault["msg"] for fault in faults if path[0] in fault["loc"])
+        return f"{path[0]}: {' or '.join(reasons)}"
+    return f"{'.'.join(path)}: {faults[0]['msg']}"
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:

@@ -1,4 +1,4 @@
-"""What every request passes before any route: the key, the size, and whether the server takes any more."""
+"""What every request passes before any route: host, key, size, and whether the server takes any more."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pellucid.server.context import Server
-from pellucid.server.errors import ApiError, error_response, overloaded
+from pellucid.server.errors import ApiError, error_response, overloaded, route_path
+from pellucid.server.hosts import make_host_check
 
 # What probes and dashboards read, and what shows nothing of any request.
 OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
 PAGE = "/page/"  # below it are files that everybody has
+# Lists and objects are the most work to read, and no stream goes on meanwhile.  What texts have counts, too.
+MOST_BRACKETS = 2**18
+TOO_MANY_PARTS = f"the body has more than {MOST_BRACKETS:,} opening brackets"
 PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key to a websocket: in base64
 
 
@@ -26,11 +30,13 @@ class Guard:
         self._app, self._server = app, server
         self._keys = [key.encode() for key in api_keys]
         self._most_bytes = int(server.options.max_body_mib * 2**20)
+        self._is_host_welcome = make_host_check(server.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        scope = _plain(scope)
         refusal = self._refusal(scope)
         if refusal is not None:
             await self._refuse(refusal, scope, receive, send)
@@ -47,11 +53,15 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
             return
         # The body is not read, so the connection is of no further use.
-        await error_response(scope["path"], refusal, {"Connection": "close"})(scope, receive, send)
+        await error_response(route_path(scope), refusal, {"Connection": "close"})(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        headers = Headers(scope=scope)
-        is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PAGE)
+        headers, path = Headers(scope=scope), route_path(scope)
+        if not self._is_host_welcome(host := headers.get("host")):
+            return ApiError(
+                403, f"this server is not called {host!r}; start it with --allowed-hosts to allow that"
+            )
+        is_open = path in OPEN_PATHS or path.startswith(PAGE)
         if self._keys and not is_open and not self._has_key(headers):
             return ApiError(401, "a valid API key is needed, as 'Authorization: Bearer KEY'")
         if self._server.is_draining:
@@ -59,6 +69,8 @@ class Guard:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most_bytes:
             return ApiError(413, self._too_large())
+        if (coding := headers.get("content-encoding", "")) not in ("", "identity"):
+            return ApiError(415, f"the body is compressed ({coding!r}); send it as it is")
         return None
 
     def _has_key(self, headers: Headers) -> bool:
@@ -69,20 +81,37 @@ class Guard:
 
     def _measured(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""
-        left = self._most_bytes
+        left, brackets_left = self._most_bytes, MOST_BRACKETS
 
         async def measured() -> Message:
-            nonlocal left
+            nonlocal left, brackets_left
             message = await receive()
-            left -= len(message.get("body", b""))
+            body = message.get("body", b"")
+            left -= len(body)
+            brackets_left -= body.count(b"[") + body.count(b"{")
             if left < 0:
                 raise HTTPException(413, self._too_large(), {"Connection": "close"})
+            if brackets_left < 0:
+                raise HTTPException(413, TOO_MANY_PARTS, {"Connection": "close"})
             return message
 
         return measured
 
     def _too_large(self) -> str:
         return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"
+
+
+def _plain(scope: Scope) -> Scope:
+    """The request that a route knows: a slash at the end means nothing, and HEAD is a GET without the body.
+
+    The connection still knows that it was a HEAD, and leaves the body out.
+    """
+    changes: dict[str, str] = {}
+    if route_path(scope) not in ("", "/") and scope["path"].endswith("/"):
+        changes["path"] = scope["path"].rstrip("/")
+    if scope.get("method") == "HEAD":
+        changes["method"] = "GET"
+    return {**scope, **changes} if changes else scope
 
 
 def _protocol_key(headers: Headers) -> str:

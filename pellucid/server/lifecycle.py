@@ -8,12 +8,14 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
+from pellucid.server.errors import ApiError, error_response, route_path
 from pellucid.server.listener import listen
 from pellucid.server.stream import FLOW
 
@@ -49,7 +51,12 @@ class _Life:
         self.cause: str | None = None  # why it ends, if it should not
         self._server = server
         self._ending: asyncio.Task[None] | None = None
-        self.http = _HttpServer(_http_config(server), announce)
+        self.http = _HttpServer(_http_config(server), self._begin)
+        self._announce = announce
+
+    def _begin(self) -> None:
+        self._announce()
+        self._server.llm.warm_up()
 
     def stop(self) -> None:
         """Finish what is under way and take nothing new; the second time, end at once."""
@@ -76,6 +83,7 @@ class _Life:
             logger.error("starting the engine anew, for it has died: %s", error)
             try:
                 await llm.restart()
+                llm.warm_up()
             except Exception as failure:
                 error = f"{error}; it cannot start again: {failure}"
                 break
@@ -87,13 +95,26 @@ class _Life:
 class _Connection(HttpToolsProtocol):
     """uvicorn's; streams may ask whether it takes more.
 
-    A request's head may not grow without end, for nothing has looked at a key by then.
+    A request's head may not grow without end, for nothing has looked at a key by then, and all of a request
+    has to come in `most_seconds`.
     """
 
+    most_seconds: ClassVar[float]
     _head_bytes: int | None = None  # of a head that is not complete
+    _is_http: bool = True  # False: a websocket has taken over
+    _deadline: asyncio.TimerHandle | None = None  # of what is to come: a request, or the rest of one
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._expect()
         self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
         self._head_bytes = 0
 
@@ -101,13 +122,60 @@ class _Connection(HttpToolsProtocol):
         self._head_bytes = None
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._expect_nothing()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._is_http = False
+        self._expect_nothing()
+        super().handle_websocket_upgrade()
+
     def data_received(self, data: bytes) -> None:
+        was_idle = self.timeout_keep_alive_task is not None
         super().data_received(data)
+        if was_idle and self._deadline is None and not self._is_answering:  # what came was no request
+            self._expect()
         if self._head_bytes is None:
             return
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's head is too large.")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect(self) -> None:
+        self._expect_nothing()
+        if self._is_http:
+            self._deadline = self.loop.call_later(self.most_seconds, self._give_up)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        """What was to come has not."""
+        is_in_head, self._deadline = self._head_bytes is not None, None
+        if self.transport.is_closing():
+            return
+        if self.pipeline or (is_in_head and self._is_answering):
+            self._expect()  # the answer to an earlier request is under way
+            return
+        if is_in_head or (self._is_answering and not self.cycle.response_started):
+            self.transport.write(self._too_late())
+        self.transport.close()
+
+    def _too_late(self) -> bytes:
+        message = (
+            f"the request has not come in within {self.most_seconds:g} s, this server's --request-seconds"
+        )
+        path = "" if self._head_bytes is not None else route_path(self.scope)
+        response = error_response(path, ApiError(408, message), {"Connection": "close"})
+        headers = b"".join([b"%b: %b\r\n" % header for header in response.raw_headers])
+        return b"HTTP/1.1 408 Request Timeout\r\n" + headers + b"\r\n" + bytes(response.body)
 
 
 class _HttpServer(uvicorn.Server):
@@ -115,7 +183,7 @@ class _HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._announce = announce  # when clients can come
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -129,9 +197,13 @@ class _HttpServer(uvicorn.Server):
 
 def _http_config(server: Server) -> uvicorn.Config:
     options = server.options
+
+    class Connection(_Connection):
+        most_seconds = options.request_seconds
+
     return uvicorn.Config(
         make_app(server),
-        http=_Connection,
+        http=Connection,
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,

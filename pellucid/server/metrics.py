@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from pellucid.async_llm import AsyncLLM
-from pellucid.engine.statistics import EngineStats
+from pellucid.engine.statistics import STEP_TOKENS, EngineStats
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 # Seconds.
@@ -48,6 +48,13 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """What somebody else has counted: values up to each bound, and larger ones."""
+        histogram = cls(bounds)
+        histogram.sum, histogram._counts = total, list(counts)
+        return histogram
+
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
@@ -59,6 +66,14 @@ class Histogram:
             total += count
             result.append((bound, float(total)))
         return result
+
+
+@dataclass(slots=True)
+class _Family:
+    """The completions of one prompt."""
+
+    num_under_way: int = 0
+    most_tokens: int = 0  # of those that have ended
 
 
 @dataclass(slots=True)
@@ -94,10 +109,13 @@ class Metrics:
         self._num_prompt = Histogram(tokens)
         self._num_computed = Histogram(tokens)
         self._num_generated = Histogram(tokens)
+        self._most_generated = Histogram(tokens)
         self._max_tokens = Histogram(tokens)
         self._n = Histogram(CHOICES)
         self._num_ended = dict.fromkeys(FinishReason, 0)
+        self._num_parsed = dict.fromkeys(((True, True), (True, False), (False, True), (False, False)), 0)
         self._lives: dict[str, _Life] = {}
+        self._families: dict[str, _Family] = {}  # by what the ids of their requests begin with
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -111,12 +129,17 @@ class Metrics:
 
     def begins(self, request: Request) -> None:
         self._lives[request.id] = _Life(len(request.prompt_token_ids), request.arrival, request.is_quiet)
+        self._families.setdefault(_family_of(request.id), _Family()).num_under_way += 1
         if request.sampling.max_tokens is not None:
             self._max_tokens.observe(request.sampling.max_tokens)
 
     def accepted(self, n: int) -> None:
         """A prompt with n completions has come in."""
         self._n.observe(n)
+
+    def parsed(self, has_calls: bool, *, is_streamed: bool) -> None:
+        """A tool parser has looked at a whole answer, or at what is new of a stream."""
+        self._num_parsed[is_streamed, has_calls] += 1
 
     def advances(self, update: SeqUpdate, finish_reason: FinishReason | None) -> None:
         life = self._lives[update.request_id]
@@ -125,6 +148,7 @@ class Metrics:
         if finish_reason is not None:
             del self._lives[update.request_id]
             self._note_end(life, finish_reason)
+            self._note_family(_family_of(update.request_id), life.num_tokens)
 
     def _note_tokens(self, life: _Life, update: SeqUpdate) -> None:
         now = self._clock()
@@ -155,6 +179,14 @@ class Metrics:
         if life.num_tokens > 1:
             self._per_token.observe((life.last_token - life.first_token) / (life.num_tokens - 1))
 
+    def _note_family(self, name: str, num_tokens: int) -> None:
+        family = self._families[name]
+        family.num_under_way -= 1
+        family.most_tokens = max(family.most_tokens, num_tokens)
+        if not family.num_under_way:
+            del self._families[name]
+            self._most_generated.observe(family.most_tokens)
+
     # The collector
 
     def collect(self) -> Iterator[Metric]:
@@ -163,6 +195,7 @@ class Metrics:
         yield from self._gauges(engines)
         yield from self._counters(engines)
         yield from self._histograms()
+        yield self._steps(engines)
         yield self._cache_config(len(engines))
 
     def _labels(self, engine: int) -> list[str]:
@@ -191,6 +224,24 @@ class Metrics:
                 family.add_metric([*self._labels(index), str(position)], count)
         yield family
         family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Tokens of prompts.", labels=[*LABELS, "source"]
+        )
+        for index, stats in enumerate(engines):
+            num_computed = stats.num_prompt_tokens - stats.num_cached_tokens
+            family.add_metric([*self._labels(index), "local_compute"], num_computed)
+            family.add_metric([*self._labels(index), "local_cache_hit"], stats.num_cached_tokens)
+        yield family
+        family = CounterMetricFamily(
+            "vllm:tool_call_parser_invocations",
+            "Answers, or pieces of streams, in which tool calls were looked for.",
+            labels=["model_name", "mode", "outcome", "request_type"],
+        )
+        for (is_streamed, has_calls), count in self._num_parsed.items():
+            mode = "streaming" if is_streamed else "non_streaming"
+            outcome = "tool_call" if has_calls else "no_tool_call"
+            family.add_metric([self._model_name, mode, outcome, "chat_completions"], count)
+        yield family
+        family = CounterMetricFamily(
             "vllm:request_success", "Completions that have ended.", labels=[*LABELS, "finished_reason"]
         )
         for reason, count in self._num_ended.items():
@@ -210,12 +261,26 @@ class Metrics:
             ("request_prompt_tokens", "Tokens of prompts.", self._num_prompt),
             ("request_prefill_kv_computed_tokens", "Tokens of prompts not cached.", self._num_computed),
             ("request_generation_tokens", "Tokens generated.", self._num_generated),
+            (
+                "request_max_num_generation_tokens",
+                "Tokens of the longest of a prompt's completions.",
+                self._most_generated,
+            ),
             ("request_params_max_tokens", "max_tokens as asked for.", self._max_tokens),
             ("request_params_n", "n as asked for.", self._n),
         ):
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
             family.add_metric(self._labels(0), histogram.buckets(), histogram.sum)
             yield family
+
+    def _steps(self, engines: Sequence[EngineStats]) -> Metric:
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)
+        for index, stats in enumerate(engines):
+            sizes = Histogram.of(
+                [float(bound) for bound in STEP_TOKENS], stats.num_steps_by_tokens, stats.num_step_tokens
+            )
+            family.add_metric(self._labels(index), sizes.buckets(), sizes.sum)
+        return family
 
     def _cache_config(self, num_engines: int) -> Metric:
         resolved = self._llm.resolved
@@ -231,6 +296,11 @@ class Metrics:
         for index in range(num_engines):
             family.add_metric([*self._labels(index), *facts.values()], 1)
         return family
+
+
+def _family_of(request_id: str) -> str:
+    """`fan_out` numbers the completions of a prompt behind a line."""
+    return request_id.partition("_")[0]
 
 
 LABELS = ["model_name", "engine"]

@@ -10,6 +10,10 @@ from pathlib import Path
 from pellucid.config import option
 from pellucid.server.parsers.compose import choose
 
+MORE_THAN_NOTHING = (
+    *("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib", "request_seconds"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
@@ -22,6 +26,11 @@ class ServeOptions:
     allowed_origins: tuple[str, ...] = option(
         (), "web pages that may call this server, such as https://a.org"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names that requests may call this server by, * for any; by default any, but localhost alone where "
+        "it listens to this machine only",
+    )
     max_waiting: int = option(2048, "most completions that wait for the engine; more are answered with 503")
     drain_seconds: float = option(30.0, "seconds that SIGTERM leaves to the requests under way")
     restart: bool = option(False, "start the engine anew when it dies, once")
@@ -31,6 +40,7 @@ class ServeOptions:
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
     max_grammar_seconds: float = option(5.0, "most seconds to compile a request's grammar")
     max_body_mib: float = option(8.0, "most MiB of a request's body")
+    request_seconds: float = option(60.0, "most seconds that a request may take to come in")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
     root_path: str = option("", "the path under which a proxy shows this server")
     ssl_certfile: str | None = option(None, "certificate, for HTTPS")
@@ -47,7 +57,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         choose(None, reasoning=self.reasoning_parser, tools=self.tool_call_parser)
-        for name in ("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib"):
+        for name in MORE_THAN_NOTHING:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
@@ -59,7 +69,7 @@ class ServeOptions:
         for name in ("drain_seconds", "max_logprobs"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name):g}, must be at least 0")
-        for name in ("api_key", "served_model_name"):
+        for name in ("api_key", "served_model_name", "allowed_hosts"):
             if "" in getattr(self, name):  # an empty key would be every request's
                 raise ValueError(f"{name} has an empty one; leave the option out, or give it a value")
         self._check_certificate()

@@ -1,4 +1,4 @@
-"""The page at /, to chat and to look at the engine: plain files, which ask nobody else for anything."""
+"""The pages: / to chat and to look at the engine, /docs.  Plain files, which ask nobody else for anything."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ FILES = {path.name: path for path in FOLDER.iterdir()}
 @router.get("/")
 async def page() -> Response:
     return _file("index.html")
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    return _file("docs.html")
 
 
 @router.get("/page/{name}")

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
 
 from pellucid.server.answer import Answer, Piece, Usage
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
@@ -79,6 +80,23 @@ class _Streamed:
 
 def json_response(value: object) -> Response:
     return Response(encode(value), media_type="application/json")
+
+
+class UsageWish(Protocol):
+    """A request that may want the usage in its stream."""
+
+    @property
+    def wants_usage(self) -> bool: ...
+
+    @property
+    def wants_running_usage(self) -> bool: ...
+
+
+def usage_of_chunk(body: UsageWish, usage: Usage) -> UsageFacts | None | UnsetType:
+    """The usage so far, null in a chunk before the one that has it, or nothing where nobody asks."""
+    if body.wants_running_usage:
+        return usage_facts(usage)
+    return None if body.wants_usage else UNSET
 
 
 def usage_facts(usage: Usage) -> UsageFacts:

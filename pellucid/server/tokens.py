@@ -9,6 +9,7 @@ from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
 from pellucid.server.protocol.openai import DetokenizeRequest, TokenizeRequest
 from pellucid.server.protocol.openai_output import DetokenizeBody, TokenizeBody
+from pellucid.server.protocol.unserved import UNSERVED, check_served
 from pellucid.server.respond import json_response
 
 router = APIRouter()
@@ -20,6 +21,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     server.check_model(body)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
+    with users_fault(UNSERVED):
+        check_served(body.model_extra or {})
     with users_fault(TokenizeRequest.model_fields):
         tokens = await _tokens(body, server)
         names = (

@@ -1,7 +1,7 @@
 """The websocket /xray: what the engines do, for the page; they are not looked at while nobody watches.
 
-Each message is one frame of one engine.  Frames tell what has changed, so a watcher who reads too slowly
-cannot skip some: it is sent away, may come again, and begins anew.
+Each message is one frame of one engine.  Frames tell what has changed, so none can be left out; for a watcher
+who reads too slowly those that wait become one, which is no larger than the engine's whole state.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -18,17 +19,18 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from pellucid.async_llm import AsyncLLM
 from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame
+from pellucid.engine.xray import MOST_ROWS, Flat, Frame, StepView
 from pellucid.server.context import server_of
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 router = APIRouter()
 PROTOCOL = "pellucid.xray"  # beside which browsers may bring a key
-MOST_UNREAD = 100  # messages: some seconds
+MOST_WATCHERS = 16
+MOST_WAITS = 1000  # of requests for their first tokens, in a message
+SIZE = 4  # numbers of a BlockView and of a RowView
 POLICY_VIOLATION, TRY_AGAIN = 1008, 1013  # why a websocket is closed
 
 encode = msgspec.json.Encoder().encode
-Queue = asyncio.Queue[bytes | None]  # None is the end
 
 
 class Sight(msgspec.Struct):
@@ -41,42 +43,118 @@ class Sight(msgspec.Struct):
     frame: Frame
 
 
+class Unsent:
+    """What a watcher has not been sent of one engine: a message, or several as one."""
+
+    def __init__(self, sight: Sight, message: bytes) -> None:
+        self._sight = sight
+        self._message: bytes | None = message  # None: to be written
+        self._blocks: list[dict[int, Flat]] | None = None  # of several messages, per KV group: by block
+
+    def add(self, sight: Sight) -> None:
+        """The next message; costs what it tells, not what is there."""
+        before, frame = self._sight.frame, sight.frame
+        if frame.is_first:  # all before is void
+            self._blocks = None
+        else:
+            if self._blocks is None:
+                self._blocks = [_by_block(flat) for flat in before.blocks]
+            for blocks, flat in zip(self._blocks, frame.blocks, strict=True):
+                blocks.update(_by_block(flat))
+            frame = replace(frame, is_first=before.is_first, steps=_newest(before.steps + frame.steps))
+        waits = (self._sight.first_tokens + sight.first_tokens)[-MOST_WAITS:]
+        self._sight = Sight(sight.engine, sight.num_engines, sight.stats, waits, frame)
+        self._message = None
+
+    def message(self) -> bytes:
+        if self._message is not None:
+            return self._message
+        sight = self._sight
+        if self._blocks is not None:
+            flats = [[number for view in blocks.values() for number in view] for blocks in self._blocks]
+            sight.frame = replace(sight.frame, blocks=flats)
+        return encode(sight)
+
+
+def _by_block(flat: Flat) -> dict[int, Flat]:
+    return {flat[i]: flat[i : i + SIZE] for i in range(0, len(flat), SIZE)}
+
+
+def _newest(steps: list[StepView]) -> list[StepView]:
+    """The last ones, with no more rows than a frame has."""
+    num, num_rows = 0, 0
+    for step in reversed(steps):
+        num_rows += len(step.rows) // SIZE
+        if num and num_rows > MOST_ROWS:
+            break
+        num += 1
+    return steps[len(steps) - num :]
+
+
+class Watcher:
+    """Somebody who watches."""
+
+    def __init__(self) -> None:
+        self._unsent: dict[int, Unsent] = {}  # by engine
+        self._has_news = asyncio.Event()
+
+    def put(self, sight: Sight, message: bytes) -> None:
+        """message: the sight, written."""
+        unsent = self._unsent.get(sight.engine)
+        if unsent is None:
+            self._unsent[sight.engine] = Unsent(sight, message)
+        else:
+            unsent.add(sight)
+        self._has_news.set()
+
+    async def get(self) -> bytes:
+        """The next message, when there is one."""
+        await self._has_news.wait()
+        message = self._unsent.pop(next(iter(self._unsent))).message()
+        if not self._unsent:
+            self._has_news.clear()
+        return message
+
+
 class Viewers:
     """Everybody who watches.  As an observer of the engine it learns when first tokens come."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self._queues: set[Queue] = set()
+        self._watchers: set[Watcher] = set()
         self._unanswered: dict[str, float] = {}  # request ids: arrival
         self._first_tokens: list[float] = []
         llm.watch(self)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._watchers) >= MOST_WATCHERS
+
     @contextmanager
-    def watching(self) -> Generator[Queue, None, None]:
-        """Within, the queue gets every message, beginning anew for all who watch."""
-        queue = Queue(MOST_UNREAD)
-        self._queues.add(queue)
+    def watching(self) -> Generator[Watcher, None, None]:
+        """Within, the watcher gets every message, beginning anew for all who watch."""
+        watcher = Watcher()
+        self._watchers.add(watcher)
         self._llm.view(self.show)
         try:
-            yield queue
+            yield watcher
         finally:
-            self._leave(queue)
+            self._watchers.remove(watcher)
+            if not self._watchers:
+                self._llm.view(None)
+                self._unanswered.clear()
 
     def show(self, engine: int, frame: Frame) -> None:
         """Send a frame to everybody."""
         stats = self._llm.stats_per_engine
         waits, self._first_tokens = self._first_tokens, []
-        message = encode(Sight(engine, len(stats), stats[engine], waits, frame))
-        for queue in list(self._queues):
-            if queue.full():
-                self._leave(queue)
-                queue.get_nowait()
-                queue.put_nowait(None)
-            else:
-                queue.put_nowait(message)
+        sight = Sight(engine, len(stats), stats[engine], waits, frame)
+        message = encode(sight)
+        for watcher in self._watchers:
+            watcher.put(sight, message)
 
     def begins(self, request: Request) -> None:
-        if self._queues:
+        if self._watchers:
             self._unanswered[request.id] = request.arrival
 
     def advances(self, update: SeqUpdate, finish_reason: FinishReason | None) -> None:
@@ -88,13 +166,6 @@ class Viewers:
             if is_first and arrival is not None:
                 self._first_tokens.append(time.monotonic() - arrival)
 
-    def _leave(self, queue: Queue) -> None:
-        if queue in self._queues:
-            self._queues.remove(queue)
-            if not self._queues:
-                self._llm.view(None)
-                self._unanswered.clear()
-
 
 @router.websocket("/xray")
 async def xray(socket: WebSocket) -> None:
@@ -102,9 +173,13 @@ async def xray(socket: WebSocket) -> None:
     if not _is_welcome(socket):
         await socket.close(POLICY_VIOLATION, "this page may not look at this server")
         return
+    viewers = cast(Viewers, socket.app.state.viewers)
     await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
-    with cast(Viewers, socket.app.state.viewers).watching() as queue:
-        sender = asyncio.create_task(_send(socket, queue))
+    if viewers.is_full:
+        await socket.close(TRY_AGAIN, f"{MOST_WATCHERS} watch already")
+        return
+    with viewers.watching() as watcher:
+        sender = asyncio.create_task(_send(socket, watcher))
         try:
             while (await socket.receive())["type"] != "websocket.disconnect":
                 pass
@@ -121,10 +196,9 @@ def _is_welcome(socket: WebSocket) -> bool:
     return origin in allowed or "*" in allowed
 
 
-async def _send(socket: WebSocket, queue: Queue) -> None:
+async def _send(socket: WebSocket, watcher: Watcher) -> None:
     try:
-        while (message := await queue.get()) is not None:
-            await socket.send_text(message.decode())
-        await socket.close(TRY_AGAIN, "read faster")
+        while True:
+            await socket.send_text((await watcher.get()).decode())
     except (WebSocketDisconnect, RuntimeError):
         pass  # the watcher has left; `receive` says so, too

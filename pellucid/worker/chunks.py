@@ -1,8 +1,8 @@
 """The forward of steps with prompt chunks, replayed: small ones take less time than launching their kernels.
 
-A recording has room for some decodes, one token each and first, for some chunks of any length behind them,
-and for tokens that are nobody's at the end, so that it always has the same number of tokens.  Padding is of
-the spare slot and writes page 0 alone.  Only the forward is recorded; what comes before and behind it, which
+A recording has room for some decodes, one token each and first, and for some chunks of any length behind
+them.  What a step leaves of it is padding, so that it always has the same number of tokens: of the spare
+slot, and written to page 0 alone.  Only the forward is recorded; what comes before and behind it, which
 depends on who samples and how, sees the step as it is.
 """
 
@@ -21,11 +21,11 @@ from pellucid.transfer import upload
 from pellucid.worker.device_step import Begun, Forward
 from pellucid.worker.inputs import StepCounts, StepRows
 
-TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-DECODES = (0, 16, 64, 256)
+CHUNKED = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # tokens of all chunks
+DECODES = (0, 64, 256)
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
-WORTH_RECORDING = 10e12
+WORTH_RECORDING = 35e12
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # hidden states [T, D], and what a proposer taps
 Recorder = Callable[[Callable[[], Outputs]], Callable[[], Outputs]]
@@ -39,7 +39,12 @@ class ChunkShape(NamedTuple):
 
     @property
     def num_chunks(self) -> int:
-        return min(CHUNKS, (self.num_tokens - self.num_decodes) // 8)
+        return min(CHUNKS, self.num_chunked // 8)
+
+    @property
+    def num_chunked(self) -> int:
+        """Tokens of chunks."""
+        return self.num_tokens - self.num_decodes
 
     @property
     def num_rows(self) -> int:
@@ -48,9 +53,12 @@ class ChunkShape(NamedTuple):
 
 
 def chunk_shapes(max_tokens: int, max_rows: int) -> list[ChunkShape]:
-    """What is worth recording, the largest first; most of a step's tokens are those of chunks."""
-    decodes = [n for n in DECODES if n < max_rows] + [max_rows] * (max_rows < DECODES[-1])
-    shapes = [ChunkShape(n, d) for n in TOKENS if n <= max_tokens for d in decodes if 2 * d <= n]
+    """What is worth recording, the largest first; at least half of a step's tokens are those of chunks.
+
+    max_tokens: of a step's chunks.
+    """
+    decodes = [n for n in DECODES if n < max_rows] + [min(max_rows, DECODES[-1])]
+    shapes = [ChunkShape(n + d, d) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
     return sorted(shapes, reverse=True)
 
 
@@ -155,9 +163,9 @@ class ChunkRecording:
 class ChunkForward(Forward):
     """A Forward that replays where there is a recording."""
 
-    def __init__(self, forward: Forward, *, weight_bytes: int, max_rows: int) -> None:
+    def __init__(self, forward: Forward, *, weight_bytes: int, max_tokens: int, max_rows: int) -> None:
         super().__init__(forward.model, forward.backend, forward.inputs)
-        longest = min(self.slots.max_len, int(WORTH_RECORDING / weight_bytes))
+        longest = min(self.slots.max_len, max_tokens, int(WORTH_RECORDING / weight_bytes))
         self.shapes = chunk_shapes(longest, max_rows)
         self._recordings: dict[ChunkShape, ChunkRecording] = {}
 
@@ -187,8 +195,8 @@ class ChunkForward(Forward):
         num_chunks, num_chunked = counts.num_rows - num_decodes, counts.num_tokens - num_decodes
 
         def has_room(shape: ChunkShape) -> bool:
-            room = shape.num_tokens - shape.num_decodes  # padding has one token at least
-            return shape.num_decodes >= num_decodes and shape.num_chunks >= num_chunks and room > num_chunked
+            rows = shape.num_decodes >= num_decodes and shape.num_chunks >= num_chunks
+            return rows and shape.num_chunked >= num_chunked
 
         shape = min(filter(has_room, self._recordings), default=None)
         return None if shape is None else (self._recordings[shape], num_decodes)

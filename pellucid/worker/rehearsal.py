@@ -1,7 +1,8 @@
 """Steps of no sequence's: to measure the most memory that a step takes, and to compile what steps need.
 
 A kernel has variants, by numbers of rows, tokens and drafts; one that is first needed in mid-run stalls it
-for seconds.  So at start one step of each kind is run.  All of them read and write block 0 alone.
+for seconds.  So at start one step of each kind is gone through, to learn which there are and compile them
+(kernels/compilations.py).  All of them read and write block 0 alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ OPTIONS = (
 )
 MOST_TOKENS = 2048  # of a rehearsed chunk; longer ones take the same kernels
 MOST_ROWS = 512  # beyond it kernels have no variants
+SHORT = 2  # queries of chunks that attention takes as it does decodes
+MOST_GROUPED = 8  # rows that draw together, of which few have variants
 
 
 class Part(NamedTuple):
@@ -66,6 +69,11 @@ def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
         yield step_of([Part(1)] * num_rows, resolved, num_groups)
         if most_drafts and num_rows * (1 + most_drafts) <= budget:
             yield step_of([Part(1 + most_drafts, most_drafts)] * num_rows, resolved, num_groups)
+    for num_rows in powers_of_two(most_rows):
+        if num_rows - 1 + SHORT <= budget and longest >= SHORT:
+            yield step_of([Part(1)] * (num_rows - 1) + [Part(SHORT)], resolved, num_groups)
+    for num_rows in powers_of_two(min(most_rows, MOST_GROUPED)):
+        yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, num_groups)
     for num_drafts in range(1, most_drafts):
         yield step_of([Part(1 + num_drafts, num_drafts)], resolved, num_groups)
     for num_query in around_powers_of_two(min(longest, MOST_TOKENS)):
@@ -77,10 +85,14 @@ def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
         yield step_of([Part(min(3, longest), sampling=sampling)], resolved, num_groups)
 
 
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, .. and `most`: one of each class of sizes of which none is half as large as the next."""
+    return sorted({1 << i for i in range(most.bit_length())} | {most})
+
+
 def around_powers_of_two(most: int) -> list[int]:
     """1, 2, 3, 4, 5, 8, 9, .. up to `most`: one of each class into which kernels sort their sizes."""
-    powers = [1 << i for i in range(most.bit_length())]
-    return sorted({n for power in powers for n in (power, power + 1) if n <= most} | {most})
+    return sorted({n for power in powers_of_two(most) for n in (power, power + 1) if n <= most})
 
 
 def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int) -> StepPlan:

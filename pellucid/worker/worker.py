@@ -18,7 +18,7 @@ from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compilations import LateCompilations, compiled_together
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.grammar import TokenMasks
@@ -85,13 +85,13 @@ class Worker:
         phases = Phases()
         self._build()
         phases.end("weights")
+        self._compile()
+        phases.end("kernels")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
         phases.end("KV cache")
-        self._rehearse()
-        phases.end("kernels")
         self.runner.launcher.capture()
         phases.end("graphs")
         blocks = ", ".join(map(str, capacity.num_blocks))
@@ -198,14 +198,18 @@ class Worker:
         wanted = self._wants_graphs and self.resolved.user.device.record_chunks
         if not (wanted and is_whole and target.backend.supports_tile_maps):
             return None
-        return ChunkForward(forward, weight_bytes=target.weight_bytes, max_rows=self.resolved.max_num_seqs)
+        return ChunkForward(
+            forward,
+            weight_bytes=target.weight_bytes,
+            max_tokens=self.resolved.max_num_batched_tokens,
+            max_rows=self.resolved.max_num_seqs,
+        )
 
     def _kv_budget(self) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves."""
         if self.device.type == "cpu":
             per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
             return memory.cpu_budget(self.resolved, per_token)
-        self._bind_kv(tuple(0 for _ in self.groups))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._try(largest_step(self.resolved, len(self.groups)))
@@ -214,12 +218,15 @@ class Worker:
         torch.cuda.empty_cache()
         return budget
 
-    def _rehearse(self) -> None:
-        """On a GPU, run steps of all kinds, so that no kernel is compiled once requests have come."""
+    def _compile(self) -> None:
+        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come."""
         if self.device.type == "cpu":
             return
-        for plan in rehearsals(self.resolved, len(self.groups)):
-            self._try(plan)
+        self._bind_kv(tuple(0 for _ in self.groups))
+        with compiled_together(self.device):
+            self._try(largest_step(self.resolved, len(self.groups)))
+            for plan in rehearsals(self.resolved, len(self.groups)):
+                self._try(plan)
         torch.cuda.synchronize()
 
     def _try(self, plan: StepPlan) -> None:

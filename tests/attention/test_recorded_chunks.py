@@ -49,11 +49,11 @@ def test_padded_chunks_give_the_same_tokens(
 ) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         expected = tokens(llm)
-    monkeypatch.setattr(chunks, "TOKENS", (32,))
+    monkeypatch.setattr(chunks, "CHUNKED", (24, 32))
     monkeypatch.setattr(chunks, "DECODES", (0, 2, 8))
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         step = worker_of(llm).runner.launcher.step
-        recorded = step.forward = ChunkForward(step.forward, weight_bytes=1, max_rows=5)
+        recorded = step.forward = ChunkForward(step.forward, weight_bytes=1, max_tokens=32, max_rows=5)
         with torch.inference_mode():
             recorded.capture(run_again)
         found: list[ChunkShape] = []
@@ -78,9 +78,11 @@ def counts_of(*num_query: int, num_drafts: int = 0) -> StepCounts:
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
     shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256, 70) and shapes[-1] == (64, 0)
-    assert all(2 * shape.num_decodes <= shape.num_tokens for shape in shapes)
+    assert shapes[0] == (256 + 70, 70) and shapes[-1] == (64, 0)
+    assert all(shape.num_decodes <= shape.num_chunked for shape in shapes)
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 64, 256}
 
 
 def test_bounds_hold_for_any_chunks() -> None:

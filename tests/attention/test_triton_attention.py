@@ -81,7 +81,7 @@ def test_padding_rows_of_a_graph_leave_the_others_alone() -> None:
 
 def test_the_leading_short_rows_take_the_decode_kernel() -> None:
     step = TritonAttention().plan(make_rows(DECODES + CHUNKS, device=DEVICE).fwd, 0)
-    assert (step.short.num_rows, step.short.max_query) == (3, 4)
+    assert (step.short.num_rows, step.short.max_query) == (3, 8)
     assert step.long_query_lens == [9, 40, 4]
 
 

@@ -17,14 +17,15 @@ from pellucid.platform import share_of_cpus
 
 
 def test_the_statistics_of_several_engines_are_summed() -> None:
-    numbers = {f.name: 2 for f in fields(EngineStats)} | {"num_accepted_per_position": (3, 1)}
+    numbers = {f.name: 2 for f in fields(EngineStats)}
+    numbers |= {"num_accepted_per_position": (3, 1), "num_steps_by_tokens": (0, 5)}  # type: ignore[dict-item]
     numbers["is_synthetic"] = True
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
-    assert total.num_accepted_per_position == (9, 3)
+    assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
     assert total.kv_usage == 2, "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
-    others = ("kv_usage", "num_accepted_per_position", "is_synthetic")
+    others = ("kv_usage", "num_accepted_per_position", "num_steps_by_tokens", "is_synthetic")
     sums = {getattr(total, name) for name in numbers if name not in others}
     assert sums == {6}
 

@@ -196,9 +196,12 @@ def compile_passes() -> None:
 
 def compile_products() -> None:
     """Of weights as they are; the largest tiles that tables may name."""
+    for rows, act, in_features in ((1, None, 12288), (1, "silu", 4096), (4, None, 3072)):
+        constants = {"K": in_features, "ROWS": rows, "BLOCK_N": 8, "BLOCK_K": 2048, "ACT": act}
+        constants |= {"LANE": 8, "STAGES": 4, "WARPS": 4, "bias_ptr": None}
+        size = shared_memory(gemv_kernel, "*bf16", constants, num_warps=4)
+        sys.stdout.write(f"gemv_kernel {in_features} {size}\n")
     launches = (
-        (gemv_kernel, {"ROWS": 4, "BLOCK_N": 4, "BLOCK_K": 2048, "ACT": None}, 8, 1),
-        (gemv_kernel, {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "ACT": "silu"}, 4, 1),
         (split_k_kernel, {"ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 4),
         (split_k_kernel, {"ROWS": 32, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": "silu"}, 4, 3),
         (split_k_kernel, {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None}, 4, 3),

@@ -16,18 +16,27 @@ LIMIT = 160 * 1024  # bytes of shared memory a program may take
 HOPPER_LIMIT = 227 * 1024
 
 
-@pytest.mark.slow
-def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
+def run(module: str, *, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_kernels"],
+    return subprocess.run(
+        [sys.executable, "-m", module],
         check=False,
         cwd=ROOT,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def test_what_is_launched_may_be_compiled_instead(tmp_path: Path) -> None:
+    done = run("tests.kernels.compile_together", cache=tmp_path)
+    assert done.stdout == "compiled [2, 2]\n", done.stderr
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
+    done = run("tests.kernels.compile_kernels", cache=tmp_path)
     assert done.returncode == 0, done.stderr
     sizes = [line.split() for line in done.stdout.splitlines()]
     assert len(sizes) >= 46

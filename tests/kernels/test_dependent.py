@@ -49,6 +49,10 @@ def test_before_a_kernel_waits_it_reads_weights_and_nothing_else(kernel: ast.Fun
     assert not waits or "let_next_start" in map(name_of, calls(before))
     assert not [node for stmt in before for node in ast.walk(stmt) if isinstance(node, ast.Return)]
     for call in calls(before):
+        if name_of(call) == "copy_weights":  # to where only this program looks
+            pointers = [name for name in map(ast.unparse, call.args) if name.endswith("_ptr")]
+            assert pointers == ["weight_ptr"], ast.unparse(call)
+            continue
         assert not name_of(call).startswith(("store", "atomic", "async")), ast.unparse(call)
         if name_of(call) in ("load", "load_part", "copy_box", "copy_weight"):
             assert ast.unparse(call.args[0]).startswith(("weight", "w_at")), ast.unparse(call)

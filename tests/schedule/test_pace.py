@@ -217,6 +217,23 @@ def test_prompts_are_not_paced_before_somebody_reads() -> None:
     assert run.plans[0] == (0, 16_384)
 
 
+@pytest.mark.parametrize(("speed", "most"), [(SMALL, 1.25), (LARGE, 1.1)])
+def test_a_crowd_that_comes_at_once_is_served_nearly_as_fast_as_without_a_pace(
+    speed: Speed, most: float
+) -> None:
+    last: list[float] = []
+    for pace in (LearnedPace(), Unpaced()):
+        run = VirtualRun(speed, pace, num_slots=256)
+        run.until(20.0, deque((0.0005 * i, burst(i)) for i in range(256)))
+        last.append(max(run.first_tokens(0.0)))
+    assert last[0] < most * last[1]
+
+
+def burst(index: int) -> Request:
+    request = make_request(f"prompt {index}", 512, max_tokens=256)
+    return replace(request, is_streamed=True)
+
+
 def test_a_first_prompt_of_a_few_tokens_does_not_spoil_the_rest() -> None:
     run = VirtualRun(LARGE, LearnedPace())
     run.add(replace(stream(0), prompt_token_ids=[1] * 5))

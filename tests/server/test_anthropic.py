@@ -174,6 +174,8 @@ def test_parts_of_every_kind_are_understood(claude: anthropic.Anthropic) -> None
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "only parts"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is 'required', which needs tools"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "needs a name"),
+        ({"stop_sequences": [""]}, "stop_sequences contains an empty string"),
+        ({"extra_body": {"mcp_servers": [{"url": "http://a"}]}}, "mcp_servers is not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]}, "'thinking'"),
     ],

@@ -41,6 +41,7 @@ def test_a_stream_begins_with_the_role_and_joins_to_the_whole(client: openai.Ope
     )
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == plain.choices[0].finish_reason
     assert last.usage == plain.usage and not last.choices
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in (first, *chunks))
 
 
 def test_the_answer_may_be_as_long_as_the_context(client: openai.OpenAI) -> None:
@@ -81,6 +82,11 @@ def test_template_options_reach_the_template(client: openai.OpenAI, plain: Any) 
     assert thinking.prompt_token_ids != plain.prompt_token_ids
 
 
+def test_no_effort_is_no_thinking(client: openai.OpenAI, plain: Any) -> None:
+    answer = chat(client, reasoning_effort="none", extra_body={"return_token_ids": True})
+    assert answer.prompt_token_ids == plain.prompt_token_ids
+
+
 def test_a_message_may_be_continued(client: openai.OpenAI) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False, "min_tokens": 3}
@@ -100,6 +106,15 @@ def test_text_parts_and_tools_are_understood(client: openai.OpenAI) -> None:
     )
 
 
+def test_a_conversation_may_be_cut_to_its_last_tokens(client: openai.OpenAI, plain: Any) -> None:
+    extra = {"return_token_ids": True, **NO_THINKING}
+    cut = chat(client, extra_body={**extra, "truncate_prompt_tokens": 5})
+    assert cut.prompt_token_ids == plain.prompt_token_ids[-5:]
+    whole = chat(client, extra_body={**extra, "truncate_prompt_tokens": -1})
+    assert whole.prompt_token_ids == plain.prompt_token_ids
+    assert whole.choices[0].message == plain.choices[0].message
+
+
 @pytest.mark.parametrize(
     "options,message,param",
     [
@@ -107,9 +122,17 @@ def test_text_parts_and_tools_are_understood(client: openai.OpenAI) -> None:
         ({"messages": [{"content": "x"}]}, "message 0 has role None", None),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts", None),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs", "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 50}, "this server allows 20", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "top_logprobs asks for 50, this", "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens is 0, must", "max_completion_tokens"),
+        ({"max_completion_tokens": openai.omit, "max_tokens": 0}, "max_tokens is 0, must", "max_tokens"),
+        ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template is not supported", "chat_template"),
+        ({"functions": [{"name": "f"}]}, "functions is not supported: say tools", "functions"),
         ({"stream": True, "extra_body": {"prompt_logprobs": 1}}, "cannot be streamed", "prompt_logprobs"),
-        ({"extra_body": {"min_tokens": 13}}, "min_tokens is 13, must be in [0, max_tokens=12]", "min_tokens"),
+        (
+            {"extra_body": {"min_tokens": 13}},
+            "must be in [0, max_completion_tokens=12]",
+            "min_tokens",
+        ),
     ],
 )
 def test_a_bad_field_is_named(

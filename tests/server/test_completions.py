@@ -37,6 +37,7 @@ def test_a_stream_joins_to_the_whole(client: openai.OpenAI, plain: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == plain.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
     assert not last.choices and last.usage == plain.usage
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
     assert len({chunk.id for chunk in [*chunks, last]}) == 1
 
 
@@ -110,6 +111,21 @@ def test_logprobs_name_the_tokens_and_their_rivals(client: openai.OpenAI, plain:
         assert logprob == max(top.values()) == top[token] <= 0 and len(top) == 2
 
 
+def test_offsets_are_those_of_characters(client: openai.OpenAI) -> None:
+    text = "Grüße, 😀!"
+    logprobs = complete(client, text, logprobs=0, echo=True, max_tokens=0).choices[0].logprobs
+    assert len(logprobs.tokens) > len(text), "some characters are several tokens"
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert "\ufffd" in token or text[offset:].startswith(token)
+
+
+def test_tokens_may_be_shown_by_their_ids(client: openai.OpenAI, plain: Any) -> None:
+    extra = {"return_tokens_as_token_ids": True}
+    logprobs = complete(client, logprobs=1, extra_body=extra).choices[0].logprobs
+    assert logprobs.tokens == [f"token_id:{token}" for token in plain.choices[0].token_ids]
+    assert [next(iter(top)) for top in logprobs.top_logprobs] == logprobs.tokens
+
+
 def test_streamed_logprobs_are_the_same(client: openai.OpenAI) -> None:
     whole = complete(client, logprobs=1, echo=True).choices[0].logprobs
     chunks = [chunk.choices[0].logprobs for chunk in complete(client, logprobs=1, echo=True, stream=True)]
@@ -125,6 +141,7 @@ def test_a_prompt_alone_can_be_scored(client: openai.OpenAI) -> None:
     (choice,) = answer.choices
     assert choice.text == PROMPT and "".join(choice.logprobs.tokens) == PROMPT
     assert choice.logprobs.token_logprobs[0] is None and choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 0
 
 
 def test_prompt_logprobs_come_in_vllms_form(client: openai.OpenAI, plain: Any) -> None:
@@ -190,10 +207,16 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
         ("allowed_token_ids", [4096], "a token id in allowed_token_ids is 4096, must be in [0, 4095]"),
         ("seed", 2**70, "seed: "),
         ("suffix", "x", "suffix is not supported"),
+        ("best_of", 2, "best_of is not supported"),
+        ("use_beam_search", True, "use_beam_search is not supported"),
+        ("thinking_token_budget", 0, "thinking_token_budget is not supported"),
+        ("truncate_prompt_tokens", 0, "truncate_prompt_tokens is 0, must be at least 1"),
+        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: "),
         ("prompt", [5000], "token id 5000 is out of range"),
         ("prompt", [], "prompt is empty"),
         ("prompt", "", "prompt is empty"),
-        ("prompt", {"a": 1}, "prompt"),
+        ("prompt", {"a": 1}, "prompt: Input should be a valid string or Input should be a valid list"),
+        ("stop", [1], "stop: Input should be a valid string"),
     ],
 )
 def test_a_bad_field_is_named(client: openai.OpenAI, field: str, value: object, message: str) -> None:
@@ -209,6 +232,36 @@ def test_a_bad_field_is_named(client: openai.OpenAI, field: str, value: object, 
 def test_a_prompt_that_does_not_fit_is_told_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="prompt has 5,000 tokens, max_model_len is 4,096"):
         complete(client, [5] * 5000)
+
+
+def test_fields_that_ask_for_nothing_are_let_pass(client: openai.OpenAI, plain: Any) -> None:
+    nothing = {"best_of": 1, "use_beam_search": False, "prompt_embeds": None, "functions": []}
+    assert complete(client, extra_body=nothing).choices[0].text == plain.choices[0].text
+
+
+def test_a_long_text_is_cut_before_it_is_tokenized(client: openai.OpenAI) -> None:
+    text = "The cat sat on the mat. " * 40_000
+    extra = {"truncate_prompt_tokens": 300, "return_token_ids": True}
+    long, short = (complete(client, each, extra_body=extra).choices[0] for each in (text, text[-24_000:]))
+    assert len(long.prompt_token_ids) == 300 and long.prompt_token_ids == short.prompt_token_ids
+
+
+@pytest.mark.parametrize("wish,num_kept", [(3, 3), (-1, 4096 - 8), (4096, 4096 - 8)])
+def test_a_prompt_may_be_cut_to_its_last_tokens(client: openai.OpenAI, wish: int, num_kept: int) -> None:
+    extra = {"truncate_prompt_tokens": wish, "return_token_ids": True}
+    ids = [5 + i % 1000 for i in range(5000 if wish < 0 else 4088)]
+    (choice,) = complete(client, ids, extra_body=extra).choices
+    assert choice.prompt_token_ids == ids[-num_kept:]
+
+
+def test_a_text_is_cut_as_its_tokens_are(client: openai.OpenAI, plain: Any) -> None:
+    extra = {"truncate_prompt_tokens": 2, "return_token_ids": True}
+    (choice,) = complete(client, [PROMPT], echo=True, max_tokens=2, extra_body=extra).choices
+    kept = plain.choices[0].prompt_token_ids[-2:]
+    assert choice.prompt_token_ids == kept and len(kept) == 2
+    assert choice.text.startswith(" a time"), "the echo shows what was kept"
+    whole = complete(client, extra_body={**extra, "truncate_prompt_tokens": 100}).choices[0]
+    assert whole.prompt_token_ids == plain.choices[0].prompt_token_ids
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:

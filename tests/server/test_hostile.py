@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
+from pellucid.server.hosts import make_host_check
 from pellucid.server.listener import bind, listen
 from pellucid.server.options import ServeOptions
-from tests.server.conftest import Running
+from tests.server.conftest import Running, running
 
 JSON = {"Content-Type": "application/json"}
 
@@ -37,6 +46,11 @@ def test_a_body_that_is_no_request_is_told_why(
     assert reply.status_code == 400 and message in reply.json()["error"]["message"]
 
 
+def test_a_compressed_body_is_told_so(server: Running) -> None:
+    reply = ask(server, gzip.compress(b'{"prompt": "a"}'), {**JSON, "Content-Encoding": "gzip"})
+    assert reply.status_code == 415 and "send it as it is" in reply.json()["error"]["message"]
+
+
 def test_a_text_far_too_long_is_refused_before_it_is_tokenized(server: Running) -> None:
     began = time.monotonic()
     reply = ask(server, b'{"prompt": "%b"}' % (b"a" * 5_000_000))
@@ -54,6 +68,36 @@ def test_long_stop_strings_and_bad_words_are_refused(server: Running, name: str)
     assert error["param"] == name and "5,000,000 characters, at most 1,000" in error["message"]
 
 
+def longest_silence(server: Running, content: bytes) -> tuple[int, float]:
+    """The status of a request, and how long the server says nothing to others because of it, in seconds."""
+    reply: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: reply.append(ask(server, content)))
+    with httpx.Client(base_url=server.url) as other:
+        other.get("/ping")
+        thread.start()
+        longest = 0.0
+        while thread.is_alive():
+            began = time.monotonic()
+            other.get("/ping")
+            longest = max(longest, time.monotonic() - began)
+    return reply[0].status_code, longest
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"prompt": "a", "x": [%b]}' % b",".join([b"[[]]"] * 1_500_000), 413),
+        (b'{"prompt": [%b]}' % b",".join([b'"a"'] * 1_500_000), 400),
+        (b'{"prompt": "a", "stop": [%b]}' % b",".join([b'"a"'] * 1_500_000), 400),
+        (b'{"prompt": "a", "allowed_token_ids": [%b]}' % b",".join([b"7"] * 3_000_000), 400),
+        (b'{"prompt": [%b]}' % b",".join([b"1234"] * 1_500_000), 400),
+    ],
+)
+def test_a_body_of_many_parts_does_not_hold_up_others(server: Running, content: bytes, status: int) -> None:
+    found, silence = longest_silence(server, content)
+    assert found == status and silence < 2, silence
+
+
 def test_an_error_quotes_no_more_than_a_page(server: Running) -> None:
     reply = ask(server, b'{"prompt": "a", "model": "%b"}' % (b"x" * 1_000_000))
     assert reply.status_code == 404 and len(reply.content) < 5000
@@ -68,6 +112,136 @@ def test_a_head_does_not_grow_without_end(server: Running) -> None:
                 client.sendall(b"a" * 100_000)
     usual = httpx.get(f"{server.url}/health", headers={"X": "a" * 30_000})
     assert usual.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Running]:
+    options = [
+        "--request-seconds",
+        "0.5",
+        "--root-path",
+        "/llm",
+        "--api-key",
+        "k",
+        "--allowed-hosts",
+        "a.org",
+    ]
+    with running(*options) as server:
+        yield server
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n"
+BODY = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+
+
+def reply_to(server: Running, *parts: bytes, seconds: float = 5) -> bytes:
+    """What comes back, up to the end of the connection, from a client that says so much and no more."""
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=seconds) as client:
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.1)
+        return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    "parts,reply",
+    [
+        ((), b""),
+        ((b"POST",), b"408 Request Timeout"),
+        ((HEAD,), b"408 Request Timeout"),
+        ((HEAD + BODY,), b"408 Request Timeout"),
+        ((HEAD + BODY, b'{"prompt": "'), b"408 Request Timeout"),
+        ((b"POST /nowhere HTTP/1.1\r\nAuthorization: Bearer k\r\n" + BODY, b"x"), b"404 Not Found"),
+        ((b"GET /health HTTP/1.1\r\n\r\n", b"\r\n"), b"200 OK"),
+        ((b"GET /health HTTP/1.1\r\n\r\n", b"GET"), b"408 Request Timeout"),
+    ],
+)
+def test_half_a_request_holds_no_connection(hasty: Running, parts: tuple[bytes, ...], reply: bytes) -> None:
+    began = time.monotonic()
+    answer = reply_to(hasty, *parts)
+    assert time.monotonic() - began < 2
+    assert reply in answer and (b"408" not in reply or b"--request-seconds" in answer), answer
+
+
+def test_an_answer_may_take_longer_than_its_request(hasty: Running) -> None:
+    body = b'{"prompt": "Once", "max_tokens": 600, "ignore_eos": true, "stream": true}'
+    head = HEAD + b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    began = time.monotonic()
+    assert b'"finish_reason":"length"' in reply_to(hasty, head % len(body) + body, seconds=30)
+    assert time.monotonic() - began > 0.5
+
+
+def test_a_watcher_is_no_request_that_never_ends(hasty: Running) -> None:
+    url, key = hasty.url.replace("http", "ws"), base64.urlsafe_b64encode(b"k").decode().rstrip("=")
+    with connect(f"{url}/xray", subprotocols=[Subprotocol(f"key.{key}")], max_size=None) as watcher:
+        assert watcher.recv(5)
+        time.sleep(1)
+        assert watcher.ping().wait(5)
+
+
+def test_behind_a_proxys_path_the_same_is_open(hasty: Running) -> None:
+    assert httpx.get(f"{hasty.url}/health").status_code == 200
+    assert httpx.post(f"{hasty.url}/v1/messages").json()["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    "host,is_welcome",
+    [
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost:1234", True),
+        ("LOCALHOST.", True),
+        ("app.localhost", True),
+        ("host.docker.internal:8000", True),
+        (socket.gethostname(), True),
+        ("127.0.0.1", True),
+        ("[::1]:8000", True),
+        ("192.168.1.5:8000", True),
+        ("", True),
+    ],
+)
+def test_a_name_that_was_bent_to_this_machine_is_refused(
+    server: Running, host: str, is_welcome: bool
+) -> None:
+    for path in ("/health", "/v1/models", "/"):
+        reply = httpx.get(server.url + path, headers={"Host": host})
+        assert (reply.status_code == 200) == is_welcome
+        assert is_welcome or reply.status_code == 403
+        assert is_welcome or "--allowed-hosts" in reply.json()["error"]["message"]
+
+
+def test_a_watcher_cannot_use_a_bent_name(server: Running) -> None:
+    url = urlsplit(server.url)
+    bent = f"evil.example:{url.port}"
+    with (
+        socket.create_connection((url.hostname, url.port)) as line,
+        pytest.raises(InvalidStatus) as refused,
+    ):
+        connect(f"ws://{bent}/xray", sock=line, origin=Origin(f"http://{bent}"))
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "options,host,is_welcome",
+    [
+        ({"allowed_hosts": ("a.org",)}, "a.org:80", True),
+        ({"allowed_hosts": ("a.org",)}, "b.org", False),
+        ({"allowed_hosts": ("a.org:8000", "::1")}, "a.org", True),
+        ({"allowed_hosts": ("*",)}, "b.org", True),
+        ({"allowed_origins": ("https://a.org",)}, "a.org", True),
+        ({"allowed_origins": ("https://a.org",)}, "b.org", False),
+        ({"allowed_origins": ("*",)}, "b.org", True),
+        ({"host": "0.0.0.0"}, "b.org", True),
+        ({"host": "0.0.0.0", "allowed_hosts": ("a.org",)}, "b.org", False),
+        ({"host": "::1"}, "b.org", False),
+        ({"host": "localhost"}, "b.org", False),
+    ],
+)
+def test_hosts_can_be_named(options: dict[str, Any], host: str, is_welcome: bool) -> None:
+    assert make_host_check(ServeOptions(**options))(host) == is_welcome
 
 
 def test_only_one_of_two_that_took_an_address_may_listen() -> None:
@@ -90,6 +264,8 @@ def test_only_one_of_two_that_took_an_address_may_listen() -> None:
         ("host", ""),
         ("max_logprobs", -1),
         ("drain_seconds", float("nan")),
+        ("request_seconds", 0),
+        ("allowed_hosts", ("",)),
         ("max_body_mib", float("nan")),
     ],
 )

@@ -41,7 +41,7 @@ class Client(threading.Thread):
         self.ended = time.monotonic()
 
 
-def test_an_engine_that_dies_is_started_anew_once() -> None:
+def test_an_engine_that_dies_is_started_anew_once(capfd: pytest.CaptureFixture[str]) -> None:
     with running("--restart") as server:
         streams = [Client(server, stream=True) for _ in range(3)]
         whole = Client(server)
@@ -66,6 +66,8 @@ def test_an_engine_that_dies_is_started_anew_once() -> None:
         server.client().completions.create(model="sprout", prompt="Once", max_tokens=2)
         server.engine.kill()
         assert server.process.wait(15) == 1
+    time.sleep(0.5)  # Python's own process for what others leave behind ends after them
+    assert "leaked" not in capfd.readouterr().err
 
 
 def test_a_guarded_server_drains(tmp_path: Path) -> None:

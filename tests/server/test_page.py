@@ -70,6 +70,18 @@ def test_its_files_need_nobody_else(server: Running) -> None:
     assert all("www.w3.org" in line for line in named), "no address of another host"
 
 
+def test_the_routes_are_described_field_by_field(tab: Tab, server: Running) -> None:
+    tab.open(f"{server.url}/docs")
+    tab.until("document.querySelectorAll('details').length > 10")
+    assert tab.text("h1").startswith("Pellucid")
+    tab.click("details:nth-of-type(2) summary")
+    assert "/v1/chat/completions" in tab.text("details:nth-of-type(2)")
+    assert "max_completion_tokens" in tab.text("details:nth-of-type(2) table")
+    assert "include_usage" in tab.text("details:nth-of-type(2) table:last-of-type")
+    shoot(tab, "docs")
+    assert tab.errors == []
+
+
 def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Running) -> None:
     tab.open(server.url)
     tab.until("document.querySelector('#model').textContent === 'sprout'")

@@ -8,11 +8,12 @@ import time
 
 import httpx
 import openai
+import psutil
 import pytest
 
 pytest.importorskip("xgrammar")
 
-from tests.server.conftest import Running
+from tests.server.conftest import Running, eventually, running
 
 MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
 SCHEMA = {
@@ -138,3 +139,12 @@ def test_a_reader_who_leaves_leaves_nothing_behind(server: Running) -> None:
             extra_body={"structured_outputs": {"regex": "[ab ]{900,1000}"}},
         )  # fmt: skip
     server.wait_until_idle()
+
+
+def test_the_process_that_compiles_runs_before_it_is_needed() -> None:
+    def is_compiler(process: psutil.Process) -> bool:
+        return "pellucid.sample.grammars.check" in process.cmdline()
+
+    with running() as server:
+        process = psutil.Process(server.process.pid)
+        eventually(lambda: any(map(is_compiler, process.children())))

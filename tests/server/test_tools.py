@@ -11,6 +11,7 @@ import pytest
 from pellucid.server.parsers.base import Content, ParserSetting, ToolCallStart
 from pellucid.server.parsers.compose import Parsers
 from pellucid.server.tools import ToolUse, forced_calls
+from tests.server.conftest import Running
 
 WEATHER = {
     "type": "function",
@@ -32,6 +33,24 @@ QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
 def chat(client: openai.OpenAI, messages: Any = MESSAGES, **options: Any) -> Any:
     options = {"model": "sprout", "temperature": 0, "max_tokens": 300, "extra_body": QUIET, **options}
     return client.chat.completions.create(messages=messages, **options)
+
+
+def test_what_a_parser_finds_is_counted(server: Running, client: openai.OpenAI) -> None:
+    def count(mode: str, outcome: str) -> float:
+        name = "vllm:tool_call_parser_invocations_total"
+        return server.metric(name, mode=mode, outcome=outcome, request_type="chat_completions")
+
+    modes = ("non_streaming", "streaming")
+    before = {mode: count(mode, "tool_call") for mode in modes}
+    silent = count("non_streaming", "no_tool_call")
+    chat(client, tools=[WEATHER], n=2)
+    assert count("non_streaming", "tool_call") == before["non_streaming"] + 2
+    chat(client, tools=[WEATHER], max_tokens=1)
+    assert count("non_streaming", "no_tool_call") == silent + 1
+    chat(client)
+    assert count("non_streaming", "no_tool_call") == silent + 1, "nothing was looked for"
+    list(chat(client, tools=[WEATHER], stream=True))
+    assert count("streaming", "tool_call") > before["streaming"]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, cast
 
 import openai
 import pytest
@@ -16,6 +19,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
+from pellucid.engine.statistics import EngineStats
+from pellucid.engine.xray import Frame, StepView
+from pellucid.server.xray import Sight, Watcher, encode
 from tests.server.conftest import Running, running
 
 PROTOCOL = Subprotocol("pellucid.xray")
@@ -98,6 +104,64 @@ def test_a_watcher_that_stands_still_holds_up_nobody(server: Running, client: op
         with watch(server) as other:
             assert json.loads(other.recv(10))["frame"]["is_first"]
         assert slow.recv(10)
+
+
+def test_no_more_than_sixteen_watch(server: Running) -> None:
+    with ExitStack() as stack:
+        for _ in range(16):
+            stack.enter_context(watch(server)).recv(10)
+        with watch(server) as late, pytest.raises(ConnectionClosed) as closed:
+            late.recv(10)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "16 watch already")
+    with watch(server) as later:
+        assert later.recv(10)
+
+
+def sight(rng: random.Random, number: int, *, is_first: bool = False) -> Sight:
+    views = {rng.randrange(20): [rng.randrange(-1, 3), 1, 0] for _ in range(rng.randrange(5))}
+    frame = Frame(
+        is_first=is_first, seconds=number, block_size=(16,), num_blocks=(20,), max_num_tokens=64,
+        num_running=number, num_waiting=0, running=[], waiting=[],
+        steps=[StepView(number, [0, 1, 0, 1] * 200)],
+        blocks=[[each for block, view in views.items() for each in (block, *view)]],
+    )  # fmt: skip
+    return Sight(0, 1, cast(EngineStats, None), [float(number)], frame)
+
+
+def owners(messages: Iterable[bytes]) -> dict[int, list[int]]:
+    """What who reads all these messages knows of each block."""
+    known: dict[int, list[int]] = {}
+    for message in messages:
+        frame = json.loads(message)["frame"]
+        if frame["is_first"]:
+            known.clear()
+        flat = frame["blocks"][0]
+        known.update({flat[i]: flat[i + 1 : i + 4] for i in range(0, len(flat), 4)})
+    return known
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_reads_too_slowly_learns_the_same_from_fewer_messages(seed: int) -> None:
+    rng = random.Random(seed)
+    sights = [sight(rng, i, is_first=i in (0, rng.randrange(1, 40))) for i in range(40)]
+    written = [encode(each) for each in sights]
+
+    async def read_some() -> list[bytes]:
+        watcher, read = Watcher(), list[bytes]()
+        for each, message in zip(sights, written, strict=True):
+            watcher.put(each, message)
+            if rng.random() < 0.2:
+                read.append(await watcher.get())
+        watcher.put(sights[-1], written[-1])
+        return [*read, await watcher.get()]
+
+    read = asyncio.run(read_some())
+    assert len(read) < 20 and owners(read) == owners(written)
+    last = json.loads(read[-1])
+    assert last["frame"]["num_running"] == 39
+    assert len(last["frame"]["steps"]) <= 2, "rows are bounded"
+    assert {wait for message in read for wait in json.loads(message)["first_tokens"]} == set(range(40))
 
 
 def test_a_key_is_needed_where_keys_are() -> None:

@@ -65,6 +65,7 @@ def test_rehearsed_steps_fit_and_differ(tiny: Path) -> None:
         ((2, 1),),
         ((64, 0),),
         ((1, 0), (16, 0), (16, 0)),
+        ((1, 0),) * 5 + ((2, 0),),
     } <= kinds
 
 

@@ -38,6 +38,13 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
 
+    def warm_up(self) -> None:
+        """Have the process running before it is asked."""
+        if importlib.util.find_spec(BACKEND) is not None:
+            with self._lock:
+                if self._process is None:
+                    self._process = self._start()
+
     def check(self, spec: GrammarSpec, seconds: float) -> None:
         """Raises ValueError, in words, if a grammar is wrong or takes longer than `seconds` to compile."""
         if importlib.util.find_spec(BACKEND) is None:

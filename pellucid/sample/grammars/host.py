@@ -7,6 +7,7 @@ is under way; nothing else in the batch waits.  Masks are filled while the step'
 from __future__ import annotations
 
 import enum
+import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -115,6 +116,10 @@ class Grammars:
         self._ended: dict[str, str | None] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
+    def warm_up(self) -> None:
+        if importlib.util.find_spec(BACKEND) is not None:
+            self._pool.submit(self._load)
+
     def compile(self, grammar: str) -> Future[CompiledGrammar]:
         """Begin, unless it is known.  The result may be a ValueError."""
         spec = GrammarSpec.decode(grammar).language
@@ -140,12 +145,15 @@ class Grammars:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        return self._load().compile(spec)
+
+    def _load(self) -> GrammarBackend:
         if self._backend is None:
             spelling = self._make_spelling()
             for token in spelling.stop_token_ids:
                 self._stops[token // 32] |= bit(token)
             self._backend = GRAMMARS.load(BACKEND)(spelling)
-        return self._backend.compile(spec)
+        return self._backend
 
     def _make_room(self) -> None:
         """Let go of the grammars not asked for the longest; texts under way keep theirs."""

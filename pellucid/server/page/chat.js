@@ -113,7 +113,7 @@ async function answer() {
       stream: true,
       stream_options: { include_usage: true, continuous_usage_stats: true },
     };
-    for await (const event of events(await call("/v1/chat/completions", { body, signal: stopper.signal }))) {
+    for await (const event of events(await call("v1/chat/completions", { body, signal: stopper.signal }))) {
       view.take(event);
     }
   } catch (error) {

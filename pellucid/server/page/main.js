@@ -33,7 +33,7 @@ function preferredTheme() {
 
 async function nameModel() {
   try {
-    const { data } = await (await call("/v1/models")).json();
+    const { data } = await (await call("v1/models")).json();
     document.getElementById("model").textContent = data[0].id;
     document.title = `Pellucid · ${data[0].id}`;
   } catch {

@@ -61,12 +61,12 @@ export class XRay {
 
   connect() {
     if (!this.isWatched) return;
-    const socket = (this.socket = openSocket("/xray", "pellucid.xray"));
+    const socket = (this.socket = openSocket("xray", "pellucid.xray"));
     this.say("off", "connecting");
     socket.addEventListener("message", (event) => socket === this.socket && this.take(JSON.parse(event.data)));
-    socket.addEventListener("close", () => {
+    socket.addEventListener("close", ({ reason }) => {
       if (socket !== this.socket) return;
-      this.say("lost", "no link; trying again");
+      this.say("lost", `${reason || "no link"}; trying again`);
       setTimeout(() => this.connect(), RETRY);
     });
   }
@@ -190,7 +190,7 @@ export class XRay {
         { role: "user", content: `What is ${terms.join(" + ")}?` },
       ];
       this.numLoad += NUM_ANSWERS;
-      call("/v1/chat/completions", { body: { messages, n: NUM_ANSWERS, max_tokens: 200 + 100 * i } })
+      call("v1/chat/completions", { body: { messages, n: NUM_ANSWERS, max_tokens: 200 + 100 * i } })
         .catch((error) => this.say("lost", error.message))
         .finally(() => this.markLoad((this.numLoad -= NUM_ANSWERS)));
     }

@@ -9,15 +9,16 @@ import logging
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from pellucid.server.protocol.unserved import UNSERVED
 from pellucid.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 MOST_NAMES = 100  # of unknown fields that are logged
 INT64 = 2**63
 
-JsonObject = dict[str, JsonValue]
+JsonObject = dict[str, object]  # whose values come from JSON, so they are not looked at again, one by one
 _ignored: set[str] = set()
 
 
@@ -31,7 +32,14 @@ def _no_booleans(value: object) -> object:
 Integer = Annotated[int, BeforeValidator(_no_booleans), Field(ge=-INT64, lt=INT64)]
 Number = Annotated[float, BeforeValidator(_no_booleans)]
 # Strict, which refuses booleans without Python looking at each of perhaps a million.
-TokenIds = list[Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]]
+# The first that is wrong is enough: a list of another kind would be wrong a million times.
+TokenIds = Annotated[list[Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]], Field(fail_fast=True)]
+# Of these Python does look at each, while all others wait.
+TokenSet = Annotated[TokenIds, Field(max_length=2**18)]
+TokenBias = Annotated[dict[int, Number], Field(max_length=2**16)]
+Words = Annotated[list[str], Field(max_length=2**12, fail_fast=True)]
+Texts = Annotated[list[str], Field(max_length=2**17, fail_fast=True)]
+ManyTokenIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class ApiRequest(BaseModel):
@@ -42,7 +50,7 @@ class ApiRequest(BaseModel):
     @model_validator(mode="after")
     def _note_ignored(self) -> ApiRequest:
         for name in self.model_extra or {}:
-            if name not in _ignored and len(_ignored) < MOST_NAMES:
+            if name not in _ignored and name not in UNSERVED and len(_ignored) < MOST_NAMES:
                 _ignored.add(name)
                 logger.warning("requests bring %.100r, which is ignored", name)
         return self
@@ -70,20 +78,22 @@ class SamplingRequest(ApiRequest):
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     seed: Integer | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: str | Words | None = None
+    stop_token_ids: TokenSet | None = None
     ignore_eos: bool | None = None
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
-    logit_bias: dict[int, Number] | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
+    logit_bias: TokenBias | None = None
+    allowed_token_ids: TokenSet | None = None
+    bad_words: Words | None = None
     prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Integer | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     user: str | None = None
 
     @property
@@ -110,7 +120,7 @@ SAMPLING_FIELDS = [
 class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: str | TokenIds | Texts | ManyTokenIds
     echo: bool | None = False
     logprobs: Integer | None = None
     suffix: str | None = None
@@ -133,6 +143,7 @@ class ChatRequest(SamplingRequest):
     structured_outputs: JsonObject | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = True
+    documents: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
