@@ -7,12 +7,18 @@
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
 of its rows for each group of four warps; one warp copies steps of W and x by the TMA unit, as far ahead as
-there is room, those of W before the kernel before this one has ended.  Where outputs are too few for all
-multiprocessors, programs share a tile and its inputs; each adds up a share of its rows, in a fixed order.
+there is room, and W's first steps before the kernel before this one has ended.  Where outputs are too few for
+all multiprocessors, programs share a tile and its inputs; each adds up a share of its rows, in a fixed order.
 How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
-company.
+company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision.
 
 Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
+
+On an H200, in us, beside the library's products and the kernel that gates: a layer of Qwen3-8B without its
+attention, norms and all, takes 118 for 128 rows and 157 for 256, where the library takes 127 and 164; one of
+Qwen3-0.6B takes 25 and 31, the library 32 and 35.  In FP8 down takes 20 for 128 rows of 8B, the library 34.
+The loop itself then does what the GPU's power allows, or as few outputs leave to do, what an L2 cache gives
+to one multiprocessor: 64 bytes a clock.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -189,12 +195,6 @@ def copy_step(
 
 
 @gluon.jit
-def copy_nothing(x, bar, part):
-    """Zeros, for rows that no x has."""
-    copy_box(x, [1 << 30, 0], bar, part)
-
-
-@gluon.jit
 def copy_first(
     x, weight, x_parts, w_parts, bars, num_in,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
@@ -205,19 +205,13 @@ def copy_first(
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
-    known = bars.index(2 * STAGES + 1)
-    mbarrier.init(known, count=1)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
     first, num_steps = range_of(num_in, STEP, SPLITS)
     for i in gl.static_range(STAGES):
         mbarrier.expect(bars.index(i), (ROWS + GROUPS * LINES) * LINE_BYTES, pred=i < num_steps)
         copy_weight(weight, w_parts, bars.index(i), i, (first + i) * STEP, i < num_steps, GROUPS, STAGES, ACT)
-    # A copy of rows behind the last reads nothing, but the descriptor of x is known from then on.
-    mbarrier.expect(known, ROWS * LINE_BYTES)
-    copy_nothing(x, known, x_parts.index(0))
     wait(DEPENDENT)
-    mbarrier.wait(known, 0)
     for i in gl.static_range(STAGES):
         at = [gl.program_id(0) * ROWS, (first + i) * STEP]
         copy_box(x, at, bars.index(i), x_parts.index(i), pred=i < num_steps)
@@ -411,8 +405,8 @@ def hopper_matmul_kernel(
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, LINES, STEP], weight.layout)
     else:
         w_parts = gl.allocate_shared_memory(dtype, [GROUPS * STAGES, pairs, 2, EIGHT, STEP], weight.layout)
-    # First those that say "full", then those that say "empty", that all are prepared, and that x is known.
-    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 2, 1], mbarrier.MBarrierLayout())
+    # First those that say "full", then those that say "empty", and that all of these are prepared.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bars.index(2 * STAGES), count=1)
     fence_async_shared()
     if GROUPS == 1:

@@ -54,7 +54,7 @@ def test_before_a_kernel_waits_it_reads_weights_and_nothing_else(kernel: ast.Fun
             assert pointers == ["weight_ptr"], ast.unparse(call)
             continue
         assert not name_of(call).startswith(("store", "atomic", "async")), ast.unparse(call)
-        if name_of(call) in ("load", "load_part", "copy_box", "copy_weight"):
+        if name_of(call) in ("load", "load_part") or name_of(call).startswith("copy"):
             assert ast.unparse(call.args[0]).startswith(("weight", "w_at")), ast.unparse(call)
 
 
