@@ -79,9 +79,14 @@ class Collected:
     def __init__(self) -> None:
         self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
 
-    def note(self, *, key: str, fn: Any, compile: Mapping[str, object], **_: object) -> bool:
-        """A kernel is launched that has not been compiled.  True: it shall not be."""
-        self._noted[fn.jit_function, key] = str(compile["specialization_data"])
+    def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
+        """A kernel is launched that has not been compiled.  True: it shall not be.
+
+        One that knows whole numbers alone is small, and tells others where to look: it is compiled and runs.
+        """
+        if all(kind == "constexpr" or kind.strip("*")[0] in "iu" for kind in compile["signature"].values()):
+            return False
+        self._noted[fn.jit_function, key] = compile["specialization_data"]
         return True
 
     def compile(self, device: torch.device) -> None:
@@ -105,7 +110,8 @@ def compile_one(kernel: Any, wanted: str) -> None:
 def compiled_together(device: torch.device) -> Iterator[None]:
     """Within, launch what will be needed: nothing of it runs, and behind it all is compiled at once.
 
-    What kernels should have written is zero, so that whatever else runs on the device finds valid indices.
+    What kernels should have written is zero: valid indices, for whatever else runs on the device, where they
+    are no kernel's that did run.
     Compiling meanwhile would be slower: threads that compile would take Python's lock from the one that
     launches, and what is ready would run, on one rank and not on another.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compilations import Collected, LateCompilations
 
 knobs = pytest.importorskip("triton").knobs
 
@@ -55,3 +55,27 @@ def test_two_engines_of_a_process_count_alike_and_may_end_in_any_order(heard: li
     second.end()
     assert second.num == 2 and first.num >= 1
     assert heard == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "waits"),
+    [
+        (("*i64", "*i32", "i32", "*i1", "constexpr"), False),
+        (("*i64", "*bf16", "i32"), True),
+        (("*i16", "fp32"), True),
+        (("tensordesc<bf16[64, 64]>", "i32"), True),
+    ],
+)
+def test_kernels_of_whole_numbers_alone_run_while_others_wait(kinds: tuple[str, ...], waits: bool) -> None:
+    signature = {f"argument_{i}": kind for i, kind in enumerate(kinds)}
+    launched = Launched("a kernel", object())
+    noted = Collected().note(key="", fn=launched, compile={"signature": signature, "specialization_data": ""})
+    assert noted is waits
+
+
+@dataclass
+class Launched:
+    """What Triton tells of a kernel that is launched."""
+
+    name: str
+    jit_function: object

@@ -73,7 +73,7 @@ class RandomPace:
         self.rng, self.num_under_way = rng, 0
         self.most = sys.maxsize  # tokens of the step that is being planned
 
-    def room(self, num_decode: int, start: int) -> int:
+    def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         room = self.rng.choice([1, 2, 7, 64])
         self.most = num_decode + room
         return room
