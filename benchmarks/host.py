@@ -26,8 +26,10 @@ from pellucid.config import Resolved
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
+from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.llm import LLM
+from pellucid.sample.grammar import Constrain, TokenMasks, unconstrained
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan
 from pellucid.types import SamplingParams
@@ -55,9 +57,11 @@ class NoDeviceExecutor:
         state = SamplingState(max_rows + 1, resolved.checkpoint.vocab_size, cpu)
         inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
         static = StaticRows(max_rows, 1, slots.spare, cpu)
-        launcher = GraphLauncher(EagerLauncher(answer, inputs), static, state, lambda: record)
+        masks = TokenMasks(resolved.checkpoint.vocab_size, cpu)
+        launcher = GraphLauncher(EagerLauncher(NoStep(), inputs, masks), static, state, lambda: record)
         launcher.capture()
-        self._runner = ModelRunner(slots, state, inputs, launcher, NoHandover(ResultReader()))
+        handover = NoHandover(ResultReader(LateCompilations()))
+        self._runner = ModelRunner(slots, state, inputs, launcher, handover)
         return Capacity(groups=(group,), num_blocks=(NUM_BLOCKS,), max_model_len=resolved.max_model_len)
 
     def submit(self, plan: StepPlan) -> LocalTicket:
@@ -73,12 +77,18 @@ class NoDeviceExecutor:
         """Nothing to give back."""
 
 
-def answer(rows: StepRows) -> Packed:
-    """A token to every row that samples."""
-    num_new = (rows.num_sampled > 0).to(torch.int32)
-    shape = (len(num_new),)
-    flat = torch.cat([num_new * TOKEN, num_new])
-    return Packed(flat=flat, shapes=((*shape, 1), shape), has_logprobs=False, has_scores=False)
+class NoStep:
+    """What a device would do, but for a token to every row that samples."""
+
+    def begin(self, rows: StepRows) -> None:
+        """There is no forward."""
+
+    def finish(self, rows: StepRows, begun: None, constrain: Constrain = unconstrained) -> Packed:
+        num_new = (rows.num_sampled > 0).to(torch.int32)
+        shape = (len(num_new),)
+        flat = torch.cat([num_new * TOKEN, num_new])
+        shapes = ((*shape, 1), shape)
+        return Packed(flat=flat, shapes=shapes, has_drafts=False, has_logprobs=False, has_scores=False)
 
 
 def record(run: Callable[[], Packed]) -> Callable[[], Packed]:
