@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -74,17 +74,18 @@ class LateCompilations:
 
 
 class Collected:
-    """Notes which variants of kernels are asked for, in the stead of launching them, and compiles them."""
+    """Notes which variants of kernels are asked for, in the stead of launching them, and compiles them.
 
-    def __init__(self) -> None:
+    running: kernels that are launched all the same.
+    """
+
+    def __init__(self, running: Collection[Any]) -> None:
+        self._running = running
         self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
 
     def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
-        """A kernel is launched that has not been compiled.  True: it shall not be.
-
-        One that knows whole numbers alone is small, and tells others where to look: it is compiled and runs.
-        """
-        if all(kind == "constexpr" or kind.strip("*")[0] in "iu" for kind in compile["signature"].values()):
+        """A kernel is launched that has not been compiled.  True: it shall not be."""
+        if fn.jit_function in self._running:
             return False
         self._noted[fn.jit_function, key] = compile["specialization_data"]
         return True
@@ -107,17 +108,16 @@ def compile_one(kernel: Any, wanted: str) -> None:
 
 
 @contextmanager
-def compiled_together(device: torch.device) -> Iterator[None]:
-    """Within, launch what will be needed: nothing of it runs, and behind it all is compiled at once.
+def compiled_together(device: torch.device, *, running: Collection[Any] = ()) -> Iterator[None]:
+    """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
-    What kernels should have written is zero: valid indices, for whatever else runs on the device, where they
-    are no kernel's that did run.
-    Compiling meanwhile would be slower: threads that compile would take Python's lock from the one that
-    launches, and what is ready would run, on one rank and not on another.
+    What kernels should have written is zero.  running: those that do run, since torch's own kernels look
+    where these tell them, and zero would be no place.  Compiling meanwhile would be slower: threads that
+    compile would take Python's lock from the one that launches.
     """
     from triton import knobs
 
-    collected, before = Collected(), knobs.runtime.jit_cache_hook
+    collected, before = Collected(running), knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = collected.note
     try:
         with ZerosForEmpty():

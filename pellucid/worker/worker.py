@@ -18,7 +18,10 @@ from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
+from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, compiled_together
+from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.grammar import TokenMasks
@@ -51,6 +54,8 @@ from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
+# Kernels that say where a row stands.
+INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel)
 
 
 class Worker:
@@ -223,7 +228,7 @@ class Worker:
         if self.device.type == "cpu":
             return
         self._bind_kv(tuple(0 for _ in self.groups))
-        with compiled_together(self.device):
+        with compiled_together(self.device, running=INDEXING):
             self._try(largest_step(self.resolved, len(self.groups)))
             for plan in rehearsals(self.resolved, len(self.groups)):
                 self._try(plan)
