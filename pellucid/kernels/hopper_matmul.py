@@ -295,12 +295,14 @@ def store_result(
 
 @gluon.jit
 def multiply_steps(
-    GROUP: gl.constexpr, x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
-    partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
+    GROUP: gl.constexpr, operands, results, sizes,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 lines of W with all rows of the tile."""
+    x, weight, x_parts, w_parts, bars = operands
+    bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr = results
+    num_rows, num_out, num_in = sizes
     # A warp that copies would leave three groups too few registers.
     COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
     _, num_steps = range_of(num_in, STEP, SPLITS)
@@ -409,18 +411,15 @@ def hopper_matmul_kernel(
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bars.index(2 * STAGES), count=1)
     fence_async_shared()
+    operands, sizes = (x, weight, x_parts, w_parts, bars), (num_rows, num_out, num_in)
+    results = (bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr)
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (
-                    x, weight, x_parts, w_parts, bars, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
-                )),
+                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
             ],
             [1],
             [40],
@@ -429,19 +428,12 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(1), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (
-                    x, weight, x_parts, w_parts, bars, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
-                )),
+                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
             ],
             [4, 1],
             [232 if ROWS > 128 else 120, 40],
@@ -450,19 +442,13 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(1), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(2), x, weight, x_parts, w_parts, bars, bias_ptr, x_scale_ptr,
-                    weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, num_out, num_in,
-                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(2), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],
             [4, 4],
