@@ -219,11 +219,12 @@ def copy_first(
 
 @gluon.jit
 def copy_steps(
-    x, weight, x_parts, w_parts, bars, num_in,
+    operands, num_in,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
+    x, weight, x_parts, w_parts, bars = operands
     copy_first(
         x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
     )  # fmt: skip
@@ -417,9 +418,10 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
+                (copy_steps, (operands, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
             ],
             [1],
             [40],
@@ -428,12 +430,14 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(1), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
+                (copy_steps, (operands, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
             ],
             [4, 1],
             [232 if ROWS > 128 else 120, 40],
@@ -442,13 +446,16 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(0), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(1), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(2), operands, results, sizes, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
+                    gl.constexpr(2), operands, results, sizes,
+                    ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],
             [4, 4],
