@@ -34,7 +34,7 @@ store_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 
 
 def prompt_matmul(
-    x: Tensor, weight: Tensor, out: Tensor, *, act: str | None = None, groups=2, stages=4, outs=256, band=16, lag=0
+    x: Tensor, weight: Tensor, out: Tensor, *, act: str | None = None, groups=2, stages=4, outs=256, band=16, lag=0, direct=False, copier=0
 ) -> Tensor:
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
     width = num_out // 2 if act else num_out
@@ -47,6 +47,7 @@ def prompt_matmul(
         boxes_of(x, [LINES.value, step]),
         pairs_of(weight, outs, step) if act else boxes_of(weight, [outs, step]),
         boxes_of(out, [LINES.value, outs // 2]),
+        out,
         num_rows,
         num_out,
         num_in,
@@ -57,6 +58,8 @@ def prompt_matmul(
         STEP=step,
         LAG=lag,
         ACT=act,
+        DIRECT=direct,
+        COPIER=copier,
         num_warps=4,
         **dependent(),
     )
@@ -126,21 +129,22 @@ def copy_tiles(
 
 @gluon.jit
 def multiply_tiles(
-    GROUP: gl.constexpr, operands, out, rooms, sizes,
+    GROUP: gl.constexpr, operands, out, out_ptr, rooms, sizes,
     GROUPS: gl.constexpr, OUTS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr,
-    LAG: gl.constexpr, ACT: gl.constexpr,
+    LAG: gl.constexpr, ACT: gl.constexpr, DIRECT: gl.constexpr, COPIER: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps."""
     x, weight, x_parts, w_parts, bars = operands
-    _, _, num_in, _ = sizes
+    num_rows, num_out, num_in, _ = sizes
     w_tiles = seen_as(w_parts, w_parts.dtype, STAGES, OUTS, STEP)
-    room = rooms.index(GROUP)
+    if not DIRECT:
+        room = rooms.index(GROUP)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTS, 16])
     HALF: gl.constexpr = OUTS // 2
     num_steps = (num_in + STEP - 1) // STEP
     step = 0
     # A warp that copies would leave three groups too few registers.
-    COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
+    COPIES: gl.constexpr = GROUPS == 3 and GROUP == COPIER
     if COPIES:
         next_tile = gl.program_id(0)
         next_row, next_block = place_of(next_tile, sizes, GROUPS, OUTS)
@@ -185,13 +189,50 @@ def multiply_tiles(
         y = rounded(y, out.dtype)
         if ACT is None:
             left, right = y.reshape([LINES, 2, HALF]).permute((0, 2, 1)).split()
-            store_half(left, room, out, row + GROUP * LINES, block * OUTS)
-            store_half(right, room, out, row + GROUP * LINES, block * OUTS + HALF)
+            if DIRECT:
+                store_direct(left, out_ptr, row + GROUP * LINES, block * OUTS, num_rows, num_out)
+                store_direct(right, out_ptr, row + GROUP * LINES, block * OUTS + HALF, num_rows, num_out)
+            else:
+                store_half(left, room, out, row + GROUP * LINES, block * OUTS)
+                store_half(right, room, out, row + GROUP * LINES, block * OUTS + HALF)
         else:
-            opening, up = y.reshape([LINES, OUTS // 16, 2, EIGHT]).permute((0, 1, 3, 2)).split()
-            y = gate(opening, up, ACT).reshape([LINES, HALF])
-            store_half(y, room, out, row + GROUP * LINES, block * HALF)
-    tma.store_wait(0)
+            if DIRECT:
+                left, right = y.reshape([LINES, 2, HALF]).permute((0, 2, 1)).split()
+                left, left2 = left.reshape([LINES, 2, HALF // 2]).permute((0, 2, 1)).split()
+                store_direct(gate_pairs(left, ACT), out_ptr, row + GROUP * LINES, block * HALF, num_rows, num_out // 2)
+                store_direct(gate_pairs(left2, ACT), out_ptr, row + GROUP * LINES, block * HALF + HALF // 4, num_rows, num_out // 2)
+                right, right2 = right.reshape([LINES, 2, HALF // 2]).permute((0, 2, 1)).split()
+                store_direct(gate_pairs(right, ACT), out_ptr, row + GROUP * LINES, block * HALF + HALF // 2, num_rows, num_out // 2)
+                store_direct(gate_pairs(right2, ACT), out_ptr, row + GROUP * LINES, block * HALF + HALF // 4 * 3, num_rows, num_out // 2)
+            else:
+                opening, up = y.reshape([LINES, OUTS // 16, 2, EIGHT]).permute((0, 1, 3, 2)).split()
+                store_half(gate(opening, up, ACT).reshape([LINES, HALF]), room, out, row + GROUP * LINES, block * HALF)
+    if not DIRECT:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def gate_pairs(y, ACT: gl.constexpr):
+    opening, up = y.reshape([LINES, y.shape[1] // 16, 2, EIGHT]).permute((0, 1, 3, 2)).split()
+    return gate_fast(opening, up, ACT).reshape([LINES, y.shape[1] // 2])
+
+
+@gluon.jit
+def gate_fast(opening, up, ACT: gl.constexpr):
+    if ACT == "silu":
+        z = opening.to(gl.float32)
+        e = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [z * -1.4426950408889634], dtype=gl.float32, is_pure=True, pack=1)
+        r = gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [1.0 + e], dtype=gl.float32, is_pure=True, pack=1)
+        return rounded(z * r, opening.dtype) * up
+    else:
+        return gate(opening, up, ACT)
+
+
+@gluon.jit
+def store_direct(y, out_ptr, row, n, num_rows, width):
+    m = row + gl.arange(0, y.shape[0], gl.SliceLayout(1, y.type.layout))[:, None]
+    n += gl.arange(0, y.shape[1], gl.SliceLayout(0, y.type.layout))[None, :]
+    gl.store(out_ptr + m.to(gl.int64) * width + n, y, mask=(m < num_rows) & (n < width))
 
 
 @gluon.jit
@@ -210,6 +251,7 @@ def prompt_matmul_kernel(
     x,  # descriptor of [M, K], in boxes [LINES, STEP]
     weight,  # descriptor of [N, K], in boxes [OUTS, STEP], or see `pairs_of`
     out,  # descriptor
+    out_ptr,
     num_rows,
     num_out,
     num_in,
@@ -220,6 +262,8 @@ def prompt_matmul_kernel(
     STEP: gl.constexpr,
     LAG: gl.constexpr,
     ACT: gl.constexpr,
+    DIRECT: gl.constexpr,
+    COPIER: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     """One program a multiprocessor."""
@@ -229,7 +273,10 @@ def prompt_matmul_kernel(
         w_parts = gl.allocate_shared_memory(x.dtype, [STAGES, OUTS, STEP], weight.layout)
     else:
         w_parts = gl.allocate_shared_memory(x.dtype, [STAGES, OUTS // 16, 2, EIGHT, STEP], weight.layout)
-    rooms = gl.allocate_shared_memory(out.dtype, [GROUPS, LINES, OUTS // 2], out.layout)
+    if not DIRECT:
+        rooms = gl.allocate_shared_memory(out.dtype, [GROUPS, LINES, OUTS // 2], out.layout)
+    else:
+        rooms = x_parts
     # First those that say "full", then those that say "empty".
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + GROUPS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -244,10 +291,10 @@ def prompt_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_tiles, (
-                    gl.constexpr(0), operands, out, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT,
+                    gl.constexpr(0), operands, out, out_ptr, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT, DIRECT, COPIER,
                 )),
                 (multiply_tiles, (
-                    gl.constexpr(1), operands, out, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT,
+                    gl.constexpr(1), operands, out, out_ptr, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT, DIRECT, COPIER,
                 )),
                 (copy_tiles, (operands, sizes, GROUPS, OUTS, STAGES, STEP, ACT)),
             ],
@@ -258,13 +305,13 @@ def prompt_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_tiles, (
-                    gl.constexpr(0), operands, out, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT,
+                    gl.constexpr(0), operands, out, out_ptr, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT, DIRECT, COPIER,
                 )),
                 (multiply_tiles, (
-                    gl.constexpr(1), operands, out, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT,
+                    gl.constexpr(1), operands, out, out_ptr, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT, DIRECT, COPIER,
                 )),
                 (multiply_tiles, (
-                    gl.constexpr(2), operands, out, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT,
+                    gl.constexpr(2), operands, out, out_ptr, rooms, sizes, GROUPS, OUTS, STAGES, STEP, LAG, ACT, DIRECT, COPIER,
                 )),
             ],
             [4, 4],
