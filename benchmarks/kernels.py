@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.decode_attention import decode_attention
+from pellucid.kernels.own_products import OwnProducts, choices_for
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import (
     longest_first,
@@ -35,7 +36,6 @@ from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.sample import draw
 from pellucid.kernels.silu_mul import silu_mul
-from pellucid.kernels.small_products import SmallProducts, choices_for
 from pellucid.sample.noise import token_codes
 
 HEAD_DIM = 128
@@ -239,7 +239,7 @@ def product_figure(shape: tuple[int, int], num_rows: int) -> Figure:
     copies = max(2, CACHE_BYTES // (2 * num_out * num_in))
     weights = [torch.randn(shape, dtype=DTYPE, device="cuda") for _ in range(copies)]
     x = torch.randn(num_rows, num_in, dtype=DTYPE, device="cuda")
-    products = SmallProducts(weights[0], choices_for(weights[0]))
+    products = OwnProducts(weights[0], choices_for(weights[0]))
 
     def launch(weight: Tensor) -> Callable[[], object]:
         def run() -> Tensor:

@@ -49,7 +49,7 @@ from pellucid.kernels.hopper_prefill import (
 )
 from pellucid.kernels.silu_mul import gate
 from pellucid.kernels.small_matmul import Scales
-from pellucid.kernels.tiles import MAX_ROWS, Wgmma
+from pellucid.kernels.tiles import MAX_ROWS, Persistent, Wgmma
 
 LINES = gl.constexpr(64)  # of W, that a group of warps multiplies
 LINE_BYTES = gl.constexpr(128)  # of a copy: what the tensor cores want swizzled
@@ -86,7 +86,7 @@ def hopper_matmul(
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
     hopper_matmul_kernel[grid](
         boxes_of(x, [tile.rows, step]),
-        pairs_of(weight, step) if act else boxes_of(weight, [LINES.value, step]),
+        pairs_of(weight, LINES.value, step) if act else boxes_of(weight, [LINES.value, step]),
         bias,
         scales and scales.x,
         scales and scales.weight,
@@ -109,14 +109,15 @@ def hopper_matmul(
     return out
 
 
-def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma, act: str | None) -> bool:
-    """Whether this kernel can multiply x [M, K] with this weight [N, K]."""
+def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma | Persistent, act: str | None) -> bool:
+    """Whether this kernel, or persistent_matmul's, can multiply x [M, K] with this weight [N, K]."""
     num_out, num_in = weight.shape
     if not is_hopper(x.device) or x.dtype != weight.dtype or x.itemsize > 2 or x.stride(1) != 1:
         return False
     bytes_apart = (x.data_ptr(), x.stride(0) * x.itemsize, num_in * x.itemsize)
     aligned = not any(each % 16 for each in bytes_apart) and num_out % (16 if act else 8) == 0
-    return aligned and (tile.splits == 1 or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
+    has_room = isinstance(tile, Persistent) or tile.splits == 1
+    return aligned and (has_room or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
 
 
 def registers_of(tile: Wgmma) -> int | None:
@@ -136,14 +137,13 @@ def num_arrivals(num_out: int, num_rows: int, tile: Wgmma) -> int:
     return tiles * tile.block_n // LINES.value if tile.splits > 1 else 0
 
 
-def pairs_of(weight: Tensor, step: int) -> TensorDescriptor:
-    """W = [gate; up] in boxes of 64 lines, eight of gates and eight of what they open by turns."""
+def pairs_of(weight: Tensor, lines: int, step: int) -> TensorDescriptor:
+    """W = [gate; up] in boxes of so many lines, eight of gates and eight of what they open by turns."""
     hidden, num_in = len(weight) // 2, weight.shape[1]
     eight = EIGHT.value
     layout = gl.NVMMASharedLayout(128, 8 * weight.itemsize, 4)
     shape, strides = [hidden // eight, 2, eight, num_in], [eight * num_in, hidden * num_in, num_in, 1]
-    box = [LINES.value // 2 // eight, 2, eight, step]
-    return TensorDescriptor(weight, shape, strides, box, layout)
+    return TensorDescriptor(weight, shape, strides, [lines // 2 // eight, 2, eight, step], layout)
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""Which kernel multiplies a matrix with few rows, and how it is cut up: measured tables, and a rule without.
+"""Which kernel multiplies a matrix with rows, and how it is cut up: measured tables, and a rule without.
 
 A table is a JSON file: `devices`, the names (or their beginnings) of the GPUs it is for, and `choices`, for
 weights of 16 or 8 bits and a shape "NxK", what is best up to so many rows.  A file in the user's cache
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -53,9 +54,22 @@ class Wgmma:
     stages: int
 
 
-Tile = Gemv | SplitK | Wgmma
+@dataclass(frozen=True, slots=True)
+class Persistent:
+    """Each program multiplies tile after tile, of so many rows and 256 outputs; on Hopper alone."""
+
+    rows: int  # 128 or 192
+    band: int  # tiles of rows that are computed side by side
+
+
+Tile = Gemv | SplitK | Wgmma | Persistent
 Choices = dict[int, Tile | None]  # up to so many rows: the tile, or None for the library's product
-KINDS: dict[str, type[Gemv] | type[SplitK] | type[Wgmma]] = {"gemv": Gemv, "split_k": SplitK, "wgmma": Wgmma}
+KINDS: dict[str, type[Tile]] = {
+    "gemv": Gemv,
+    "split_k": SplitK,
+    "wgmma": Wgmma,
+    "persistent": Persistent,
+}
 
 
 def to_words(tile: Tile | None) -> list[str | int]:
@@ -79,7 +93,8 @@ def from_words(words: Iterable[str | int]) -> Tile | None:
 def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices:
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
-    bits: of a weight, 16 or 8.  More rows than any choice has are the library's.
+    bits: of a weight, 16 or 8.  More rows than any choice has are the library's, unless the last one takes
+    any number.
     """
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
@@ -88,12 +103,18 @@ def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices
     return rule_of_thumb(num_out, num_in, bits)
 
 
-def by_rows(choices: Choices) -> list[Tile | None]:
-    """What serves 0, 1, 2, .. rows."""
-    tiles: list[Tile | None] = [None]
-    for most in sorted(choices):
-        tiles += [choices[most]] * (most + 1 - len(tiles))
-    return tiles
+class ByRows:
+    """Which tile serves how many rows."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._most = sorted(choices)
+        self._tiles = [choices[most] for most in self._most]
+        last = self._tiles[-1] if self._tiles else None
+        self._tiles.append(last if isinstance(last, Persistent) else None)
+
+    def __call__(self, num_rows: int) -> Tile | None:
+        """None: the library."""
+        return self._tiles[bisect_left(self._most, num_rows)] if num_rows else None
 
 
 def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:

@@ -97,9 +97,9 @@ def choose_multiply(shape: LinearShape, device: torch.device, block: int) -> Mul
 
 def few_rows(weight: Tensor) -> Few:
     """Kernels for few rows, those that are fast for this weight [N, K] on its GPU."""
-    from pellucid.kernels.small_products import SmallFp8Products, choices_for  # where Triton is installed
+    from pellucid.kernels.own_products import OwnFp8Products, choices_for  # where Triton is installed
 
-    small = SmallFp8Products(weight, choices_for(weight))
+    small = OwnFp8Products(weight, choices_for(weight))
 
     def few(x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None:
         return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias)

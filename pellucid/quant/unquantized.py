@@ -2,7 +2,7 @@
 
 On a CPU, bfloat16 matrices are packed once into the layout that oneDNN multiplies with, which is up to twice
 as fast as packing at every call; the plain copy is let go.  On a GPU, products of few rows, which last as
-long as it takes to read the matrix, have kernels of their own.  Everything else is `F.linear`.
+long as it takes to read the matrix, and gated ones have kernels of their own.  Everything else is `F.linear`.
 """
 
 from __future__ import annotations
@@ -79,23 +79,23 @@ class PackedProduct:
 
 
 class TunedProduct:
-    """Few rows by the kernels that are fastest for this shape, many by the library."""
+    """By the kernels that are fastest for this shape and so many rows, ours or the library's."""
 
     def __init__(self, weight: Tensor) -> None:
-        from pellucid.kernels.small_products import SmallProducts, choices_for  # where Triton is installed
+        from pellucid.kernels.own_products import OwnProducts, choices_for  # where Triton is installed
 
-        self._small = SmallProducts(weight, choices_for(weight))
+        self._own = OwnProducts(weight, choices_for(weight))
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        y = self._few(layer, x)
+        y = self._multiply(layer, x)
         return plain_product(layer, x) if y is None else y
 
     def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
-        """act(gate) * up of few rows; None for many."""
-        return self._few(layer, x, act)
+        """act(gate) * up, or None where the library is faster."""
+        return self._multiply(layer, x, act)
 
-    def _few(self, layer: LinearLayer, x: Tensor, act: str | None = None) -> Tensor | None:
-        y = self._small(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias, act=act)
+    def _multiply(self, layer: LinearLayer, x: Tensor, act: str | None = None) -> Tensor | None:
+        y = self._own(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias, act=act)
         return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
 
 

@@ -9,11 +9,11 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul, block_fp8_matmul_ref
 from pellucid.kernels.fp8_gemv import fp8_gemv, fp8_gemv_ref
+from pellucid.kernels.own_products import OwnFp8Products
 from pellucid.kernels.quantize_fp8 import Rounded, cut, quantize_fp8, quantize_fp8_ref, round_rows
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, add_rms_norm_fp8_ref
 from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_fp8, silu_mul_fp8_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.small_products import SmallFp8Products
 from pellucid.kernels.tiles import Gemv, SplitK
 from tests.kernels.compare import DTYPES as COMPARED
 
@@ -125,7 +125,7 @@ def test_few_rows_go_to_the_kernel_of_their_number_rounded_or_not() -> None:
     x = activations(16, 256, torch.float16)
     weight, weight_scale = quantize_fp8_ref(torch.randn(70, 256, device=DEVICE), 256)
     tile = SplitK(16, 64, 2, 4, 3)
-    products = SmallFp8Products(weight, {1: GEMVS[0], 8: tile, 12: None})
+    products = OwnFp8Products(weight, {1: GEMVS[0], 8: tile, 12: None})
     for num_rows in (0, 9, 12, 13, 16):
         assert products(x[:num_rows], weight, weight_scale) is None
     assert torch.equal(products(x[:1], weight, weight_scale), fp8_gemv(x[:1], weight, weight_scale, GEMVS[0]))

@@ -9,8 +9,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
+from pellucid.kernels.own_products import OwnProducts
 from pellucid.kernels.small_matmul import small_matmul_ref
-from pellucid.kernels.small_products import SmallProducts
 from pellucid.kernels.tiles import Wgmma
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -88,7 +88,7 @@ def test_rows_may_be_a_slice_of_wider_ones() -> None:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_products_replay_in_a_graph(tile: Wgmma) -> None:
     x, weight, _ = operands(tile.rows, 1024, 1024)
-    products = SmallProducts(weight, {tile.rows: tile})
+    products = OwnProducts(weight, {tile.rows: tile})
     assert products(x, weight) is not None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -108,4 +108,4 @@ def test_elsewhere_the_library_multiplies() -> None:
     x, weight, _ = operands(80, 384, 512, device="cpu")
     for tile in TILES:
         assert not hopper_multiplies(x, weight, tile, None)
-        assert SmallProducts(weight, {128: tile})(x, weight) is None
+        assert OwnProducts(weight, {128: tile})(x, weight) is None

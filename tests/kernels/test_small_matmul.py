@@ -8,9 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.kernels.own_products import OwnProducts
 from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
-from pellucid.kernels.small_products import SmallProducts
 from pellucid.kernels.tiles import Gemv, SplitK, Tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,7 +109,7 @@ def test_fp8_is_multiplied_with_its_scales() -> None:
 
 def test_a_layers_products_take_the_kernel_of_their_rows_or_none() -> None:
     x, weight, bias = operands(16, 70, 520, torch.float32)
-    products = SmallProducts(weight, {1: MANY[0], 4: MANY[1], 8: None, 12: MANY[2]})
+    products = OwnProducts(weight, {1: MANY[0], 4: MANY[1], 8: None, 12: MANY[2]})
     for num_rows in (0, 5, 8, 13, 16):
         assert products(x[:num_rows], weight, bias=bias) is None
     for num_rows, tile in ((1, MANY[0]), (2, MANY[1]), (4, MANY[1]), (9, MANY[2])):

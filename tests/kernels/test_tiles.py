@@ -13,11 +13,12 @@ from pellucid.kernels.tiles import (
     MAX_ROWS,
     MAX_SPLIT_K_ROWS,
     PACKAGED,
+    ByRows,
     Gemv,
+    Persistent,
     SplitK,
     Tile,
     Wgmma,
-    by_rows,
     choose,
     from_words,
     read_table,
@@ -26,6 +27,7 @@ from pellucid.kernels.tiles import (
 )
 
 CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None, 96: Wgmma(192, 128, 4, 4)}
+PERSISTENT = Persistent(192, 16)
 MOST_ROWS = {Gemv: MAX_GEMV_ROWS, SplitK: MAX_SPLIT_K_ROWS, Wgmma: MAX_ROWS, type(None): MAX_ROWS}
 
 
@@ -61,13 +63,19 @@ def test_the_users_table_comes_before_the_packages(
 
 
 def test_a_choice_serves_up_to_its_rows() -> None:
-    served = by_rows(CHOICES)
-    assert served[1] == CHOICES[1] and served[2] == served[16] == CHOICES[16]
-    assert served[0] is served[17] is served[64] is None
-    assert served[65] == served[96] == CHOICES[96] and len(served) == 97
+    tile = ByRows(CHOICES)
+    assert tile(1) == CHOICES[1] and tile(2) == tile(16) == CHOICES[16]
+    assert tile(0) is tile(17) is tile(64) is None
+    assert tile(65) == tile(96) == CHOICES[96] and tile(97) is None
+    assert ByRows({})(1) is None
 
 
-@pytest.mark.parametrize("tile", CHOICES.values(), ids=str)
+def test_one_that_goes_from_tile_to_tile_serves_any_number_of_rows() -> None:
+    tile = ByRows({8: None, 2048: PERSISTENT})
+    assert tile(8) is None and tile(9) == tile(100_000) == PERSISTENT
+
+
+@pytest.mark.parametrize("tile", [*CHOICES.values(), PERSISTENT], ids=str)
 def test_words_come_back_as_the_tile(tile: Tile | None) -> None:
     assert from_words(json.loads(json.dumps(to_words(tile)))) == tile
 
@@ -83,11 +91,13 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
         assert table, path
         for choices in table.values():
             for num_rows, tile in choices.items():
-                assert 1 <= num_rows <= MOST_ROWS[type(tile)]
+                assert 1 <= num_rows <= MOST_ROWS.get(type(tile), num_rows)
                 if isinstance(tile, Wgmma):
                     assert tile.block_n in (64, 128, 192) and tile.rows in (64, 128, 256), (path, tile)
                     assert tile.splits in (1, 2, 4, 8), (path, tile)
                     assert tile.stages * 64 % tile.rows == 0, (path, tile)
+                elif isinstance(tile, Persistent):
+                    assert tile.rows in (128, 192) and tile.band > 0, (path, tile)
                 elif tile:
                     sizes = (tile.block_n, tile.block_k, tile.num_warps)
                     assert all(size & (size - 1) == 0 for size in sizes), (path, tile)

@@ -1,4 +1,4 @@
-"""Products with one matrix for few rows, each by the kernel that its table or rule names.
+"""Products with one matrix by kernels of our own, each by the one that its table or rule names.
 
 A layer's object: it owns the counters of its split-K kernels, so layers of different engines never share any.
 """
@@ -10,16 +10,17 @@ from torch import Tensor
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
+from pellucid.kernels.persistent_matmul import persistent_matmul
 from pellucid.kernels.quantize_fp8 import Rounded, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import Choices, Gemv, SplitK, Tile, Wgmma, by_rows, choose
+from pellucid.kernels.tiles import ByRows, Choices, Gemv, Persistent, SplitK, Tile, Wgmma, choose
 
 
-class SmallProducts:
-    """y = x W^T for a few rows of x.  Knows the shape of the weight [N, K], holds no copy of it."""
+class OwnProducts:
+    """y = x W^T where ours are faster.  Knows the shape of the weight [N, K], holds no copy of it."""
 
     def __init__(self, weight: Tensor, choices: Choices) -> None:
-        self.tiles = by_rows(choices)
+        self.tile = ByRows(choices)
         counters = [counters_of(tile, len(weight), rows) for rows, tile in choices.items()]
         self.arrivals = torch.zeros(max(counters, default=0), dtype=torch.int32, device=weight.device)
 
@@ -38,20 +39,25 @@ class SmallProducts:
         act: gate the product, which makes it [M, N / 2].  dtype: of y; None is x's.
         """
         tile = self.tile(len(x))
-        if tile is None or (act and tile.block_n % 2):
+        if tile is None or not takes(tile, x, weight, act):
             return None
-        if isinstance(tile, Wgmma) and not hopper_multiplies(x, weight, tile, act):
+        if isinstance(tile, Persistent) and (bias is not None or scales is not None):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
+        if isinstance(tile, Persistent):
+            return persistent_matmul(x, weight, out, tile, act=act)
         more = {"bias": bias, "scales": scales, "act": act, "arrivals": self.arrivals}
         if isinstance(tile, Wgmma):
             return hopper_matmul(x, weight, out, tile, **more)
         return small_matmul(x, weight, out, tile, **more)
 
-    def tile(self, num_rows: int) -> Tile | None:
-        """What serves so many rows; None: the library."""
-        return self.tiles[num_rows] if num_rows < len(self.tiles) else None
+
+def takes(tile: Tile, x: Tensor, weight: Tensor, act: str | None) -> bool:
+    """Whether this tile's kernel can multiply x [M, K] with this weight [N, K]."""
+    if isinstance(tile, (Wgmma, Persistent)):
+        return hopper_multiplies(x, weight, tile, act)
+    return act is None or tile.block_n % 2 == 0
 
 
 def counters_of(tile: Tile | None, num_out: int, num_rows: int) -> int:
@@ -61,11 +67,11 @@ def counters_of(tile: Tile | None, num_out: int, num_rows: int) -> int:
     return -(-num_out // tile.block_n) if isinstance(tile, SplitK) else 0
 
 
-class SmallFp8Products:
+class OwnFp8Products:
     """The same in FP8, where a row of x and an output have a scale each."""
 
     def __init__(self, weight: Tensor, choices: Choices) -> None:
-        self.products = SmallProducts(weight, choices)
+        self.products = OwnProducts(weight, choices)
 
     def __call__(
         self, x: Tensor | Rounded, weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None
