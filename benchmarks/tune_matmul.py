@@ -1,4 +1,4 @@
-"""Find the fastest product of few rows for each projection of a model: `python benchmarks/tune_matmul.py`.
+"""Find the fastest product for each projection of a model: `python benchmarks/tune_matmul.py`.
 
 Measures every kernel that could be the fastest, and the library's product, for each shape and number of rows
 (where outputs are gated, with the gate, which ours take along), and writes the choices to the table of this
@@ -26,16 +26,19 @@ from torch.nn import functional as F
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
+from pellucid.kernels.persistent_matmul import persistent_matmul
 from pellucid.kernels.quantize_fp8 import round_rows
 from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.silu_mul import silu_mul
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import (
     MAX_GEMV_ROWS,
+    MAX_ROWS,
     MAX_SPLIT_K_ROWS,
     PACKAGED,
     Choices,
     Gemv,
+    Persistent,
     SplitK,
     Tile,
     Wgmma,
@@ -46,7 +49,8 @@ from pellucid.kernels.tiles import (
 from pellucid.models.checkpoint import ASSETS
 from pellucid.quant.fp8_product import multiply_rows
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512)
+# At start steps of up to 2,048 rows are rehearsed: what serves more of them should serve these, too.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2047, 16_384)
 TOUCHED = 128 << 20  # bytes of weights that the launches of one graph read at least
 TOLERANCE = 1.02  # a kernel that also serves others may be so much slower
 # So many seconds slower than the library's, ours are still to be preferred: they start while the kernel
@@ -106,6 +110,7 @@ WGMMAS = [  # the largest of their width and rows, and one of which two share a 
     Wgmma(128, 256, 1, 4),
     Wgmma(192, 256, 1, 4),
 ]
+PERSISTENTS = [Persistent(128, 16), Persistent(192, 11)]
 SPLITS = (1, 2, 3, 4, 8)
 WGMMA_SPLITS = (1, 2, 4, 8)
 MAX_PROGRAMS = 2048
@@ -127,8 +132,12 @@ def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
 
 def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
     """What could be the fastest, the library's product (None) first."""
-    num_out, num_in, _ = shape
+    num_out, num_in, is_gated = shape
     yield None
+    if num_rows >= MAX_ROWS and is_gated and bits == 16 and is_hopper(torch.device("cuda")):
+        yield from PERSISTENTS
+    if num_rows > MAX_ROWS:
+        return
     if num_rows <= MOST_GEMV_ROWS[bits]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
@@ -191,6 +200,8 @@ class Case:
             return lambda: F.linear(x, weight)
         act, width = ("silu", len(weight) // 2) if self.is_gated else (None, len(weight))
         out = torch.empty(num_rows, width, dtype=torch.bfloat16, device="cuda")
+        if isinstance(tile, Persistent):
+            return lambda: persistent_matmul(x, weight, out, tile, act=act)
         if isinstance(tile, Wgmma):
             return lambda: hopper_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
         return lambda: small_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
@@ -253,6 +264,8 @@ def main() -> None:
     for shape in dict.fromkeys(shapes):
         case = Case(shape, options.bits)
         for num_rows in options.rows:
+            if num_rows > MAX_ROWS and not shape[2]:
+                continue  # the library's alone
             measured = {
                 tile: case.seconds(num_rows, tile) for tile in candidates(shape, num_rows, options.bits)
             }

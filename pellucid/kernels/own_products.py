@@ -41,11 +41,12 @@ class OwnProducts:
         tile = self.tile(len(x))
         if tile is None or not takes(tile, x, weight, act):
             return None
-        if isinstance(tile, Persistent) and (bias is not None or scales is not None):
+        if isinstance(tile, Persistent) and not (bias is None and scales is None):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
         if isinstance(tile, Persistent):
+            assert act, "it gates"
             return persistent_matmul(x, weight, out, tile, act=act)
         more = {"bias": bias, "scales": scales, "act": act, "arrivals": self.arrivals}
         if isinstance(tile, Wgmma):
@@ -55,6 +56,8 @@ class OwnProducts:
 
 def takes(tile: Tile, x: Tensor, weight: Tensor, act: str | None) -> bool:
     """Whether this tile's kernel can multiply x [M, K] with this weight [N, K]."""
+    if isinstance(tile, Persistent) and act is None:
+        return False
     if isinstance(tile, (Wgmma, Persistent)):
         return hopper_multiplies(x, weight, tile, act)
     return act is None or tile.block_n % 2 == 0

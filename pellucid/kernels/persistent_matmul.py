@@ -3,17 +3,22 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T on Hopper GPUs for the many rows of prompts, gated on the way out.
+"""act(gate) * up on Hopper GPUs for the many rows of prompts, y = x W^T with W = [gate; up], in one product.
 
-A program a multiprocessor goes from tile to tile, of 192 rows (or 128) and 256 outputs: each group of four
-warps multiplies 64 rows with all outputs, and one of the groups copies steps of x and W by the TMA unit, as
-far ahead as there is room, across tiles.  All that matters is energy: in a long prompt the GPU runs at its
-power limit, and what a product saves of traffic it gains in clocks.  Therefore tiles are as large as the
-registers are, no warp is left to copy, and where outputs are gated only the products leave the chip.
+A program a multiprocessor goes from tile to tile, of 128 or 192 rows and 256 outputs: a group of four warps
+multiplies 64 rows with all outputs, while steps of x and W are copied by the TMA unit as far ahead as there
+is room, across tiles.  Tiles of a band of rows are computed side by side, block of outputs by block: its rows
+and the weights of the moment stay in the L2 cache.  How a row is summed up depends on nothing but its inputs,
+so it has the same bits in any company and with any tile.
 
-Tiles of a band of rows are computed side by side, output by output, such that both its rows and the weights
-of the moment stay in the L2 cache.  Gates and what they open lie eight by eight in a tile: then a thread
-holds both, and gates without asking.
+Energy is what counts: in a long prompt the GPU runs at its power limit, and what a product saves of traffic
+it gains in clocks.  Tiles are therefore as large as the registers allow, and only products of gates leave the
+chip.  Gates and what they open lie eight by eight in a tile: a thread holds both, and gates without asking.
+
+On an H200 with 24,576 outputs and 4,096 inputs, in brackets the library's product and the kernel that gates:
+16,384 rows take 4.85 ms (5.15), 680 TFLOP/s, when there are seconds of them, and 4.02 (4.29) in a burst;
+2,048 take 530 us (566), 1,024 283 (302).  With 6,144 outputs and 1,024 inputs, 16,384 rows take 291 us (350)
+and 2,048 45 (53).
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -78,12 +83,12 @@ def num_tiles(sizes, GROUPS: gl.constexpr):
 
 @gluon.jit
 def place_of(tile, sizes, GROUPS: gl.constexpr):
-    """(first row, block of outputs) of a tile: band by band, in each block by block."""
+    """(first row, block of outputs) of a tile: band by band, each block by block.  Behind the last, any."""
     num_rows, num_out, _, band = sizes
     height, width = gl.cdiv(num_rows, GROUPS * ROWS), gl.cdiv(num_out, OUTS)
     first = tile // (band * width) * band
     place = tile - first * width
-    band = gl.minimum(band, height - first)
+    band = gl.maximum(gl.minimum(band, height - first), 1)
     return (first + place % band) * (GROUPS * ROWS), place // band
 
 
@@ -117,14 +122,26 @@ def copy_step(number, what, operands, sizes, GROUPS: gl.constexpr, STAGES: gl.co
 
 
 @gluon.jit
+def copy_tiles(operands, sizes, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr):
+    """The copying warp, where there is one."""
+    _, _, num_in, _ = sizes
+    what, number = first_step(sizes, GROUPS), 0
+    for _tile in range(gl.program_id(0), num_tiles(sizes, GROUPS), gl.num_programs(0)):
+        for _k in range(0, num_in, STEP):
+            what = copy_step(number, what, operands, sizes, GROUPS, STAGES, STEP)
+            number += 1
+
+
+@gluon.jit
 def multiply_tiles(
     GROUP: gl.constexpr, operands, out, rooms, sizes,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, ACT: gl.constexpr,
 ):  # fmt: skip
-    """A multiplying group of warps: its rows of all tiles of this program.  The first one copies, too."""
+    """A multiplying group of warps: its rows of all tiles of this program."""
     _, _, x_parts, w_parts, bars = operands
     _, _, num_in, _ = sizes
-    COPIES: gl.constexpr = GROUP == 0
+    # A warp that copies would leave three groups too few registers.
+    COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTS, STEP // 4])
     w_tiles = seen_as(w_parts, w_parts.dtype, STAGES, OUTS, STEP)
     if COPIES:
@@ -219,9 +236,10 @@ def persistent_matmul_kernel(
             [
                 (multiply_tiles, (gl.constexpr(0), operands, out, rooms, sizes, GROUPS, STAGES, STEP, ACT)),
                 (multiply_tiles, (gl.constexpr(1), operands, out, rooms, sizes, GROUPS, STAGES, STEP, ACT)),
+                (copy_tiles, (operands, sizes, GROUPS, STAGES, STEP)),
             ],
-            [4],
-            [240],
+            [4, 1],
+            [232, 40],
         )
     else:
         gl.warp_specialize(

@@ -56,7 +56,7 @@ class Wgmma:
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """Each program multiplies tile after tile, of so many rows and 256 outputs; on Hopper alone."""
+    """Each program multiplies and gates tile after tile, of so many rows and 256 outputs; on Hopper alone."""
 
     rows: int  # 128 or 192
     band: int  # tiles of rows that are computed side by side
@@ -120,7 +120,8 @@ class ByRows:
 def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
     """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
 
-    The library's FP8 product is slow for all numbers of rows of which it takes a tile's worth.
+    The library's FP8 product is slow for all numbers of rows of which it takes a tile's worth.  Of many rows
+    that are gated, a GPU's worth of tiles saves a pass.
     """
     if bits == 8:
         blocks = -(-num_out // 64)
@@ -129,7 +130,8 @@ def rule_of_thumb(num_out: int, num_in: int, bits: int) -> Choices:
     # A row of x lies in the registers of a program, and a long one in those of eight warps.
     gemv = Gemv(8, min(2048, power_of_two(num_in)), 4) if num_in <= 16_384 else Gemv(8, 4096, 8)
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
-    return {1: gemv if num_in % 8 == 0 else None, 32: SplitK(64, 128, splits, 4, 3)}
+    few: Choices = {1: gemv if num_in % 8 == 0 else None, 32: SplitK(64, 128, splits, 4, 3)}
+    return few | {2047: None, 2048: Persistent(128, 16)} if num_out >= 6144 else few
 
 
 def power_of_two(n: int) -> int:

@@ -27,6 +27,8 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
+from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
+from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
@@ -131,6 +133,7 @@ def main() -> None:
     compile_decode()
     compile_hopper_prefill()
     compile_hopper_matmul()
+    compile_persistent_matmul()
     compile_products()
     compile_draw()
     compile_quantization()
@@ -331,6 +334,19 @@ def compile_hopper_matmul() -> None:
         types |= {"weight": f"tensordesc<bf16{box},{layouts[1]!r}>"}
         size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_matmul_kernel {groups}x{rows} {size}\n")
+
+
+def compile_persistent_matmul() -> None:
+    rows, outs, step = PERSISTENT_ROWS.value, OUTS.value, LINE_BYTES.value // DTYPE.itemsize
+    pairs, lines = [gl.NVMMASharedLayout(128, 16, rank) for rank in (4, 2)]
+    for groups, stages, act in ((2, 4, "gelu_tanh"), (3, 3, "silu")):
+        constants = {"GROUPS": groups, "STAGES": stages, "STEP": step, "ACT": act}
+        types = {name: signature_of(name, "") for name in persistent_matmul_kernel.arg_names}
+        types |= {"x": f"tensordesc<bf16{[rows, step]},{lines!r}>"}
+        types |= {"weight": f"tensordesc<bf16{[outs // 16, 2, 8, step]},{pairs!r}>"}
+        types |= {"out": f"tensordesc<bf16{[rows, outs // 4]},{lines!r}>"}
+        size = compiled_size(persistent_matmul_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"persistent_matmul_kernel {groups} {size}\n")
 
 
 def compile_quantization() -> None:
