@@ -177,7 +177,7 @@ def decode_attention(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
-    padded = max(16, triton.next_power_of_2(packed))
+    padded = max(8, triton.next_power_of_2(packed))  # tl.dot takes no fewer
     num_pairs = rows.num_rows * num_kv_heads
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded)
     max_keys = rows.block_table.shape[1] * block_size
@@ -475,73 +475,80 @@ def attend_tiles(
     PAGES: tl.constexpr = len(pages)  # of a tile
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
-    inside = (dim < WIDTH)[None, :]
-    q_at = q_at[:, None] + dim[None, :] * EACH
-    q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
+    inside = dim < WIDTH
+    q_at = q_at[None, :] + dim[:, None] * EACH
+    q = tl.load(q_at, mask=inside[:, None] & asked[None, :], other=0.0)
     if FP8:
         dtype: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
-        q_odd = tl.load(q_at + 1, mask=asked[:, None] & inside, other=0.0).to(dtype)
+        q_odd = tl.load(q_at + 1, mask=inside[:, None] & asked[None, :], other=0.0).to(dtype)
         q = q.to(dtype)
-        odd = tl.zeros([M, DIM_PADDED // 2], dtype=tl.float32)
+        odd = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
     # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)
     # Summed over keys behind the loop: within, warps would have to wait for one another.
-    total = tl.zeros([M, TILE], dtype=tl.float32)
-    accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
+    total = tl.zeros([TILE, M], dtype=tl.float32)
+    accumulator = tl.zeros([DIM_PADDED // EACH, M], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
     for start in range(first_tile * TILE, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = key < seq_len
-        page = pages[0]
-        for i in tl.static_range(1, PAGES):
-            page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
-        offset = place % BLOCK_SIZE if PAGES > 1 else start % BLOCK_SIZE + place
-        line = page.to(tl.int64) * (2 * HALF) + offset * WIDTH
+        if PAGES == 1:
+            at = cache_ptr + pages[0].to(tl.int64) * (2 * HALF) + start % BLOCK_SIZE * WIDTH
+            line = place * WIDTH
+        else:
+            page = pages[0]
+            for i in tl.static_range(1, PAGES):
+                page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
+            at = cache_ptr
+            line = page.to(tl.int64) * (2 * HALF) + place % BLOCK_SIZE * WIDTH
         # Those of the next tile are always under way.
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
-        at = cache_ptr + line[:, None] + dim[None, :]
-        k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
-        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
+        # Values are turned around by where they are read: a turned tensor would not be read ahead.
+        k_at = at + line[:, None] + dim[None, :]
+        v_at = at + HALF + line[None, :] + dim[:, None]
+        k = tl.load(k_at, mask=present[:, None] & inside[None, :], other=0)
+        v = tl.load(v_at, mask=inside[:, None] & present[None, :], other=0)
         if FP8:
             k_even, k_odd = fp8_values(k)
-            scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
-            scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
+            scores = tl.dot(k_even.to(dtype), q, input_precision="ieee")
+            scores = tl.dot(k_odd.to(dtype), q_odd, scores, input_precision="ieee")
         else:
-            scores = tl.dot(q, k, input_precision="ieee")
+            scores = tl.dot(k, q, input_precision="ieee")
         visible = visible_keys(key, position, ancestors, first_draft, WINDOW, TREE)
         scores = tl.where(visible, scores * scale, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        weights = tl.exp2(scores - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)
-        total = total * shrink[:, None] + weights
-        accumulator = accumulator * shrink[:, None]
+        total = total * shrink[None, :] + weights
+        accumulator = accumulator * shrink[None, :]
         weights = weights.to(q.dtype)
         if FP8:
             v_even, v_odd = fp8_values(v)
-            odd = odd * shrink[:, None]
-            accumulator = tl.dot(weights, v_even.to(dtype), accumulator, input_precision="ieee")
-            odd = tl.dot(weights, v_odd.to(dtype), odd, input_precision="ieee")
+            odd = odd * shrink[None, :]
+            accumulator = tl.dot(v_even.to(dtype), weights, accumulator, input_precision="ieee")
+            odd = tl.dot(v_odd.to(dtype), weights, odd, input_precision="ieee")
         else:
-            accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
+            accumulator = tl.dot(v, weights, accumulator, input_precision="ieee")
         maximum = new_maximum
+    accumulator = tl.trans(accumulator)
     if FP8:
-        accumulator = tl.interleave(accumulator, odd)
-    return accumulator, maximum, tl.sum(total, 1)
+        accumulator = tl.interleave(accumulator, tl.trans(odd))
+    return accumulator, maximum, tl.sum(total, 0)
 
 
 @triton.jit
 def visible_keys(key, position, ancestors, first_draft, WINDOW: tl.constexpr, TREE: tl.constexpr):
-    """Which keys [TILE] which queries [M] see."""
-    distance = position[:, None] - key[None, :]
+    """Which keys [TILE] which queries [M] see: [TILE, M]."""
+    distance = position[None, :] - key[:, None]
     visible = distance >= 0
     if WINDOW > 0:
         visible = visible & (distance < WINDOW)
     if TREE:
         draft = key - first_draft
-        bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
-        seen = ((bits & 1) != 0) & (draft < 64)[None, :]
-        visible = tl.where((draft >= 0)[None, :], seen, visible)
+        bits = ancestors[None, :] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[:, None]
+        seen = ((bits & 1) != 0) & (draft < 64)[:, None]
+        visible = tl.where((draft >= 0)[:, None], seen, visible)
     return visible
 
 
@@ -562,16 +569,15 @@ def fp8_values(pairs):
     if INTERPRETED:
         first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
         second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:  # two pairs a register, converted pair by pair
+    else:  # two pairs a register: first the firsts, then the seconds
         first, second = tl.inline_asm_elementwise(
             """{
             .reg .b16 low, high;
-            .reg .b32 one, two;
-            mov.b32 {low, high}, $2;
-            cvt.rn.f16x2.e4m3x2 one, low;
-            cvt.rn.f16x2.e4m3x2 two, high;
-            prmt.b32 $0, one, two, 0x5410;
-            prmt.b32 $1, one, two, 0x7632;
+            .reg .b32 sorted;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {low, high}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
             }""",
             "=r,=r,r",
             [pairs],
