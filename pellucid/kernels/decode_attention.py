@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pellucid.kernels.decode_tiles import attend_tiles, pages_of
+from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
@@ -45,6 +45,7 @@ from pellucid.kernels.paged_attention import (
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
+COLUMNS = 8  # queries a tile, if they are columns
 MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
 
@@ -89,6 +90,13 @@ def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
     return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
 
 
+def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
+    """Packed queries of a tile: as many as there are, or as tl.dot takes as columns or else as rows."""
+    if is_fp8 and packed <= COLUMNS and dtype != torch.float32:
+        return COLUMNS
+    return max(16, triton.next_power_of_2(packed))
+
+
 def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
     """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`.
 
@@ -100,14 +108,14 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
         keys, warps, stages = 16, 4, 2
     elif padded > 16:
         keys, warps, stages = 64, 4, 3
+    elif padded == COLUMNS:
+        keys, warps, stages = (128, 4, 3) if num_pairs <= 5 * PROGRAMS else (64, 2, 3)
     elif num_pairs <= 16 or (is_fp8 and num_pairs <= PROGRAMS):
         keys, warps, stages = 128, 4, 3
     elif num_pairs <= PROGRAMS:
         keys, warps, stages = 64, 4, 4
-    elif is_fp8:
-        keys, warps, stages = 64, 2, 3
     else:
-        keys, warps, stages = (64, 2, 2) if num_pairs <= 2 * PROGRAMS else (64, 4, 3)
+        keys, warps, stages = (64, 2, 2) if not is_fp8 and num_pairs <= 2 * PROGRAMS else (64, 4, 3)
     # A tile is part of a page, or it is some pages.
     if (divisor := block_size & -block_size) != block_size:
         keys = min(keys, divisor)
@@ -173,7 +181,7 @@ def decode_attention(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
-    padded = max(8, triton.next_power_of_2(packed))  # tl.dot takes no fewer
+    padded = padded_queries(packed, q.dtype, is_fp8)
     num_pairs = rows.num_rows * num_kv_heads
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded)
     max_keys = rows.block_table.shape[1] * block_size
@@ -218,6 +226,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         M=padded,
         FP8=is_fp8,
+        COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
         MERGED=merged_at_once(packed, head_dim),
         MARKED=is_marked,
@@ -331,6 +340,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
     FP8: tl.constexpr,
+    COLUMNS: tl.constexpr,  # for queries
     TREE: tl.constexpr,
     MERGED: tl.constexpr,
     MARKED: tl.constexpr,
@@ -366,31 +376,19 @@ def decode_kernel(
                 first_draft = tl.load(first_drafts_ptr + row)
                 position = tl.load(positions_ptr + token, mask=asked, other=0)
                 ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
-            accumulator, maximum, weight = attend_tiles(
-                q_ptr + token * q_token_stride + head * q_head_stride,
-                asked,
-                pages,
-                pages_ptr,
-                num_pages,
-                cache_ptr,
-                kv_head,
-                first_tile + chunk,
-                chunks,
-                seq_len,
-                position,
-                ancestors,
-                first_draft,
-                scale,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                DIM_PADDED,
-                WINDOW,
-                TILE,
-                BLOCK_SIZE,
-                M,
-                FP8,
-                TREE,
-            )
+            q_at = q_ptr + token * q_token_stride + head * q_head_stride
+            if COLUMNS:
+                accumulator, maximum, weight = attend_fp8_columns(
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
+                    seq_len, position, ancestors, first_draft, scale,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, TREE,
+                )  # fmt: skip
+            else:
+                accumulator, maximum, weight = attend_tiles(
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
+                    seq_len, position, ancestors, first_draft, scale,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, FP8, TREE,
+                )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]

@@ -4,12 +4,10 @@
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 """What `decode_attention` does with a chunk: few queries attend over tiles of keys in the paged cache.
 
-Keys are rows of the products and queries are columns: tensor cores take no fewer than 16 rows or 8 columns,
-and decodes have fewer queries than either.  Reading an FP8 cache is a matter of instructions as much as of
-memory, and this halves all of them but the conversions.
-
 FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
-for 16 bits and not for 8, and a conversion to float16 yields two values.
+for 16 bits and not for 8, and a conversion to float16 yields two values.  Reading an FP8 cache is a matter of
+instructions as much as of memory.  Tensor cores take no fewer than 16 rows but 8 columns, so few queries become
+columns, which halves all work but the conversions.
 
 Legend: M packed queries of a row (query m // G with head m % G of the KV head's G), H head dim.
 """
@@ -58,84 +56,131 @@ def attend_tiles(
     EACH: tl.constexpr = 2 if FP8 else 1
     WIDTH: tl.constexpr = HEAD_DIM // EACH
     HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
-    PAGES: tl.constexpr = len(pages)  # of a tile
     place = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_PADDED // EACH)
-    inside = dim < WIDTH
-    q_at = q_at[None, :] + dim[:, None] * EACH
-    q = tl.load(q_at, mask=inside[:, None] & asked[None, :], other=0.0)
+    inside = (dim < WIDTH)[None, :]
+    q_at = q_at[:, None] + dim[None, :] * EACH
+    q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
     if FP8:
         dtype: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
-        q_odd = tl.load(q_at + 1, mask=inside[:, None] & asked[None, :], other=0.0).to(dtype)
+        q_odd = tl.load(q_at + 1, mask=asked[:, None] & inside, other=0.0).to(dtype)
         q = q.to(dtype)
-        odd = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
+        odd = tl.zeros([M, DIM_PADDED // 2], dtype=tl.float32)
     # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)
     # Summed over keys behind the loop: within, warps would have to wait for one another.
-    total = tl.zeros([TILE, M], dtype=tl.float32)
-    accumulator = tl.zeros([DIM_PADDED // EACH, M], dtype=tl.float32)
+    total = tl.zeros([M, TILE], dtype=tl.float32)
+    accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
     for start in range(first_tile * TILE, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = key < seq_len
-        if PAGES == 1:
-            at = cache_ptr + pages[0].to(tl.int64) * (2 * HALF) + start % BLOCK_SIZE * WIDTH
-            line = place * WIDTH
-        else:
-            page = pages[0]
-            for i in tl.static_range(1, PAGES):
-                page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
-            at = cache_ptr
-            line = page.to(tl.int64) * (2 * HALF) + place % BLOCK_SIZE * WIDTH
+        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE)
         # Those of the next tile are always under way.
-        pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
-        # Values are turned around by where they are read: a turned tensor would not be read ahead.
-        k_at = at + line[:, None] + dim[None, :]
-        v_at = at + HALF + line[None, :] + dim[:, None]
-        k = tl.load(k_at, mask=present[:, None] & inside[None, :], other=0)
-        v = tl.load(v_at, mask=inside[:, None] & present[None, :], other=0)
+        pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
+        at = cache_ptr + line[:, None] + dim[None, :]
+        k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
+        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
         if FP8:
             k_even, k_odd = fp8_values(k)
-            scores = tl.dot(k_even.to(dtype), q, input_precision="ieee")
-            scores = tl.dot(k_odd.to(dtype), q_odd, scores, input_precision="ieee")
+            scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
+            scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
         else:
-            scores = tl.dot(k, q, input_precision="ieee")
-        visible = visible_keys(key, position, ancestors, first_draft, WINDOW, TREE)
+            scores = tl.dot(q, k, input_precision="ieee")
+        visible = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, WINDOW, TREE)
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink[:, None] + weights
+        accumulator = accumulator * shrink[:, None]
+        weights = weights.to(q.dtype)
+        if FP8:
+            v_even, v_odd = fp8_values(v)
+            odd = odd * shrink[:, None]
+            accumulator = tl.dot(weights, v_even.to(dtype), accumulator, input_precision="ieee")
+            odd = tl.dot(weights, v_odd.to(dtype), odd, input_precision="ieee")
+        else:
+            accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
+        maximum = new_maximum
+    if FP8:
+        accumulator = tl.interleave(accumulator, odd)
+    return accumulator, maximum, tl.sum(total, 1)
+
+
+@triton.jit
+def attend_fp8_columns(
+    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
+    seq_len, position, ancestors, first_draft, scale,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, WINDOW: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, TREE: tl.constexpr,
+):  # fmt: skip
+    """The same of few queries over an FP8 cache, with queries as columns of the products."""
+    WIDTH: tl.constexpr = HEAD_DIM // 2
+    HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
+    place = tl.arange(0, TILE)
+    dim = tl.arange(0, DIM_PADDED // 2)
+    inside = dim < WIDTH
+    q_at = q_at[None, :] + dim[:, None] * 2
+    q = tl.load(q_at, mask=inside[:, None] & asked[None, :], other=0.0).to(tl.float16)
+    q_odd = tl.load(q_at + 1, mask=inside[:, None] & asked[None, :], other=0.0).to(tl.float16)
+    maximum = tl.full([M], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([TILE, M], dtype=tl.float32)
+    even = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
+    odd = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
+    cache_ptr += kv_head * BLOCK_SIZE * WIDTH
+    for start in range(first_tile * TILE, seq_len, step * TILE):
+        key = start + place
+        present = key < seq_len
+        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE)
+        pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
+        at = cache_ptr + line[:, None] + dim[None, :]
+        k = tl.load(at, mask=present[:, None] & inside[None, :], other=0)
+        # Turned around by where they are read: what `tl.trans` yields would not be read ahead.
+        at = cache_ptr + HALF + line[None, :] + dim[:, None]
+        v = tl.load(at, mask=present[None, :] & inside[:, None], other=0)
+        k_even, k_odd = fp8_values(k)
+        scores = tl.dot(k_even, q)
+        scores = tl.dot(k_odd, q_odd, scores)
+        visible = visible_keys(key[:, None], position[None, :], ancestors[None, :], first_draft, WINDOW, TREE)
         scores = tl.where(visible, scores * scale, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         weights = tl.exp2(scores - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink[None, :] + weights
-        accumulator = accumulator * shrink[None, :]
-        weights = weights.to(q.dtype)
-        if FP8:
-            v_even, v_odd = fp8_values(v)
-            odd = odd * shrink[None, :]
-            accumulator = tl.dot(v_even.to(dtype), weights, accumulator, input_precision="ieee")
-            odd = tl.dot(v_odd.to(dtype), weights, odd, input_precision="ieee")
-        else:
-            accumulator = tl.dot(v, weights, accumulator, input_precision="ieee")
+        weights = weights.to(tl.float16)
+        v_even, v_odd = fp8_values(v)
+        even = tl.dot(v_even, weights, even * shrink[None, :])
+        odd = tl.dot(v_odd, weights, odd * shrink[None, :])
         maximum = new_maximum
-    accumulator = tl.trans(accumulator)
-    if FP8:
-        accumulator = tl.interleave(accumulator, tl.trans(odd))
+    accumulator = tl.interleave(tl.trans(even), tl.trans(odd))
     return accumulator, maximum, tl.sum(total, 0)
 
 
 @triton.jit
 def visible_keys(key, position, ancestors, first_draft, WINDOW: tl.constexpr, TREE: tl.constexpr):
-    """Which keys [TILE] which queries [M] see: [TILE, M]."""
-    distance = position[None, :] - key[:, None]
+    """Which keys which queries see: keys on one axis, queries with their ancestors on the other."""
+    distance = position - key
     visible = distance >= 0
     if WINDOW > 0:
         visible = visible & (distance < WINDOW)
     if TREE:
         draft = key - first_draft
-        bits = ancestors[None, :] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[:, None]
-        seen = ((bits & 1) != 0) & (draft < 64)[:, None]
-        visible = tl.where((draft >= 0)[:, None], seen, visible)
+        bits = ancestors >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)
+        seen = ((bits & 1) != 0) & (draft < 64)
+        visible = tl.where(draft >= 0, seen, visible)
     return visible
+
+
+@triton.jit
+def lines_of(place, start, pages, BLOCK: tl.constexpr, LINE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Where the keys of a tile lie in the cache [TILE].  BLOCK, LINE: elements of a block, of a key."""
+    page = pages[0]
+    for i in tl.static_range(1, len(pages)):
+        page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
+    offset = place % BLOCK_SIZE if len(pages) > 1 else start % BLOCK_SIZE + place
+    return page.to(tl.int64) * BLOCK + offset * LINE
 
 
 @triton.jit
