@@ -11,9 +11,6 @@ rows, which they find in the lengths of all.  While each chunk has a program, th
 merges: it waits until no number is missing, as the numbers' bits say, without a fence or an atomic.
 Otherwise whichever program is last to finish a chunk of the row does.
 
-FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
-for 16 bits and not for 8, and a conversion to float16 yields two values.
-
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to 2,000
 keys at 4.2 TB/s in bfloat16 and at 3.6 TB/s, 1.7 times as fast, in FP8; 256 of 256 keys in 71 us, where a
 plain read takes 62; one of 256 in 5.2 us (benchmarks/kernels.py).  What is not bytes is mostly the wait for
@@ -26,7 +23,6 @@ a KV head, H head dim.
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import NamedTuple
 
@@ -35,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
@@ -48,9 +45,9 @@ from pellucid.kernels.paged_attention import (
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
+COLUMNS = 8  # queries a tile, if they are columns
 MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 decode_attention_ref = paged_attention_ref
 
@@ -93,6 +90,13 @@ def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
     return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
 
 
+def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
+    """Packed queries of a tile: as many as there are, or as tl.dot takes as columns or else as rows."""
+    if is_fp8 and packed <= COLUMNS and dtype != torch.float32:
+        return COLUMNS
+    return max(16, triton.next_power_of_2(packed))
+
+
 def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
     """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`.
 
@@ -104,14 +108,14 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
         keys, warps, stages = 16, 4, 2
     elif padded > 16:
         keys, warps, stages = 64, 4, 3
+    elif padded == COLUMNS:
+        keys, warps, stages = (128, 4, 3) if num_pairs <= 5 * PROGRAMS else (64, 2, 3)
     elif num_pairs <= 16 or (is_fp8 and num_pairs <= PROGRAMS):
         keys, warps, stages = 128, 4, 3
     elif num_pairs <= PROGRAMS:
         keys, warps, stages = 64, 4, 4
-    elif is_fp8:
-        keys, warps, stages = 64, 2, 3
     else:
-        keys, warps, stages = (64, 2, 2) if num_pairs <= 2 * PROGRAMS else (64, 4, 3)
+        keys, warps, stages = (64, 2, 2) if not is_fp8 and num_pairs <= 2 * PROGRAMS else (64, 4, 3)
     # A tile is part of a page, or it is some pages.
     if (divisor := block_size & -block_size) != block_size:
         keys = min(keys, divisor)
@@ -177,7 +181,7 @@ def decode_attention(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
-    padded = max(16, triton.next_power_of_2(packed))
+    padded = padded_queries(packed, q.dtype, is_fp8)
     num_pairs = rows.num_rows * num_kv_heads
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded)
     max_keys = rows.block_table.shape[1] * block_size
@@ -222,6 +226,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         M=padded,
         FP8=is_fp8,
+        COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
         MERGED=merged_at_once(packed, head_dim),
         MARKED=is_marked,
@@ -335,6 +340,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
     FP8: tl.constexpr,
+    COLUMNS: tl.constexpr,  # for queries
     TREE: tl.constexpr,
     MERGED: tl.constexpr,
     MARKED: tl.constexpr,
@@ -370,31 +376,19 @@ def decode_kernel(
                 first_draft = tl.load(first_drafts_ptr + row)
                 position = tl.load(positions_ptr + token, mask=asked, other=0)
                 ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
-            accumulator, maximum, weight = attend_tiles(
-                q_ptr + token * q_token_stride + head * q_head_stride,
-                asked,
-                pages,
-                pages_ptr,
-                num_pages,
-                cache_ptr,
-                kv_head,
-                first_tile + chunk,
-                chunks,
-                seq_len,
-                position,
-                ancestors,
-                first_draft,
-                scale,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                DIM_PADDED,
-                WINDOW,
-                TILE,
-                BLOCK_SIZE,
-                M,
-                FP8,
-                TREE,
-            )
+            q_at = q_ptr + token * q_token_stride + head * q_head_stride
+            if COLUMNS:
+                accumulator, maximum, weight = attend_fp8_columns(
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
+                    seq_len, position, ancestors, first_draft, scale,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, TREE,
+                )  # fmt: skip
+            else:
+                accumulator, maximum, weight = attend_tiles(
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
+                    seq_len, position, ancestors, first_draft, scale,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, FP8, TREE,
+                )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
@@ -436,150 +430,6 @@ def decode_kernel(
                 row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
                 num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
             )  # fmt: skip
-
-
-@triton.jit
-def attend_tiles(
-    q_at,  # [M], pointers
-    asked,  # [M], whether there is such a query
-    pages,  # of the first tile
-    pages_ptr,  # this row's block table
-    num_pages,  # it has room for
-    cache_ptr,
-    kv_head,
-    first_tile,
-    step,  # tiles from one to the next
-    seq_len,
-    position,  # [M], of each packed row's query
-    ancestors,  # [M], its bits
-    first_draft,  # of this row
-    scale,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
-    FP8: tl.constexpr,
-    TREE: tl.constexpr,
-):
-    """Attend over every step-th tile.  Returns (accumulator [M, H], maximum [M], sum of weights [M]).
-
-    The result is accumulator / sum, and a query that sees nothing has a sum of zero.
-    """
-    # Of the cache's elements, which are pairs if they are FP8.
-    EACH: tl.constexpr = 2 if FP8 else 1
-    WIDTH: tl.constexpr = HEAD_DIM // EACH
-    HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
-    PAGES: tl.constexpr = len(pages)  # of a tile
-    place = tl.arange(0, TILE)
-    dim = tl.arange(0, DIM_PADDED // EACH)
-    inside = (dim < WIDTH)[None, :]
-    q_at = q_at[:, None] + dim[None, :] * EACH
-    q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
-    if FP8:
-        dtype: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
-        q_odd = tl.load(q_at + 1, mask=asked[:, None] & inside, other=0.0).to(dtype)
-        q = q.to(dtype)
-        odd = tl.zeros([M, DIM_PADDED // 2], dtype=tl.float32)
-    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
-    maximum = tl.full([M], -1.0e30, dtype=tl.float32)
-    # Summed over keys behind the loop: within, warps would have to wait for one another.
-    total = tl.zeros([M, TILE], dtype=tl.float32)
-    accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
-    cache_ptr += kv_head * BLOCK_SIZE * WIDTH
-    for start in range(first_tile * TILE, seq_len, step * TILE):
-        key = start + place
-        # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
-        present = key < seq_len
-        page = pages[0]
-        for i in tl.static_range(1, PAGES):
-            page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
-        offset = place % BLOCK_SIZE if PAGES > 1 else start % BLOCK_SIZE + place
-        line = page.to(tl.int64) * (2 * HALF) + offset * WIDTH
-        # Those of the next tile are always under way.
-        pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, PAGES)
-        at = cache_ptr + line[:, None] + dim[None, :]
-        k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
-        v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
-        if FP8:
-            k_even, k_odd = fp8_values(k)
-            scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
-            scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
-        else:
-            scores = tl.dot(q, k, input_precision="ieee")
-        visible = visible_keys(key, position, ancestors, first_draft, WINDOW, TREE)
-        scores = tl.where(visible, scores * scale, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_maximum[:, None])
-        shrink = tl.exp2(maximum - new_maximum)
-        total = total * shrink[:, None] + weights
-        accumulator = accumulator * shrink[:, None]
-        weights = weights.to(q.dtype)
-        if FP8:
-            v_even, v_odd = fp8_values(v)
-            odd = odd * shrink[:, None]
-            accumulator = tl.dot(weights, v_even.to(dtype), accumulator, input_precision="ieee")
-            odd = tl.dot(weights, v_odd.to(dtype), odd, input_precision="ieee")
-        else:
-            accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
-        maximum = new_maximum
-    if FP8:
-        accumulator = tl.interleave(accumulator, odd)
-    return accumulator, maximum, tl.sum(total, 1)
-
-
-@triton.jit
-def visible_keys(key, position, ancestors, first_draft, WINDOW: tl.constexpr, TREE: tl.constexpr):
-    """Which keys [TILE] which queries [M] see."""
-    distance = position[:, None] - key[None, :]
-    visible = distance >= 0
-    if WINDOW > 0:
-        visible = visible & (distance < WINDOW)
-    if TREE:
-        draft = key - first_draft
-        bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
-        seen = ((bits & 1) != 0) & (draft < 64)[None, :]
-        visible = tl.where((draft >= 0)[None, :], seen, visible)
-    return visible
-
-
-@triton.jit
-def pages_of(pages_ptr, key, num_pages, BLOCK_SIZE: tl.constexpr, PAGES: tl.constexpr):
-    """The pages of the tile that begins with a key."""
-    first, last = key // BLOCK_SIZE, num_pages - 1
-    page = tl.load(pages_ptr + tl.minimum(first, last))
-    pages = (page,)
-    for i in tl.static_range(1, PAGES):
-        pages = pages + (tl.load(pages_ptr + tl.minimum(first + i, last)),)
-    return pages
-
-
-@triton.jit
-def fp8_values(pairs):
-    """The first and the second of each pair of e4m3 values, in float16, which holds them exactly."""
-    if INTERPRETED:
-        first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-        second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:  # two pairs a register, converted pair by pair
-        first, second = tl.inline_asm_elementwise(
-            """{
-            .reg .b16 low, high;
-            .reg .b32 one, two;
-            mov.b32 {low, high}, $2;
-            cvt.rn.f16x2.e4m3x2 one, low;
-            cvt.rn.f16x2.e4m3x2 two, high;
-            prmt.b32 $0, one, two, 0x5410;
-            prmt.b32 $1, one, two, 0x7632;
-            }""",
-            "=r,=r,r",
-            [pairs],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    return first, second
 
 
 @triton.jit

@@ -283,13 +283,14 @@ def compile_decode() -> None:
         (128, 8, 0, False, 8, "*i16"),
     ):
         packed, is_fp8 = num_query * 4, stored == "*i16"
-        rows = max(16, triton.next_power_of_2(packed))
+        rows = decode.padded_queries(packed, DTYPE, is_fp8)
         cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
         tile = decode.tile_for(num_pairs, cache, DTYPE, rows)
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            "COLUMNS": rows == decode.COLUMNS,
             **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": decode.merged_at_once(packed, head_dim)},
             "MARKED": num_pairs == 8,  # all their chunks have programs
         }
