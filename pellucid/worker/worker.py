@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, compiled_together
+from pellucid.kernels.compilers import Compilers, Share, compilers_for
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
@@ -88,10 +91,11 @@ class Worker:
             self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
         )
         phases = Phases()
-        self._build()
-        phases.end("weights")
-        self._compile()
-        phases.end("kernels")
+        with self._compilers() as compilers:
+            self._build()
+            phases.end("weights")
+            self._compile(compilers)
+            phases.end("kernels")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
@@ -223,12 +227,20 @@ class Worker:
         torch.cuda.empty_cache()
         return budget
 
-    def _compile(self) -> None:
+    def _compilers(self) -> AbstractContextManager[Compilers | None]:
+        """On a GPU, processes that help to compile: they get ready while weights are loaded."""
+        if self.device.type == "cpu":
+            return nullcontext()
+        share = Share(self.mesh.rank, self.mesh.world)
+        num_workers = len(os.sched_getaffinity(0)) // share.size
+        return compilers_for(f"{self.resolved.platform.name} {self.resolved.user}", num_workers, share)
+
+    def _compile(self, compilers: Compilers | None) -> None:
         """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come."""
         if self.device.type == "cpu":
             return
         self._bind_kv(tuple(0 for _ in self.groups))
-        with compiled_together(self.device, running=INDEXING):
+        with compiled_together(self.device, running=INDEXING, compilers=compilers):
             self._try(largest_step(self.resolved, len(self.groups)))
             for plan in rehearsals(self.resolved, len(self.groups)):
                 self._try(plan)

@@ -12,9 +12,11 @@ from pellucid.kernels.compilations import Collected, LateCompilations
 knobs = pytest.importorskip("triton").knobs
 
 
-@dataclass
 class Kernel:
-    name: str
+    """As much of one as is looked at.  device_caches: its variants and more, by device."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.device_caches = name, {0: ({}, {}, "a target")}
 
 
 @pytest.fixture
@@ -58,16 +60,21 @@ def test_two_engines_of_a_process_count_alike_and_may_end_in_any_order(heard: li
 
 
 def test_only_kernels_that_are_to_run_are_launched_while_others_are_noted() -> None:
-    runs, waits = Launched("a kernel", object()), Launched("another", object())
-    collected = Collected(running=(runs.jit_function,))
-    assert [collected.note(key="", fn=fn, compile={"specialization_data": ""}) for fn in (runs, waits)] == [
+    runs, waits = Kernel("a kernel"), Kernel("another")
+    collected = Collected(running=(runs,), compilers=None)
+    assert [collected.note(key="k", fn=Launched(kernel), compile=VARIANT) for kernel in (runs, waits)] == [
         False, True,
     ]  # fmt: skip
+    assert [list(kernel.device_caches[0][0]) for kernel in (runs, waits)] == [[], ["k"]]
+    collected.forget()
+    assert not waits.device_caches[0][0], "it is launched from now on"
+
+
+VARIANT = {"specialization_data": "", "device": 0}
 
 
 @dataclass
 class Launched:
     """What Triton tells of a kernel that is launched."""
 
-    name: str
-    jit_function: object
+    jit_function: Kernel
