@@ -94,9 +94,9 @@ class Worker:
         with self._compilers() as compilers:
             self._build()
             phases.end("weights")
-            self._compile(compilers)
+            most_bytes = self._rehearse(compilers)
             phases.end("kernels")
-        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
+        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget(most_bytes))
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
@@ -214,18 +214,14 @@ class Worker:
             max_rows=self.resolved.max_num_seqs,
         )
 
-    def _kv_budget(self) -> int:
-        """Bytes for KV cache: on a GPU what the largest step leaves."""
+    def _kv_budget(self, most_bytes: int) -> int:
+        """Bytes for KV cache: on a GPU what the largest step leaves, which takes `most_bytes`."""
         if self.device.type == "cpu":
             per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
             return memory.cpu_budget(self.resolved, per_token)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self._try(largest_step(self.resolved, len(self.groups)))
-        budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
-        budget -= self.runner.launcher.measure() + self.runner.handover.reserve
-        torch.cuda.empty_cache()
-        return budget
+        budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization, most_bytes)
+        return budget - self.runner.launcher.measure() - self.runner.handover.reserve
 
     def _compilers(self) -> AbstractContextManager[Compilers | None]:
         """On a GPU, processes that help to compile: they get ready while weights are loaded."""
@@ -235,16 +231,22 @@ class Worker:
         num_workers = len(os.sched_getaffinity(0)) // share.size
         return compilers_for(f"{self.resolved.platform.name} {self.resolved.user}", num_workers, share)
 
-    def _compile(self, compilers: Compilers | None) -> None:
-        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come."""
+    def _rehearse(self, compilers: Compilers | None) -> int:
+        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
+
+        Returns the most bytes that torch has reserved for a step.
+        """
         if self.device.type == "cpu":
-            return
+            return 0
         self._bind_kv(tuple(0 for _ in self.groups))
         with compiled_together(self.device, running=INDEXING, compilers=compilers):
-            self._try(largest_step(self.resolved, len(self.groups)))
             for plan in rehearsals(self.resolved, len(self.groups)):
                 self._try(plan)
-        torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self._try(largest_step(self.resolved, len(self.groups)))
+            most_bytes = torch.cuda.max_memory_reserved()
+        return most_bytes
 
     def _try(self, plan: StepPlan) -> None:
         """Run a step that is no sequence's, and forget it."""
