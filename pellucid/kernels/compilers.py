@@ -30,6 +30,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pellucid.platform import has_triton
+
 logger = logging.getLogger(__name__)
 FEWEST_WORKERS = 4  # that are faster than threads, with the time that they take to start
 PATIENCE = 60.0  # seconds without a word after which the owner does it by itself
@@ -45,6 +47,7 @@ class Share(NamedTuple):
 
 
 ALONE = Share()
+EARLY: list[Compilers] = []  # one that has been started and nobody has yet
 
 
 class Task(NamedTuple):
@@ -69,23 +72,27 @@ def compilers_for(configuration: str, num_workers: int, share: Share = ALONE) ->
 
     Which is where a start of the same configuration has ended well, so that all is in Triton's cache.
     """
-    started = note_of(configuration)
-    if num_workers < FEWEST_WORKERS or started.exists():
-        yield None
-        return
-    try:
-        compilers = Compilers(num_workers, share)
-    except OSError as error:
-        logger.info("threads will compile: %r", error)
-        yield None
-        return
+    start_early(configuration, num_workers, share)
+    compilers = EARLY.pop() if EARLY else None
     try:
         yield compilers
     finally:
-        compilers.close()
+        if compilers is not None:
+            compilers.close()
     with suppress(OSError):  # a cache that cannot be written to
-        started.parent.mkdir(parents=True, exist_ok=True)
-        started.touch()
+        note = note_of(configuration)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def start_early(configuration: str, num_workers: int, share: Share = ALONE) -> None:
+    """Start the processes that a later `compilers_for` is to find: that takes as long as importing torch."""
+    if EARLY or num_workers < FEWEST_WORKERS or not has_triton() or note_of(configuration).exists():
+        return
+    try:
+        EARLY.append(Compilers(num_workers, share))
+    except OSError as error:
+        logger.info("threads will compile: %r", error)
 
 
 def note_of(configuration: str) -> Path:

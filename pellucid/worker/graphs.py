@@ -11,6 +11,7 @@ the forward may be recorded (chunks.py), and the rest is launched kernel by kern
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Generic, Protocol, TypeVar
@@ -223,7 +224,6 @@ class GraphLauncher(Generic[B, Y]):
             self._recordings[num_rows] = self._record(record, num_rows)
         if self._chunks is not None:
             self._chunks.capture(record, only_largest=only_largest)
-        torch.cuda.synchronize()
         torch.cuda.empty_cache()  # of what ran before it was recorded
 
     def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
@@ -242,13 +242,17 @@ def bucket_sizes(max_rows: int) -> list[int]:
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one memory pool, since only one runs at a time; it dies with them."""
+    """Records CUDA graphs that share one memory pool, since only one runs at a time; it dies with them.
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    abridged: within, a run launches whatever it does otherwise, but less often.
+    """
+
+    def __init__(self, abridged: Callable[[], AbstractContextManager[None]]) -> None:
+        self._abridged, self._pool = abridged, torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run[T]) -> Run[T]:
-        run()  # loads what it needs of libraries; nothing of that may happen while recording
+        with self._abridged():
+            run()  # loads what it needs, and makes what it keeps; nothing of that may happen while recording
         graph, stream = torch.cuda.CUDAGraph(), recording_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.config import Resolved
@@ -35,6 +36,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
+from pellucid.worker.abridged import Abridged
 from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import (
@@ -125,7 +127,7 @@ class Worker:
         if "runner" in self.__dict__:
             self.runner.handover.close()
         self.late.end()
-        for name in ("runner", "models"):
+        for name in ("runner", "models", "abridged"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
@@ -141,6 +143,7 @@ class Worker:
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         self.models = (target, *proposer.load(target, shop, sampler))
+        self.abridged = Abridged(model.model for model in self.models if isinstance(model.model, nn.Module))
         self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
@@ -195,7 +198,7 @@ class Worker:
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
         static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
-        return GraphLauncher(eager, static, state, CudaRecorder, chunks)
+        return GraphLauncher(eager, static, state, partial(CudaRecorder, self.abridged), chunks)
 
     @property
     def _wants_graphs(self) -> bool:
@@ -227,9 +230,10 @@ class Worker:
         """On a GPU, processes that help to compile: they get ready while weights are loaded."""
         if self.device.type == "cpu":
             return nullcontext()
-        share = Share(self.mesh.rank, self.mesh.world)
-        num_workers = len(os.sched_getaffinity(0)) // share.size
-        return compilers_for(f"{self.resolved.platform.name} {self.resolved.user}", num_workers, share)
+        parallel, num_ranks = self.resolved.user.parallel, self.mesh.world
+        rank = self.resolved.replica * num_ranks + self.mesh.rank
+        share = Share(rank, num_ranks * parallel.data_parallel_size)
+        return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // num_ranks, share)
 
     def _rehearse(self, compilers: Compilers | None) -> int:
         """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
@@ -240,8 +244,9 @@ class Worker:
             return 0
         self._bind_kv(tuple(0 for _ in self.groups))
         with compiled_together(self.device, running=INDEXING, compilers=compilers):
-            for plan in rehearsals(self.resolved, len(self.groups)):
-                self._try(plan)
+            with self.abridged():
+                for plan in rehearsals(self.resolved, len(self.groups)):
+                    self._try(plan)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             self._try(largest_step(self.resolved, len(self.groups)))
