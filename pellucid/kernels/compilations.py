@@ -130,17 +130,27 @@ class Collected:
         set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
         indices = range(len(self._noted)) if self._compilers is None else self._compilers.finished()
         with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
-            for index in indices:
-                pool.submit(make_ready, self._noted[index])
+            tries = {index: pool.submit(make_ready, self._noted[index]) for index in indices}
+        for index, first in tries.items():
+            # What has failed beside others may succeed by itself.
+            if first.exception() is not None and (error := failure(self._noted[index])) is not None:
+                name = self._noted[index].kernel.__name__
+                logger.warning("%s: to be compiled when it is launched: %r", name, error)
 
 
 def make_ready(noted: Noted) -> None:
-    """Compile and load a kernel.  What cannot be in this way will be when it is launched."""
+    """Compile a kernel and load it."""
+    compiled = noted.kernel.preload(noted.wanted)
+    compiled.run  # noqa: B018 which Triton makes, with what launches it, when it is first asked for
+
+
+def failure(noted: Noted) -> Exception | None:
+    """Why a kernel cannot be made ready; None if it can."""
     try:
-        compiled = noted.kernel.preload(noted.wanted)
-        compiled.run  # noqa: B018 which Triton makes when it is first asked for
+        make_ready(noted)
     except Exception as error:
-        logger.info("%s: to be compiled when it is launched: %r", noted.kernel.__name__, error)
+        return error
+    return None
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from pellucid.platform import has_triton
 
 logger = logging.getLogger(__name__)
 FEWEST_WORKERS = 4  # that are faster than threads, with the time that they take to start
+MOST_WORKERS = 32  # an engine has about 60 kernels, of which one takes as long as all others in turn
 PATIENCE = 60.0  # seconds without a word after which the owner does it by itself
 PR_SET_PDEATHSIG = 1  # Linux: a signal for a process whose parent ends
 MAIN = "from pellucid.kernels.compilers import main; main()"
@@ -87,10 +88,12 @@ def compilers_for(configuration: str, num_workers: int, share: Share = ALONE) ->
 
 def start_early(configuration: str, num_workers: int, share: Share = ALONE) -> None:
     """Start the processes that a later `compilers_for` is to find: that takes as long as importing torch."""
-    if EARLY or num_workers < FEWEST_WORKERS or not has_triton() or note_of(configuration).exists():
+    if EARLY or num_workers < FEWEST_WORKERS or not (sys.executable and has_triton()):
+        return
+    if note_of(configuration).exists():
         return
     try:
-        EARLY.append(Compilers(num_workers, share))
+        EARLY.append(Compilers(min(num_workers, MOST_WORKERS), share))
     except OSError as error:
         logger.info("threads will compile: %r", error)
 

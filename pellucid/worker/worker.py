@@ -143,7 +143,9 @@ class Worker:
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         self.models = (target, *proposer.load(target, shop, sampler))
-        self.abridged = Abridged(model.model for model in self.models if isinstance(model.model, nn.Module))
+        # Ranks that share layers must run the same ones, so there all are run.
+        models = (model.model for model in self.models if self.links.tp.size == 1)
+        self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))
         self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)

@@ -20,10 +20,27 @@ from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_kernel
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_kernel
 
 
+class Pretended(Absent):
+    """A driver that takes kernels as if it loaded them."""
+
+    def __init__(self) -> None:
+        super().__init__(GPUTarget("cuda", 90, 32))
+        self.utils = self
+
+    def launcher_cls(self, *_: object) -> object:
+        return self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 * 1024}
+
+    def load_binary(self, *_: object) -> tuple[object, ...]:
+        return self, self, 0, 0, 1024
+
+
 def main() -> None:
     num_workers, found = int(sys.argv[1]), []
     compilers = Compilers(num_workers) if num_workers else None
-    driver.set_active(Absent(GPUTarget("cuda", 90, 32)))  # type: ignore[arg-type]
+    driver.set_active(Pretended())  # type: ignore[arg-type]
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
     with compiled_together(torch.device("cpu"), compilers=compilers):
         for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
