@@ -140,6 +140,11 @@ class ParallelConfig:
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
     )
 
+    @property
+    def shares_model(self) -> bool:
+        """Does an engine have several workers?"""
+        return self.tensor_parallel_size * self.pipeline_parallel_size > 1
+
     def first_gpu(self, replica: int) -> int | None:
         """Index of the first GPU of an engine, from 0 on; None for the only one, which may be anywhere."""
         if self.data_parallel_size == 1:

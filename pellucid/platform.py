@@ -108,3 +108,8 @@ def detect(device: str = "auto", gpu: int | None = None) -> Platform:
 def has_triton() -> bool:
     """Whether Triton's kernels can be imported; asked without importing it."""
     return importlib.util.find_spec("triton") is not None
+
+
+def has_gpu() -> bool:
+    """Whether there is a driver for NVIDIA's GPUs; asked without torch, which takes long to import."""
+    return os.path.exists("/dev/nvidiactl")

@@ -42,7 +42,10 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "engine": {"schedule", "kv", "executor", "types", "config"},
     "engine.grammars": {"sample.grammars", "text.tokenizer", "config"},
     "engine.replicas": {"engine", "executor.base", "types", "config", "platform"},
-    "engine.build": {"engine", "schedule", "kv", "executor", "models.checkpoint", "config", "platform"},
+    "engine.build": {
+        *("engine", "schedule", "kv", "executor", "models.checkpoint", "kernels.compilers"),
+        *("config", "platform"),
+    },
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config"},
     "llm_engine": {"engine", "text", "sample.grammars", "types", "config"},

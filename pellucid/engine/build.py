@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -11,9 +12,10 @@ from pellucid.config import EngineConfig, Resolved, resolve
 from pellucid.engine.core import Engine
 from pellucid.engine.grammars import make_grammars
 from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.kernels.compilers import Share, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
-from pellucid.platform import detect
+from pellucid.platform import detect, has_gpu
 from pellucid.schedule.pace import LearnedPace, Pace, Unpaced
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
@@ -37,6 +39,9 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
     options, memory.
     """
     began = time.perf_counter()
+    if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
+        share = Share(replica, config.parallel.data_parallel_size)
+        start_early(str(config), len(os.sched_getaffinity(0)), share)
     checkpoint = Checkpoint.open(config.model)
     draft = open_draft(config, checkpoint)
     platform = detect(config.device.device, config.parallel.first_gpu(replica))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pellucid.kernels.compilers import Compilers, Task
 from pellucid.kernels.language import has_triton
 
 logger = logging.getLogger(__name__)
@@ -73,57 +74,105 @@ class LateCompilations:
         )
 
 
+class Unlaunched:
+    """Stands for a kernel that has been noted: a launch of it does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        """Triton asks for it before each launch."""
+
+    def run(self, *_: object) -> None:
+        """What launches."""
+
+
+class Noted(NamedTuple):
+    """A variant of a kernel that is wanted."""
+
+    kernel: Any
+    key: str  # Triton's
+    wanted: str  # what it takes to compile it
+
+
 class Collected:
     """Notes which variants of kernels are asked for, in the stead of launching them, and compiles them.
 
-    running: kernels that are launched all the same.
+    running: kernels that are launched all the same.  compilers: whom to tell of each as soon as it is noted.
     """
 
-    def __init__(self, running: Collection[Any]) -> None:
-        self._running = running
-        self._noted: dict[tuple[Any, str], str] = {}  # by kernel and key: what it takes to compile it
+    def __init__(self, running: Collection[Any], compilers: Compilers | None) -> None:
+        self._running, self._compilers = running, compilers
+        self._noted: list[Noted] = []
+        self._caches: list[dict[str, Any]] = []  # Triton's, of each one's variants that are compiled
 
     def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
         """A kernel is launched that has not been compiled.  True: it shall not be."""
-        if fn.jit_function in self._running:
+        kernel, wanted = fn.jit_function, compile["specialization_data"]
+        if kernel in self._running:
             return False
-        self._noted[fn.jit_function, key] = compile["specialization_data"]
+        compiled, _, target = kernel.device_caches[compile["device"]][:3]
+        compiled[key] = Unlaunched()
+        self._caches.append(compiled)
+        self._noted.append(Noted(kernel, key, wanted))
+        if self._compilers is not None:
+            place = f"{fn.module}:{fn.name}"
+            self._compilers.submit(Task(place, wanted, (target.backend, target.arch, target.warp_size)))
         return True
 
+    def forget(self) -> None:
+        """From now on, what was noted is launched."""
+        for noted, compiled in zip(self._noted, self._caches, strict=True):
+            del compiled[noted.key]
+
     def compile(self, device: torch.device) -> None:
-        """All of them, on as many threads as there are cores: most of it is done without Python's lock."""
+        """Have all of them ready to be launched: from Triton's cache on disk, or compiled here by threads."""
         logger.info("compiling %d kernels", len(self._noted))
         set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+        indices = range(len(self._noted)) if self._compilers is None else self._compilers.finished()
         with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
-            for (kernel, _), wanted in self._noted.items():
-                pool.submit(compile_one, kernel, wanted)
+            tries = {index: pool.submit(make_ready, self._noted[index]) for index in indices}
+        for index, first in tries.items():
+            # What has failed beside others may succeed by itself.
+            if first.exception() is not None and (error := failure(self._noted[index])) is not None:
+                name = self._noted[index].kernel.__name__
+                logger.warning("%s: to be compiled when it is launched: %r", name, error)
 
 
-def compile_one(kernel: Any, wanted: str) -> None:
-    """What cannot be compiled in this way will be when it is launched."""
+def make_ready(noted: Noted) -> None:
+    """Compile a kernel and load it."""
+    compiled = noted.kernel.preload(noted.wanted)
+    compiled.run  # noqa: B018 which Triton makes, with what launches it, when it is first asked for
+
+
+def failure(noted: Noted) -> Exception | None:
+    """Why a kernel cannot be made ready; None if it can."""
     try:
-        kernel.preload(wanted)
+        make_ready(noted)
     except Exception as error:
-        logger.info("%s: to be compiled when it is launched: %r", kernel.__name__, error)
+        return error
+    return None
 
 
 @contextmanager
-def compiled_together(device: torch.device, *, running: Collection[Any] = ()) -> Iterator[None]:
+def compiled_together(
+    device: torch.device, *, running: Collection[Any] = (), compilers: Compilers | None = None
+) -> Iterator[None]:
     """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
     What kernels should have written is zero.  running: those that do run, since torch's own kernels look
-    where these tell them, and zero would be no place.  Compiling meanwhile would be slower: threads that
-    compile would take Python's lock from the one that launches.
+    where these tell them, and zero would be no place.  compilers: processes that compile meanwhile; threads
+    do so behind, since they would take Python's lock from the one that launches.
     """
     from triton import knobs
 
-    collected, before = Collected(running), knobs.runtime.jit_cache_hook
+    collected, before = Collected(running, compilers), knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = collected.note
     try:
         with ZerosForEmpty():
             yield
     finally:
         knobs.runtime.jit_cache_hook = before
+        collected.forget()
     collected.compile(device)
 
 

@@ -33,6 +33,10 @@ class Inlet(nn.Module):
         return self.stream[: len(input_ids)]
 
 
+class Layers(nn.ModuleList):
+    """Layers of a model, each of which takes what the one before it gives."""
+
+
 class Outlet(nn.Module):
     """Stands for the norm behind the last layer: the residual stream as it is to be handed on."""
 

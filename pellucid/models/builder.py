@@ -27,7 +27,7 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
-from pellucid.layers.stage import Absent, Inlet, Outlet
+from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import (
     WHOLE,
@@ -103,11 +103,9 @@ class Builder:
         """A builder whose names begin with `name`."""
         return Builder(self.site, self._path(name), in_layer=self.in_layer)
 
-    def layers(
-        self, num: int, make: Callable[[int, Builder], nn.Module], name: str = "layers"
-    ) -> nn.ModuleList:
+    def layers(self, num: int, make: Callable[[int, Builder], nn.Module], name: str = "layers") -> Layers:
         """`num` layers, each made by `make(index, builder)`; of a pipeline those of this stage."""
-        layers, here = nn.ModuleList(), Builder(self.site, self.prefix, in_layer=True)
+        layers, here = Layers(), Builder(self.site, self.prefix, in_layer=True)
         elsewhere = self._elsewhere(in_layer=True)
         for i in range(num):
             if self.site.stage.holds(i):

@@ -11,7 +11,9 @@ the forward may be recorded (chunks.py), and the rest is launched kernel by kern
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -199,6 +201,7 @@ class GraphLauncher(Generic[B, Y]):
 
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""
+        torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         self._capture([self.static.max_rows], only_largest=True)
         num_bytes = torch.cuda.memory_reserved() - before
@@ -221,6 +224,7 @@ class GraphLauncher(Generic[B, Y]):
             self._recordings[num_rows] = self._record(record, num_rows)
         if self._chunks is not None:
             self._chunks.capture(record, only_largest=only_largest)
+        torch.cuda.empty_cache()  # of what ran before it was recorded
 
     def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
         step, rows = self.eager.step, self.static.view(num_rows)
@@ -238,21 +242,35 @@ def bucket_sizes(max_rows: int) -> list[int]:
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one memory pool, since only one runs at a time; it dies with them."""
+    """Records CUDA graphs that share one memory pool, since only one runs at a time; it dies with them.
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    abridged: within, a run launches whatever it does otherwise, but less often.
+    """
+
+    def __init__(self, abridged: Callable[[], AbstractContextManager[None]]) -> None:
+        self._abridged, self._pool = abridged, torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run[T]) -> Run[T]:
-        run()  # compiles and loads what it needs; nothing of that may happen while recording
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: NCCL asks for its events from another one.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            yielded = run()
+        with self._abridged():
+            run()  # loads what it needs, and makes what it keeps; nothing of that may happen while recording
+        graph, stream = torch.cuda.CUDAGraph(), recording_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Of this thread alone: NCCL asks for its events from another one.
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                yielded = run()
+            finally:
+                graph.capture_end()
 
         def replay() -> T:
             graph.replay()
             return yielded
 
         return replay
+
+
+@cache
+def recording_stream() -> torch.cuda.Stream:
+    """The one that all is recorded on: libraries keep a workspace for each that they have seen."""
+    return torch.cuda.Stream()

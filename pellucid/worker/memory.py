@@ -17,14 +17,14 @@ CPU_SHARE, CPU_MOST = 4, 8 * GIB  # a quarter of free memory, at most
 GPU_RESERVE = 256 << 20  # bytes for fragmentation and what libraries allocate late
 
 
-def gpu_budget(utilization: float) -> int:
-    """Bytes left for KV cache, given the peak since the last reset of torch's statistics.
+def gpu_budget(utilization: float, most_bytes: int) -> int:
+    """Bytes left for KV cache.
 
-    The peak is of what torch reserved, so that the holes between its allocations are paid, too.
+    most_bytes: that torch reserves, so that the holes between its allocations are paid, too.
     """
     free, total = torch.cuda.mem_get_info()
     elsewhere = total - free - torch.cuda.memory_reserved()  # other processes, the driver, libraries
-    return int(total * utilization) - elsewhere - torch.cuda.max_memory_reserved() - GPU_RESERVE
+    return int(total * utilization) - elsewhere - most_bytes - GPU_RESERVE
 
 
 def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.config import Resolved
@@ -20,6 +23,7 @@ from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, compiled_together
+from pellucid.kernels.compilers import Compilers, Share, compilers_for
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
@@ -32,6 +36,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.spec.base import DraftShape, Proposer
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
+from pellucid.worker.abridged import Abridged
 from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
 from pellucid.worker.graphs import (
@@ -88,11 +93,12 @@ class Worker:
             self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
         )
         phases = Phases()
-        self._build()
-        phases.end("weights")
-        self._compile()
-        phases.end("kernels")
-        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget())
+        with self._compilers() as compilers:
+            self._build()
+            phases.end("weights")
+            most_bytes = self._rehearse(compilers)
+            phases.end("kernels")
+        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget(most_bytes))
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
@@ -121,7 +127,7 @@ class Worker:
         if "runner" in self.__dict__:
             self.runner.handover.close()
         self.late.end()
-        for name in ("runner", "models"):
+        for name in ("runner", "models", "abridged"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
@@ -137,6 +143,9 @@ class Worker:
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         self.models = (target, *proposer.load(target, shop, sampler))
+        # Ranks that share layers must run the same ones, so there all are run.
+        models = (model.model for model in self.models if self.links.tp.size == 1)
+        self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))
         self.groups = tuple(group for model in self.models for group in model.kv_groups)
         max_len = resolved.max_model_len + resolved.num_spec
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
@@ -191,7 +200,7 @@ class Worker:
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
         static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
-        return GraphLauncher(eager, static, state, CudaRecorder, chunks)
+        return GraphLauncher(eager, static, state, partial(CudaRecorder, self.abridged), chunks)
 
     @property
     def _wants_graphs(self) -> bool:
@@ -210,29 +219,41 @@ class Worker:
             max_rows=self.resolved.max_num_seqs,
         )
 
-    def _kv_budget(self) -> int:
-        """Bytes for KV cache: on a GPU what the largest step leaves."""
+    def _kv_budget(self, most_bytes: int) -> int:
+        """Bytes for KV cache: on a GPU what the largest step leaves, which takes `most_bytes`."""
         if self.device.type == "cpu":
             per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
             return memory.cpu_budget(self.resolved, per_token)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self._try(largest_step(self.resolved, len(self.groups)))
-        budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization)
-        budget -= self.runner.launcher.measure() + self.runner.handover.reserve
-        torch.cuda.empty_cache()
-        return budget
+        budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization, most_bytes)
+        return budget - self.runner.launcher.measure() - self.runner.handover.reserve
 
-    def _compile(self) -> None:
-        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come."""
+    def _compilers(self) -> AbstractContextManager[Compilers | None]:
+        """On a GPU, processes that help to compile: they get ready while weights are loaded."""
         if self.device.type == "cpu":
-            return
+            return nullcontext()
+        parallel, num_ranks = self.resolved.user.parallel, self.mesh.world
+        rank = self.resolved.replica * num_ranks + self.mesh.rank
+        share = Share(rank, num_ranks * parallel.data_parallel_size)
+        return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // num_ranks, share)
+
+    def _rehearse(self, compilers: Compilers | None) -> int:
+        """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
+
+        Returns the most bytes that torch has reserved for a step.
+        """
+        if self.device.type == "cpu":
+            return 0
         self._bind_kv(tuple(0 for _ in self.groups))
-        with compiled_together(self.device, running=INDEXING):
+        with compiled_together(self.device, running=INDEXING, compilers=compilers):
+            with self.abridged():
+                for plan in rehearsals(self.resolved, len(self.groups)):
+                    self._try(plan)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
             self._try(largest_step(self.resolved, len(self.groups)))
-            for plan in rehearsals(self.resolved, len(self.groups)):
-                self._try(plan)
-        torch.cuda.synchronize()
+            most_bytes = torch.cuda.max_memory_reserved()
+        return most_bytes
 
     def _try(self, plan: StepPlan) -> None:
         """Run a step that is no sequence's, and forget it."""

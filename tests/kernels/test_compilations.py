@@ -6,15 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from pellucid.kernels.compilations import Collected, LateCompilations
 
 knobs = pytest.importorskip("triton").knobs
 
 
-@dataclass
 class Kernel:
-    name: str
+    """As much of one as is looked at.  device_caches: its variants and more, by device."""
+
+    def __init__(self, name: str, *, num_failures: int = 0) -> None:
+        self.name = self.__name__ = name
+        self.device_caches = {0: ({}, {}, "a target")}
+        self.num_failures, self.is_ready = num_failures, False
+
+    def preload(self, wanted: str) -> Kernel:
+        """Compile, which fails at first."""
+        self.num_failures -= 1
+        if self.num_failures >= 0:
+            raise RuntimeError("it has failed")
+        return self
+
+    @property
+    def run(self) -> None:
+        self.is_ready = True
 
 
 @pytest.fixture
@@ -58,16 +74,30 @@ def test_two_engines_of_a_process_count_alike_and_may_end_in_any_order(heard: li
 
 
 def test_only_kernels_that_are_to_run_are_launched_while_others_are_noted() -> None:
-    runs, waits = Launched("a kernel", object()), Launched("another", object())
-    collected = Collected(running=(runs.jit_function,))
-    assert [collected.note(key="", fn=fn, compile={"specialization_data": ""}) for fn in (runs, waits)] == [
+    runs, waits = Kernel("a kernel"), Kernel("another")
+    collected = Collected(running=(runs,), compilers=None)
+    assert [collected.note(key="k", fn=Launched(kernel), compile=VARIANT) for kernel in (runs, waits)] == [
         False, True,
     ]  # fmt: skip
+    assert [list(kernel.device_caches[0][0]) for kernel in (runs, waits)] == [[], ["k"]]
+    collected.forget()
+    assert not waits.device_caches[0][0], "it is launched from now on"
+
+
+def test_what_fails_beside_others_is_tried_again_by_itself() -> None:
+    clumsy, hopeless = Kernel("clumsy", num_failures=1), Kernel("hopeless", num_failures=2)
+    collected = Collected(running=(), compilers=None)
+    for kernel in (clumsy, hopeless):
+        collected.note(key="k", fn=Launched(kernel), compile=VARIANT)
+    collected.compile(torch.device("cpu"))
+    assert clumsy.is_ready and not hopeless.is_ready
+
+
+VARIANT = {"specialization_data": "", "device": 0}
 
 
 @dataclass
 class Launched:
     """What Triton tells of a kernel that is launched."""
 
-    name: str
-    jit_function: object
+    jit_function: Kernel

@@ -16,10 +16,10 @@ LIMIT = 160 * 1024  # bytes of shared memory a program may take
 HOPPER_LIMIT = 227 * 1024
 
 
-def run(module: str, *, cache: Path) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *arguments],
         check=False,
         cwd=ROOT,
         env=environment | {"TRITON_CACHE_DIR": str(cache)},
@@ -29,9 +29,10 @@ def run(module: str, *, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_launched_may_be_compiled_instead(tmp_path: Path) -> None:
-    done = run("tests.kernels.compile_together", cache=tmp_path)
-    assert done.stdout == "compiled [2, 2]\n", done.stderr
+@pytest.mark.parametrize("num_workers,found", [(0, 0), (2, 4)], ids=["threads", "processes"])
+def test_what_is_launched_may_be_compiled_instead(tmp_path: Path, num_workers: int, found: int) -> None:
+    done = run("tests.kernels.compile_together", str(num_workers), cache=tmp_path)
+    assert done.stdout == f"compiled [2, 2], found {found}\n", done.stderr
 
 
 @pytest.mark.slow
