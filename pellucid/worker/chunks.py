@@ -23,8 +23,13 @@ from pellucid.worker.device_step import Begun, Forward
 from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
 from pellucid.worker.results import Packed
 
-CHUNKED = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # tokens of all chunks
-DECODES = (0, 64, 256)
+# Tokens of all chunks, by the decodes beside them.  Few of these are streams as often as not, for which prompts
+# are cut into chunks of middle size.
+ROOMS = {
+    0: (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
+    64: (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 2048),
+    256: (256, 512, 768, 1024, 1536, 2048, 3072, 4096),
+}
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
 WORTH_RECORDING = 35e12
@@ -66,12 +71,17 @@ class ChunkShape(NamedTuple):
 
 
 def chunk_shapes(max_tokens: int, max_rows: int, num_drafts: int = 0) -> list[ChunkShape]:
-    """What is worth recording, the largest first; at least half of a step's tokens are those of chunks.
+    """What is worth recording, the largest first.
 
     max_tokens: of a step's chunks.  num_drafts: of a verification; where there are drafts no row decodes.
     """
-    decodes = [n for n in DECODES if n < max_rows] + [min(max_rows, DECODES[-1])] if not num_drafts else [0]
-    shapes = [ChunkShape(n + d, d, num_drafts) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
+    rooms = {0: ROOMS[0]} if num_drafts else ROOMS
+    shapes = {
+        ChunkShape(size + min(decodes, max_rows), min(decodes, max_rows), num_drafts)
+        for decodes, sizes in rooms.items()
+        for size in sizes
+        if size <= max_tokens
+    }
     return sorted(shapes, reverse=True)
 
 
