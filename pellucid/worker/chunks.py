@@ -23,8 +23,8 @@ from pellucid.worker.device_step import Begun, Forward
 from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
 from pellucid.worker.results import Packed
 
-# Tokens of all chunks, by the decodes beside them.  Few of these are streams as often as not, for which prompts
-# are cut into chunks of middle size.
+# Tokens of all chunks, by the decodes beside them.  Few of these are as often as not streams, for which
+# prompts are cut into chunks of middle size.
 ROOMS = {
     0: (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
     64: (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 2048),
