@@ -301,6 +301,13 @@ class ChunkForward(Forward):
             static = StaticChunks(shape, self.slots.spare, self.slots.device)
             self._recordings[shape] = ChunkRecording(static, record, self._begin, finish)
 
+    def kept_bytes(self) -> int:
+        """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
+        step, hidden = self._recordings[self.shapes[0]].first()
+        by_token = sum(x.nbytes // len(x) for x in (hidden, *step.fwd.taps.values()))
+        tables = sum(table.nbytes for table in step.fwd.block_tables)
+        return sum(by_token * shape.num_tokens + tables for shape in self.shapes[1:])
+
     def forget(self) -> None:
         """Give the recordings up."""
         self._recordings.clear()

@@ -82,6 +82,10 @@ class ChunkSteps(Protocol[B_co, Y]):
         """Record every shape.  finish: what follows the forward."""
         ...
 
+    def kept_bytes(self) -> int:
+        """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
+        ...
+
     def forget(self) -> None:
         """Give the recordings up."""
         ...
@@ -227,6 +231,7 @@ class GraphLauncher(Generic[B, Y]):
         self._recordings.clear()
         self._begun.clear()
         if self._chunks is not None:
+            num_bytes += self._chunks.kept_bytes()
             self._chunks.forget()
         return num_bytes
 

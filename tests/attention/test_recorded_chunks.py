@@ -15,7 +15,14 @@ pytest.importorskip("triton")
 
 from pellucid import LLM, SamplingParams
 from pellucid.worker import chunks, graphs
-from pellucid.worker.chunks import Bounds, ChunkForward, ChunkRecording, ChunkShape, chunk_shapes
+from pellucid.worker.chunks import (
+    Bounds,
+    ChunkForward,
+    ChunkRecording,
+    ChunkShape,
+    StaticChunks,
+    chunk_shapes,
+)
 from pellucid.worker.device_step import DeviceStep
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.inputs import StepCounts
@@ -85,17 +92,16 @@ def recorded(llm: LLM) -> Seen:
     return Seen(forward)
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "model, standard"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_padded_chunks_give_the_same_tokens(
     tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
-    model = {"method": "draft_model", "model": str(tiny_draft), "num_speculative_tokens": 2}
-    standard = model | {"rejection_sample_method": "standard"}
-    config = {"none": None, "ngram": NGRAM, "model": model, "model, standard": standard}[drafter]
+    model = {"model": str(tiny_draft), "num_speculative_tokens": 2, "rejection_sample_method": "standard"}
+    config = {"none": None, "ngram": NGRAM, "model": model}[drafter]
     drafts = {"speculative_config": config} if config else {}
-    plainly = drafts if config is standard else {}  # other drafts are other tokens there
+    plainly = drafts if config is model else {}  # there other drafts are other tokens
     monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
-    monkeypatch.setattr(chunks, "ROOMS", dict.fromkeys((0, 2, 8), (16, 24, 32)))
+    monkeypatch.setattr(chunks, "ROOMS", dict.fromkeys((0, 8), (16, 32)))
     with LLM(str(tiny), **OPTIONS, **plainly) as llm:
         expected = tokens(llm, PLAIN), tokens(llm, PARAMS)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
@@ -106,11 +112,59 @@ def test_padded_chunks_give_the_same_tokens(
     assert len(seen.whole) >= 2 and len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
 
 
-def counts_of(*num_query: int, num_drafts: int = 0) -> StepCounts:
-    queries = np.array(num_query)
-    drafts = np.full_like(queries, num_drafts)
-    none = np.zeros_like(queries)
-    return StepCounts(slots=none, num_query=queries, num_drafts=drafts, num_sampled=none, num_scores=none)
+def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int = 0) -> StepCounts:
+    """Decodes, and chunks of so many tokens that sample at so many places."""
+    rows = [(1, 1)] * num_decodes + chunks
+    num_query, num_sampled = np.array(rows).reshape(-1, 2).T
+    return StepCounts(
+        slots=np.arange(len(rows)),
+        num_query=num_query,
+        num_drafts=np.maximum(num_sampled - 1, 0),
+        num_sampled=num_sampled,
+        num_scores=np.zeros_like(num_query),
+        num_propose=num_drafts,
+    )
+
+
+STEPS = {
+    "all of it": (ChunkShape(64 + 16, 16), 16, [(8, 1)] * 8),
+    "one chunk": (ChunkShape(64 + 16, 16), 0, [(64, 0)]),
+    "decodes, and some that end": (ChunkShape(64 + 16, 16), 5, [(30, 1), (7, 0), (1, 1)]),
+    "nobody samples": (ChunkShape(64 + 16, 16), 0, [(9, 0), (3, 0)]),
+    "no decodes": (ChunkShape(64, 0), 0, [(64, 1)]),
+    "verifications": (ChunkShape(64, 0, 2), 0, [(3, 3), (2, 2), (40, 1), (5, 0)]),
+}
+
+
+@pytest.mark.parametrize(("shape", "num_decodes", "rows"), STEPS.values(), ids=STEPS.keys())
+def test_rows_lie_among_padding_as_they_would_alone(
+    shape: ChunkShape, num_decodes: int, rows: list[tuple[int, int]]
+) -> None:
+    spare = 99
+    static = StaticChunks(shape, spare, torch.device("cpu"))
+    static.load(counts_of(0, [(3, 1)]), np.array([shape.num_decodes]))  # what a step before has left
+    counts = counts_of(num_decodes, rows, shape.num_drafts)
+    places = static.places(counts, num_decodes)
+    static.load(counts, places)
+    view, at = static.view(), torch.from_numpy(places)
+    assert view.cu_query[-1] == shape.num_tokens and view.cu_logits[-1] == shape.num_logits
+    assert len(view.logits_index) == len(static.logit_slots) == shape.num_logits
+    assert view.slots[at].tolist() == list(range(counts.num_rows))
+    for column in ("num_query", "num_drafts", "num_sampled"):
+        assert getattr(view, column)[at].tolist() == getattr(counts, column).tolist()
+    assert static.samples[at].tolist() == (counts.num_sampled > 0).tolist()
+    assert view.cu_query.diff()[at].tolist() == counts.num_query.tolist()
+    assert view.cu_logits.diff()[at].tolist() == counts.num_sampled.tolist()
+    last = [
+        range(end - n, end) for end, n in zip(view.cu_query[1:][at].tolist(), counts.num_sampled, strict=True)
+    ]
+    wanted = [token for tokens in last for token in tokens]
+    assert view.logits_index[: len(wanted)].tolist() == wanted
+    assert static.logit_slots[: len(wanted)].tolist() == np.repeat(counts.slots, counts.num_sampled).tolist()
+    padding = torch.ones(shape.num_rows, dtype=torch.bool).index_fill_(0, at, False)
+    assert set(view.slots[padding].tolist()) | set(static.logit_slots[len(wanted) :].tolist()) <= {spare}
+    assert not view.num_query[padding].any() and not static.samples[padding].any(), "padding advances"
+    assert view.logits_index.min() >= 0 and view.logits_index.max() < shape.num_tokens
 
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
