@@ -14,3 +14,9 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def refill(buffer: Tensor, array: np.ndarray) -> None:
+    """Copy a host array over a buffer there, in stream order.  The array must not change afterwards."""
+    tensor = torch.from_numpy(array)
+    buffer.copy_(tensor.pin_memory() if buffer.is_cuda else tensor, non_blocking=True)

@@ -19,6 +19,9 @@ GRAIN = 64  # room comes in multiples of it: chunks end where blocks and tiles o
 # step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
 # prompts hardly ever cease, that third is what makes them queue without end: there they get a bit more.
 EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
+# Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
+# chunk costs several of them.
+LEAST_TARGET = 4.5e-3
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
 FAIR_CROWD, FEW_DECODES = 0.1, 32
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
@@ -107,7 +110,8 @@ class LearnedPace:
         if self._target is not None:
             return AIM * self._target
         multiple = EASY_MULTIPLE + (BUSY_MULTIPLE - EASY_MULTIPLE) * self._busy
-        return decode * multiple * max(1.0, crowd / FAIR_CROWD)
+        target = decode * multiple * max(1.0, crowd / FAIR_CROWD)
+        return max(target, LEAST_TARGET) if target else target
 
     def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
         self._loads.append(Load(num_decode, num_prompt, reach))

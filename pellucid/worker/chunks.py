@@ -1,34 +1,47 @@
-"""The forward of steps with prompt chunks, replayed: small ones take less time than launching their kernels.
+"""Steps with prompt chunks, replayed: small ones take less time than launching their kernels.
 
 A recording has room for some decodes, one token each and first, and for some chunks of any length behind
 them.  What a step leaves of it is padding, so that it always has the same number of tokens: of the spare
-slot, and written to page 0 alone.  Only the forward is recorded; what comes before and behind it, which
-depends on who samples and how, sees the step as it is.
+slot, and written to page 0 alone.  It is replayed in two halves.  The forward serves every step that finds
+room.  What follows it, sampling and drafts included, samples as many logits as there are rows, and serves
+steps whose rows ask for nothing but a temperature; those of others see the step as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pellucid.forward import MakeTiles
-from pellucid.transfer import upload
+from pellucid.transfer import refill
 from pellucid.worker.device_step import Begun, Forward
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
+from pellucid.worker.results import Packed
 
-CHUNKED = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # tokens of all chunks
-DECODES = (0, 64, 256)
+# Tokens of all chunks, by the decodes beside them.  Few of these are as often as not streams, for which
+# prompts are cut into chunks of middle size.
+ROOMS = {
+    0: (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
+    64: (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560),
+    256: (256, 512, 768, 1024, 1536, 2048, 3072, 4096),
+}
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
 WORTH_RECORDING = 35e12
 
-Outputs = tuple[Tensor, dict[str, Tensor]]  # hidden states [T, D], and what a proposer taps
-Recorder = Callable[[Callable[[], Outputs]], Callable[[], Outputs]]
+T = TypeVar("T")
+Finish = Callable[[StepRows, Begun], Packed]  # a step's second half
+
+
+class Recorder(Protocol):
+    """graphs.py."""
+
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]: ...
 
 
 class ChunkShape(NamedTuple):
@@ -36,6 +49,7 @@ class ChunkShape(NamedTuple):
 
     num_tokens: int
     num_decodes: int
+    num_drafts: int = 0  # of a chunk that is a verification, and wanted of each row
 
     @property
     def num_chunks(self) -> int:
@@ -51,14 +65,23 @@ class ChunkShape(NamedTuple):
         """The last one is of padding."""
         return self.num_decodes + self.num_chunks + 1
 
+    @property
+    def num_logits(self) -> int:
+        return self.num_rows * (1 + self.num_drafts)
 
-def chunk_shapes(max_tokens: int, max_rows: int) -> list[ChunkShape]:
-    """What is worth recording, the largest first; at least half of a step's tokens are those of chunks.
 
-    max_tokens: of a step's chunks.
+def chunk_shapes(max_tokens: int, max_rows: int, num_drafts: int = 0) -> list[ChunkShape]:
+    """What is worth recording, the largest first.
+
+    max_tokens: of a step's chunks.  num_drafts: of a verification; where there are drafts no row decodes.
     """
-    decodes = [n for n in DECODES if n < max_rows] + [min(max_rows, DECODES[-1])]
-    shapes = [ChunkShape(n + d, d) for n in CHUNKED if n <= max_tokens for d in decodes if d <= n]
+    rooms = {0: ROOMS[0]} if num_drafts else ROOMS
+    shapes = {
+        ChunkShape(size + min(decodes, max_rows), min(decodes, max_rows), num_drafts)
+        for decodes, sizes in rooms.items()
+        for size in sizes
+        if size <= max_tokens
+    }
     return sorted(shapes, reverse=True)
 
 
@@ -67,11 +90,16 @@ class Bounds(StepCounts):
 
     @classmethod
     def of(cls, shape: ChunkShape, spare: int) -> Bounds:
-        num_query = np.full(shape.num_rows, shape.num_tokens - shape.num_decodes)
+        num_query = np.full(shape.num_rows, shape.num_chunked)
         num_query[: shape.num_decodes] = 1
-        none = np.zeros_like(num_query)
-        slots = np.full_like(num_query, spare)
-        return cls(slots=slots, num_query=num_query, num_drafts=none, num_sampled=none, num_scores=none)
+        return cls(
+            slots=np.full_like(num_query, spare),
+            num_query=num_query,
+            num_drafts=np.full_like(num_query, shape.num_drafts),
+            num_sampled=np.full_like(num_query, 1 + shape.num_drafts),
+            num_scores=np.zeros_like(num_query),
+            num_propose=shape.num_drafts,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -89,8 +117,7 @@ class TileMaps:
     def get(self, tile_queries: int, make: MakeTiles) -> Tensor:
         """The map [num_tiles, 2] for tiles of so many queries; what is over looks at padding."""
         if tile_queries not in self._maps:
-            num_tokens = self.shape.num_tokens - self.shape.num_decodes
-            num_tiles = -(-num_tokens // tile_queries) + self.shape.num_chunks + 1
+            num_tiles = -(-self.shape.num_chunked // tile_queries) + self.shape.num_chunks + 1
             self._maps[tile_queries] = self._padding(num_tiles), make
         return self._maps[tile_queries][0]
 
@@ -101,7 +128,7 @@ class TileMaps:
             whole = np.empty(buffer.shape, dtype=np.int32)
             whole[:] = self.shape.num_chunks, 0
             whole[: len(tiles)] = tiles
-            buffer.copy_(upload(whole, self.device))
+            refill(buffer, whole)
 
     def _padding(self, num_tiles: int) -> Tensor:
         row = torch.tensor([self.shape.num_chunks, 0], dtype=torch.int32)
@@ -112,61 +139,117 @@ class StaticChunks:
     """A recording's rows, in buffers that never move."""
 
     def __init__(self, shape: ChunkShape, spare: int, device: torch.device) -> None:
-        self.shape, self.spare, self.device = shape, spare, device
+        assert shape.num_logits != shape.num_tokens, f"{shape}: not every token's logits are sampled"
+        self.shape, self.spare = shape, spare
         self.tiles = TileMaps(shape, device)
-        width = shape.num_rows + 2 & ~1  # so that each column begins at a multiple of 16 bytes
-        self._packed = torch.zeros(3, width, dtype=torch.int64, device=device)
-        self.load(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), num_decodes=0)
+        none = np.empty(0, dtype=np.int64)
+        nobody = StepCounts(slots=none, num_query=none, num_drafts=none, num_sampled=none, num_scores=none)
+        packed, places = self._arrange(nobody, none)
+        self._packed = torch.from_numpy(packed).to(device)
+        self._columns = {name: self._packed[place] for name, place in places.items()}
 
-    def load(self, slots: np.ndarray, num_query: np.ndarray, *, num_decodes: int) -> None:
-        """Bring in the rows of a step, of which the first ones are decodes."""
-        shape, packed = self.shape, np.zeros(self._packed.shape, dtype=np.int64)
-        num_chunks = len(slots) - num_decodes
-        chunks = slice(shape.num_decodes, shape.num_decodes + num_chunks)
-        all_slots, all_query, ends = packed
-        all_slots[:] = self.spare
-        all_slots[:num_decodes], all_slots[chunks] = slots[:num_decodes], slots[num_decodes:]
-        all_query[: shape.num_decodes] = 1
-        all_query[chunks] = num_query[num_decodes:]
-        all_query[shape.num_rows - 1] = shape.num_tokens - all_query.sum()
-        np.cumsum(all_query[: shape.num_rows], out=ends[1 : shape.num_rows + 1])
-        self._packed.copy_(upload(packed, self.device))
-        self.tiles.fill(num_query[num_decodes:].tolist())
+    def places(self, counts: StepCounts, num_decodes: int) -> np.ndarray:
+        """Where a step's rows go, of which so many decode."""
+        places = np.arange(counts.num_rows)
+        places[num_decodes:] += self.shape.num_decodes - num_decodes
+        return places
 
-    def view(self) -> StepRows:
-        """The rows, for a forward that samples nothing."""
-        num_rows = self.shape.num_rows
-        slots, num_query, ends = self._packed
-        nothing = torch.zeros(num_rows + 1, dtype=torch.int64, device=self.device)
-        return StepRows(
-            counts=Bounds.of(self.shape, self.spare),
-            slots=slots[:num_rows],
-            num_query=num_query[:num_rows],
-            num_drafts=nothing[:num_rows],
-            num_sampled=nothing[:num_rows],
-            cu_query=ends[: num_rows + 1],
-            cu_logits=nothing,
-            logits_index=nothing[:0],
-            score_index=nothing[:0],
-            score_slots=nothing[:0],
+    def load(self, counts: StepCounts, places: np.ndarray) -> None:
+        """Bring in the rows of a step."""
+        refill(self._packed, self._arrange(counts, places)[0])
+        self.tiles.fill(counts.num_query[places >= self.shape.num_decodes].tolist())
+
+    def _arrange(self, counts: StepCounts, places: np.ndarray) -> tuple[np.ndarray, dict[str, slice]]:
+        """The rows among padding, of which the last row has all tokens and logits that nobody else has."""
+        shape = self.shape
+
+        def spread(values: np.ndarray, elsewhere: int = 0) -> np.ndarray:
+            column = np.full(shape.num_rows, elsewhere, dtype=np.int64)
+            column[places] = values
+            return column
+
+        num_query, num_sampled = spread(counts.num_query), spread(counts.num_sampled)
+        padded, owned = num_query.copy(), num_sampled.copy()
+        padded[: shape.num_decodes] = 1
+        padded[-1] = shape.num_tokens - padded.sum()
+        owned[-1] = shape.num_logits - owned.sum()
+        ends = np.cumsum(padded)
+        wanted, samples = np.zeros((2, shape.num_logits), dtype=np.int64)
+        logit_slots = np.full(shape.num_logits, self.spare, dtype=np.int64)
+        num_wanted = int(counts.num_sampled.sum())
+        wanted[:num_wanted] = trailing(ends, num_sampled)
+        logit_slots[:num_wanted] = np.repeat(counts.slots, counts.num_sampled)
+        samples.view(np.bool_)[: shape.num_rows] = num_sampled > 0
+        return side_by_side(
+            slots=spread(counts.slots, self.spare),
+            num_query=num_query,
+            num_drafts=spread(counts.num_drafts),
+            num_sampled=num_sampled,
+            cu_query=np.append(0, ends),
+            cu_logits=np.append(0, np.cumsum(owned)),
+            logits_index=wanted,
+            logit_slots=logit_slots,
+            samples=samples,
         )
 
+    def view(self) -> StepRows:
+        """The rows; padding has tokens and logits, but its `num_query` says that it does not advance."""
+        columns = self._columns
+        return StepRows(
+            counts=Bounds.of(self.shape, self.spare),
+            slots=columns["slots"],
+            num_query=columns["num_query"],
+            num_drafts=columns["num_drafts"],
+            num_sampled=columns["num_sampled"],
+            cu_query=columns["cu_query"],
+            cu_logits=columns["cu_logits"],
+            logits_index=columns["logits_index"],
+            score_index=columns["slots"][:0],
+            score_slots=columns["slots"][:0],
+        )
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def samples(self) -> Tensor:
+        """[B] bool: which rows yield tokens."""
+        return self._columns["samples"].view(torch.bool)[: self.shape.num_rows]
+
+    @property
+    def logit_slots(self) -> Tensor:
+        """[S] int64, of padding the spare one."""
+        return self._columns["logit_slots"]
+
+
 class ChunkRecording:
-    """A forward of one shape."""
+    """The replays of a step of one shape: its forward, and what follows where that is plain."""
 
-    static: StaticChunks
-    replay: Callable[[], Outputs]
+    def __init__(
+        self, static: StaticChunks, record: Recorder, begin: Callable[[StaticChunks], Begun], finish: Finish
+    ) -> None:
+        rows = static.view()
+        self.static, self._first = static, record(lambda: begin(static))
+        self._begun = self._first()
+        self._rest = record(lambda: finish(rows, self._begun))
+
+    def first(self) -> Begun:
+        """The forward of the rows that have been loaded."""
+        self._begun = self._first()
+        return self._begun
+
+    def whole(self) -> Packed:
+        """All of it; what it yields has as many rows as the recording."""
+        self.first()
+        return self._rest()
 
 
 class ChunkForward(Forward):
-    """A Forward that replays where there is a recording."""
+    """A Forward that replays where there is a recording, and knows the replays of whole steps."""
 
-    def __init__(self, forward: Forward, *, weight_bytes: int, max_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self, forward: Forward, *, weight_bytes: int, max_tokens: int, max_rows: int, num_drafts: int = 0
+    ) -> None:
         super().__init__(forward.model, forward.backend, forward.inputs)
         longest = min(self.slots.max_len, max_tokens, int(WORTH_RECORDING / weight_bytes))
-        self.shapes = chunk_shapes(longest, max_rows)
+        self.shapes, self.num_drafts = chunk_shapes(longest, max_rows, num_drafts), num_drafts
         self._recordings: dict[ChunkShape, ChunkRecording] = {}
 
     def __call__(self, rows: StepRows) -> Begun:
@@ -176,21 +259,32 @@ class ChunkForward(Forward):
         recording, num_decodes = found
         counts, shape = rows.counts, recording.static.shape
         step = self.gather(rows)
-        recording.static.load(counts.slots, counts.num_query, num_decodes=num_decodes)
-        hidden, taps = recording.replay()
+        recording.static.load(counts, recording.static.places(counts, num_decodes))
+        padded, hidden = recording.first()
 
         def without_padding(x: Tensor) -> Tensor:
             chunked = x[shape.num_decodes :][: counts.num_tokens - num_decodes]
             return torch.cat((x[:num_decodes], chunked))
 
-        step.fwd.taps.update({name: without_padding(tap) for name, tap in taps.items()})
+        step.fwd.taps.update({name: without_padding(tap) for name, tap in padded.fwd.taps.items()})
         return step, without_padding(hidden)
+
+    def step(self, counts: StepCounts) -> Packed | None:
+        """Replay a step whose rows sample with nothing but a temperature; None: there is no recording."""
+        if counts.num_propose != self.num_drafts or counts.num_scores.any():
+            return None
+        if (found := self.find(counts)) is None:
+            return None
+        recording, num_decodes = found
+        places = recording.static.places(counts, num_decodes)
+        recording.static.load(counts, places)
+        return replace(recording.whole(), places=places)
 
     def find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
         """The smallest recording with room for the step, and the step's decodes; None: there is none."""
         if not self._recordings or counts.uniform_query is not None:
             return None
-        is_longer = (counts.num_query > 1) | (counts.num_drafts > 0)
+        is_longer = (counts.num_query > 1) | (self.num_drafts > 0)
         num_decodes = int(is_longer.argmax()) if is_longer.any() else counts.num_rows
         num_chunks, num_chunked = counts.num_rows - num_decodes, counts.num_tokens - num_decodes
 
@@ -201,15 +295,25 @@ class ChunkForward(Forward):
         shape = min(filter(has_room, self._recordings), default=None)
         return None if shape is None else (self._recordings[shape], num_decodes)
 
-    def capture(self, record: Recorder, *, only_largest: bool = False) -> None:
+    def capture(self, record: Recorder, finish: Finish, *, only_largest: bool = False) -> None:
+        """Record every shape.  finish: what follows the forward."""
         for shape in self.shapes[:1] if only_largest else self.shapes:
             static = StaticChunks(shape, self.slots.spare, self.slots.device)
-            self._recordings[shape] = ChunkRecording(static, record(lambda static=static: self._run(static)))
+            self._recordings[shape] = ChunkRecording(static, record, self._begin, finish)
+
+    def kept_bytes(self) -> int:
+        """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
+        step, hidden = self._recordings[self.shapes[0]].first()
+        by_token = sum(x.nbytes // len(x) for x in (hidden, *step.fwd.taps.values()))
+        tables = sum(table.nbytes for table in step.fwd.block_tables)
+        return sum(by_token * shape.num_tokens + tables for shape in self.shapes[1:])
 
     def forget(self) -> None:
         """Give the recordings up."""
         self._recordings.clear()
 
-    def _run(self, static: StaticChunks) -> Outputs:
+    def _begin(self, static: StaticChunks) -> Begun:
         step = self.gather(static.view(), static.tiles)
-        return self.model(step.fwd), step.fwd.taps
+        state = replace(step.rows, samples=static.samples)
+        step = replace(step, rows=state, logit_slots=static.logit_slots)
+        return step, self.model(step.fwd)

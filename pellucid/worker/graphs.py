@@ -4,8 +4,8 @@ Graphs serve steps whose rows all have the same number of queries, padded to the
 One graph holds the whole of a DeviceStep, for rows that sample with nothing but a temperature: gathering
 inputs from the slots, the forward, sampling, advancing the slots, drafting.  Two more hold its halves: the
 forward, behind which other rows sample kernel by kernel, and what follows it under a grammar's masks.  A
-padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.  Of all other steps
-the forward may be recorded (chunks.py), and the rest is launched kernel by kernel.
+padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.  Steps with prompt
+chunks have recordings of another kind (chunks.py).  Whatever is not recorded is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from pellucid.sample.grammar import Constrain, Masks, TokenMasks
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.transfer import upload
-from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
 
 T = TypeVar("T")
 B = TypeVar("B")  # what a step's first half hands to its second
+B_co = TypeVar("B_co", covariant=True)
 Y = TypeVar("Y")  # what a step yields, on the device
 Y_co = TypeVar("Y_co", covariant=True)
 Run = Callable[[], T]
@@ -68,6 +68,28 @@ class Launcher(Protocol[Y_co]):
 
     def capture(self) -> None:
         """Record whatever is to be recorded; the KV cache is in its place from now on."""
+        ...
+
+
+class ChunkSteps(Protocol[B_co, Y]):
+    """Recordings of steps with prompt chunks: chunks.py."""
+
+    def step(self, counts: StepCounts) -> Y | None:
+        """Replay a step whose rows sample with nothing but a temperature; None: there is no recording."""
+        ...
+
+    def capture(
+        self, record: Recorder, finish: Callable[[StepRows, B_co], Y], *, only_largest: bool = False
+    ) -> None:
+        """Record every shape.  finish: what follows the forward."""
+        ...
+
+    def kept_bytes(self) -> int:
+        """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
+        ...
+
+    def forget(self) -> None:
+        """Give the recordings up."""
         ...
 
 
@@ -149,12 +171,12 @@ class GraphLauncher(Generic[B, Y]):
 
     Of a step whose rows ask for more than a recording knows, the forward is replayed and the rest is not.
     make_recorder: makes what turns a function that launches a step on static rows into its replay.
-    chunks: what the step's forward is, if it has recordings of its own.
+    chunks: recordings of steps with chunks, if there are any.
     """
 
     def __init__(
         self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState,
-        make_recorder: Callable[[], Recorder], chunks: ChunkForward | None = None,
+        make_recorder: Callable[[], Recorder], chunks: ChunkSteps[B, Y] | None = None,
     ) -> None:  # fmt: skip
         self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
         self._chunks = chunks
@@ -165,7 +187,7 @@ class GraphLauncher(Generic[B, Y]):
     def __call__(self, counts: StepCounts) -> Y:
         num_rows = self.num_rows_for(counts)
         if num_rows is None:
-            return self.eager(counts)
+            return self._chunked(counts) or self.eager(counts)
         self.static.load(counts.slots, num_rows)
         recording = self._recordings[num_rows]
         if self._is_plain(counts):
@@ -180,6 +202,10 @@ class GraphLauncher(Generic[B, Y]):
         self.static.load(counts.slots, num_rows)
         self._begun = [self._recordings[num_rows].first()]
         return lambda masks: self._finish(counts, num_rows, masks)
+
+    def _chunked(self, counts: StepCounts) -> Y | None:
+        """Replay a step with chunks; None: there is no recording."""
+        return self._chunks.step(counts) if self._chunks is not None and self._is_plain(counts) else None
 
     def _finish(self, counts: StepCounts, num_rows: int, masks: Masks) -> Y:
         bits, num_logits = self.eager.masks.ship(masks, counts.num_sampled), num_rows * self.static.num_query
@@ -196,8 +222,8 @@ class GraphLauncher(Generic[B, Y]):
         return min((n for n in self._recordings if n >= counts.num_rows), default=None)
 
     def _is_plain(self, counts: StepCounts) -> bool:
-        """Does no row ask for more than a temperature?"""
-        return not self.state.features_of(counts.slots) & ~Feature.RANDOM
+        """Does no row that samples ask for more than a temperature?"""
+        return not self.state.features_of(counts.slots[counts.num_sampled > 0]) & ~Feature.RANDOM
 
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""
@@ -208,6 +234,7 @@ class GraphLauncher(Generic[B, Y]):
         self._recordings.clear()
         self._begun.clear()
         if self._chunks is not None:
+            num_bytes += self._chunks.kept_bytes()
             self._chunks.forget()
         return num_bytes
 
@@ -223,7 +250,7 @@ class GraphLauncher(Generic[B, Y]):
         for num_rows in sorted(sizes, reverse=True):
             self._recordings[num_rows] = self._record(record, num_rows)
         if self._chunks is not None:
-            self._chunks.capture(record, only_largest=only_largest)
+            self._chunks.capture(record, self.eager.step.finish, only_largest=only_largest)
         torch.cuda.empty_cache()  # of what ran before it was recorded
 
     def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:

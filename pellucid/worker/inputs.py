@@ -149,31 +149,21 @@ class InputBuilder:
         )
 
     def ship(self, counts: StepCounts) -> StepRows:
-        """Bring the counts to the device, in one copy.
-
-        Each column begins at a multiple of 16 bytes: kernels have other variants for those that do not.
-        """
+        """Bring the counts to the device, in one copy."""
         ends = np.cumsum(counts.num_query)
-        columns = {
-            "slots": counts.slots,
-            "num_query": counts.num_query,
-            "num_drafts": counts.num_drafts,
-            "num_sampled": counts.num_sampled,
-            "cu_query": np.append(0, ends),
-            "cu_logits": np.append(0, np.cumsum(counts.num_sampled)),
-            "logits_index": _trailing(ends, counts.num_sampled),
-            "score_index": _trailing(ends - counts.num_sampled, counts.num_scores),
-            "score_slots": np.repeat(counts.slots, counts.num_scores),
-        }
-        starts = np.cumsum([0, *(len(column) + len(column) % 2 for column in columns.values())]).tolist()
-        packed = np.zeros(starts[-1], dtype=np.int64)
-        for start, column in zip(starts, columns.values(), strict=False):
-            packed[start : start + len(column)] = column
+        packed, places = side_by_side(
+            slots=counts.slots,
+            num_query=counts.num_query,
+            num_drafts=counts.num_drafts,
+            num_sampled=counts.num_sampled,
+            cu_query=np.append(0, ends),
+            cu_logits=np.append(0, np.cumsum(counts.num_sampled)),
+            logits_index=trailing(ends, counts.num_sampled),
+            score_index=trailing(ends - counts.num_sampled, counts.num_scores),
+            score_slots=np.repeat(counts.slots, counts.num_scores),
+        )
         there = upload(packed, self.device)
-        parts = {
-            name: there[start : start + len(column)]
-            for start, (name, column) in zip(starts, columns.items(), strict=False)
-        }
+        parts = {name: there[place] for name, place in places.items()}
         return StepRows(counts=counts, **parts)
 
     def gather(self, rows: StepRows) -> StepInput:
@@ -225,7 +215,23 @@ class InputBuilder:
         )
 
 
-def _trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def side_by_side(**columns: np.ndarray) -> tuple[np.ndarray, dict[str, slice]]:
+    """Integers in one array of int64, and where each column lies in it.
+
+    Each begins at a multiple of 16 bytes: kernels have other variants for those that do not.
+    """
+    starts = np.cumsum([0, *(len(column) + len(column) % 2 for column in columns.values())]).tolist()
+    packed = np.zeros(starts[-1], dtype=np.int64)
+    places = {
+        name: slice(start, start + len(column))
+        for start, (name, column) in zip(starts, columns.items(), strict=False)
+    }
+    for name, column in columns.items():
+        packed[places[name]] = column
+    return packed, places
+
+
+def trailing(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The `counts[i]` indices before `ends[i]`, for each row in order."""
     total = int(counts.sum())
     first = ends - np.cumsum(counts)  # index of row i's first one, less how many came before it

@@ -30,6 +30,7 @@ class Packed:
     has_drafts: bool
     has_logprobs: bool
     has_scores: bool
+    places: np.ndarray | None = None  # of the step's rows among those of the parts; None: the first ones
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
@@ -132,9 +133,10 @@ class PendingResult:
 
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
-        packed, num_rows = self._packed, self._counts.num_rows
+        packed = self._packed
+        places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
-        tokens, num_new = tokens[:num_rows], num_new[:num_rows]
+        tokens, num_new = tokens[places], num_new[places]
         new_tokens: list[list[int]] = tokens.tolist()
         if (num_new != tokens.shape[1]).any():
             new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]

@@ -210,13 +210,14 @@ class Worker:
         """The forward with recordings of steps that have chunks, where there may be any."""
         is_whole = self.mesh.pp == 1 and shape.parents is None
         wanted = self._wants_graphs and self.resolved.user.device.record_chunks
-        if not (wanted and is_whole and target.backend.supports_tile_maps):
+        if not (wanted and is_whole and all(model.backend.supports_tile_maps for model in self.models)):
             return None
         return ChunkForward(
             forward,
             weight_bytes=target.weight_bytes,
             max_tokens=self.resolved.max_num_batched_tokens,
             max_rows=self.resolved.max_num_seqs,
+            num_drafts=shape.num_drafts,
         )
 
     def _kv_budget(self, most_bytes: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,9 +14,19 @@ import torch
 pytest.importorskip("triton")
 
 from pellucid import LLM, SamplingParams
-from pellucid.worker import chunks
-from pellucid.worker.chunks import Bounds, ChunkForward, ChunkShape, Outputs, chunk_shapes
+from pellucid.worker import chunks, graphs
+from pellucid.worker.chunks import (
+    Bounds,
+    ChunkForward,
+    ChunkRecording,
+    ChunkShape,
+    StaticChunks,
+    chunk_shapes,
+)
+from pellucid.worker.device_step import DeviceStep
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.inputs import StepCounts
+from pellucid.worker.results import Packed
 from tests.worker.test_graphs import worker_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
@@ -23,66 +35,146 @@ OPTIONS = {
     "max_num_batched_tokens": 24, "attention_backend": "triton", "check_invariants": True,
     "cpu_kv_cache_gib": 0.01,
 }  # fmt: skip
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
 PROMPTS = [[(7 * i + 3 * j) % 250 + 1 for j in range(length)] for i, length in enumerate((30, 1, 9, 11))]
-PARAMS = [
-    SamplingParams(
-        temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, top_k=20 * (i % 3), ignore_eos=True
-    )
+PLAIN = [
+    SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, ignore_eos=True)
     for i in range(len(PROMPTS))
 ]
+PARAMS = [
+    replace(sampling, top_k=20 * (i % 3), prompt_logprobs=1 if i == 3 else None)
+    for i, sampling in enumerate(PLAIN)
+]
+T = TypeVar("T")
 
 
-def run_again(run: Callable[[], Outputs]) -> Callable[[], Outputs]:
+def run_again(run: Callable[[], T]) -> Callable[[], T]:
     """As a CUDA graph is recorded: after one run, and replayed by running."""
     run()
     return run
 
 
-def tokens(llm: LLM) -> list[list[int]]:
-    return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("drafts", [{}, NGRAM], ids=["no drafts", "drafts"])
+class Seen:
+    """Which recordings were found, and which of them were replayed whole."""
+
+    def __init__(self, forward: ChunkForward) -> None:
+        self.found: list[ChunkShape] = []
+        self.whole: list[ChunkShape] = []
+        self.find, self.step = forward.find, forward.step
+        forward.find, forward.step = self._find, self._step  # type: ignore[method-assign]
+
+    def _find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
+        if (result := self.find(counts)) is not None:
+            self.found.append(result[0].static.shape)
+        return result
+
+    def _step(self, counts: StepCounts) -> Packed | None:
+        if (packed := self.step(counts)) is not None:
+            self.whole.append(self.found[-1])
+        return packed
+
+
+def recorded(llm: LLM) -> Seen:
+    """Put recordings of steps with chunks in place, and one of decodes, that run the step again."""
+    worker = worker_of(llm)
+    eager, num_drafts = worker.runner.launcher, worker.resolved.num_spec
+    assert isinstance(eager, EagerLauncher) and isinstance(eager.step, DeviceStep)
+    forward = eager.step.forward = ChunkForward(
+        eager.step.forward, weight_bytes=1, max_tokens=32, max_rows=5, num_drafts=num_drafts
+    )
+    static = StaticRows(5, 1 + num_drafts, eager.inputs.slots.spare, torch.device("cpu"))
+    worker.runner.launcher = GraphLauncher(eager, static, worker.runner.state, lambda: run_again, forward)
+    worker.runner.launcher.capture()
+    return Seen(forward)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_padded_chunks_give_the_same_tokens(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, drafts: dict
+    tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
-    with LLM(str(tiny), **OPTIONS) as llm:
-        expected = tokens(llm)
-    monkeypatch.setattr(chunks, "CHUNKED", (24, 32))
-    monkeypatch.setattr(chunks, "DECODES", (0, 2, 8))
+    model = {"model": str(tiny_draft), "num_speculative_tokens": 2, "rejection_sample_method": "standard"}
+    config = {"none": None, "ngram": NGRAM, "model": model}[drafter]
+    drafts = {"speculative_config": config} if config else {}
+    plainly = drafts if config is model else {}  # there other drafts are other tokens
+    monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
+    monkeypatch.setattr(chunks, "ROOMS", dict.fromkeys((0, 8), (16, 32)))
+    with LLM(str(tiny), **OPTIONS, **plainly) as llm:
+        expected = tokens(llm, PLAIN), tokens(llm, PARAMS)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
-        step = worker_of(llm).runner.launcher.step
-        recorded = step.forward = ChunkForward(step.forward, weight_bytes=1, max_tokens=32, max_rows=5)
-        with torch.inference_mode():
-            recorded.capture(run_again)
-        found: list[ChunkShape] = []
-        find = recorded.find
-
-        def counting(counts: StepCounts) -> object:
-            if (result := find(counts)) is not None:
-                found.append(result[0].static.shape)
-            return result
-
-        recorded.find = counting  # type: ignore[method-assign]
-        assert tokens(llm) == expected
-    assert len(found) >= 2, found
+        seen = recorded(llm)
+        assert (tokens(llm, PLAIN), tokens(llm, PARAMS)) == expected
+        spare = worker_of(llm).runner.slots.spare
+        assert worker_of(llm).runner.slots.num_computed[spare] == 0, "padding has advanced"
+    assert len(seen.whole) >= 2 and len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
 
 
-def counts_of(*num_query: int, num_drafts: int = 0) -> StepCounts:
-    queries = np.array(num_query)
-    drafts = np.full_like(queries, num_drafts)
-    none = np.zeros_like(queries)
-    return StepCounts(slots=none, num_query=queries, num_drafts=drafts, num_sampled=none, num_scores=none)
+def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int = 0) -> StepCounts:
+    """Decodes, and chunks of so many tokens that sample at so many places."""
+    rows = [(1, 1)] * num_decodes + chunks
+    num_query, num_sampled = np.array(rows).reshape(-1, 2).T
+    return StepCounts(
+        slots=np.arange(len(rows)),
+        num_query=num_query,
+        num_drafts=np.maximum(num_sampled - 1, 0),
+        num_sampled=num_sampled,
+        num_scores=np.zeros_like(num_query),
+        num_propose=num_drafts,
+    )
+
+
+STEPS = {
+    "all of it": (ChunkShape(64 + 16, 16), 16, [(8, 1)] * 8),
+    "one chunk": (ChunkShape(64 + 16, 16), 0, [(64, 0)]),
+    "decodes, and some that end": (ChunkShape(64 + 16, 16), 5, [(30, 1), (7, 0), (1, 1)]),
+    "nobody samples": (ChunkShape(64 + 16, 16), 0, [(9, 0), (3, 0)]),
+    "no decodes": (ChunkShape(64, 0), 0, [(64, 1)]),
+    "verifications": (ChunkShape(64, 0, 2), 0, [(3, 3), (2, 2), (40, 1), (5, 0)]),
+}
+
+
+@pytest.mark.parametrize(("shape", "num_decodes", "rows"), STEPS.values(), ids=STEPS.keys())
+def test_rows_lie_among_padding_as_they_would_alone(
+    shape: ChunkShape, num_decodes: int, rows: list[tuple[int, int]]
+) -> None:
+    spare = 99
+    static = StaticChunks(shape, spare, torch.device("cpu"))
+    static.load(counts_of(0, [(3, 1)]), np.array([shape.num_decodes]))  # what a step before has left
+    counts = counts_of(num_decodes, rows, shape.num_drafts)
+    places = static.places(counts, num_decodes)
+    static.load(counts, places)
+    view, at = static.view(), torch.from_numpy(places)
+    assert view.cu_query[-1] == shape.num_tokens and view.cu_logits[-1] == shape.num_logits
+    assert len(view.logits_index) == len(static.logit_slots) == shape.num_logits
+    assert view.slots[at].tolist() == list(range(counts.num_rows))
+    for column in ("num_query", "num_drafts", "num_sampled"):
+        assert getattr(view, column)[at].tolist() == getattr(counts, column).tolist()
+    assert static.samples[at].tolist() == (counts.num_sampled > 0).tolist()
+    assert view.cu_query.diff()[at].tolist() == counts.num_query.tolist()
+    assert view.cu_logits.diff()[at].tolist() == counts.num_sampled.tolist()
+    last = [
+        range(end - n, end) for end, n in zip(view.cu_query[1:][at].tolist(), counts.num_sampled, strict=True)
+    ]
+    wanted = [token for tokens in last for token in tokens]
+    assert view.logits_index[: len(wanted)].tolist() == wanted
+    assert static.logit_slots[: len(wanted)].tolist() == np.repeat(counts.slots, counts.num_sampled).tolist()
+    padding = torch.ones(shape.num_rows, dtype=torch.bool).index_fill_(0, at, False)
+    assert set(view.slots[padding].tolist()) | set(static.logit_slots[len(wanted) :].tolist()) <= {spare}
+    assert not view.num_query[padding].any() and not static.samples[padding].any(), "padding advances"
+    assert view.logits_index.min() >= 0 and view.logits_index.max() < shape.num_tokens
 
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
     shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256 + 70, 70) and shapes[-1] == (64, 0)
-    assert all(shape.num_decodes <= shape.num_chunked for shape in shapes)
+    assert shapes[0] == (256 + 70, 70, 0) and shapes[-1] == (64, 0, 0)
+    assert all(shape.num_decodes <= shape.num_chunked for shape in chunk_shapes(4096, 256))
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
     assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
     assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 300, num_drafts=3)} == {0}
 
 
 def test_bounds_hold_for_any_chunks() -> None:
