@@ -9,11 +9,14 @@ the TMA unit, as far ahead as there is room.  Two groups of four warps multiply,
 and both with the same keys: while one takes its softmax the other has the tensor cores, and a group's own
 softmax, too, runs while its product with the values before is still at work.  Programs go from item to item,
 a tile of queries and a KV head each, so that what an item needs is copied while the one before it ends.
+Where there is much to do, they go on to other heads together, and find keys and values in the L2 cache.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
 Reaches on an H200, bfloat16, head dim 128, 16 heads on 8: 633 TFLOP/s for a prompt of 8,192 tokens, 505 for
-four of 2,048, 284 for sixteen of 512, 586 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).
+four of 2,048, 284 for sixteen of 512, 586 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).  At the
+power limit, with 32 heads on 8: 566 for two prompts of 8,000, 538 for four of 4,096; with all heads at once
+537 and 499.
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
@@ -44,6 +47,7 @@ PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled 
 K_STAGES = gl.constexpr(2)  # tiles of keys on their way or in use
 V_STAGES = gl.constexpr(3)  # tiles of values: each is in use for longer
 GROUPS = gl.constexpr(2)
+MIN_ROUNDS = 3  # of items, before programs go on to other heads
 
 # Triton 3.6 has these under other names than later versions.
 barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
@@ -64,7 +68,7 @@ def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
 @gluon.jit
 def num_rounds(batch):
     """Items of this program."""
-    _, _, _, num_items = batch
+    _, _, _, num_items, _ = batch
     width, program = gl.num_programs(0), gl.program_id(0)
     whole = num_items // width
     last = whole * width + gl.where(whole % 2 == 0, program, width - 1 - program)
@@ -75,20 +79,25 @@ def num_rounds(batch):
 def item_of(round, rounds, batch, NUM_KV_HEADS: gl.constexpr):
     """What a program takes in a round: back and forth, so that all programs get long tiles and short ones.
 
-    Behind the last round, that of the last one.  Returns (KV head, row, first query of the tile).
+    Some heads after others, whose keys and values the L2 cache then holds for all tiles; from the shortest
+    tile to the longest and back, and at last to the shortest, so that programs end together.  Behind the last
+    round, that of the last one.  Returns (KV head, row, first query of the tile).
     """
-    tiles_ptr, _, _, _ = batch
+    tiles_ptr, _, _, num_items, heads = batch
     width, program = gl.num_programs(0), gl.program_id(0)
     round = gl.minimum(round, rounds - 1)
     item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
-    tile = item // NUM_KV_HEADS
-    return item % NUM_KV_HEADS, gl.load(tiles_ptr + tile * 2), gl.load(tiles_ptr + tile * 2 + 1)
+    num_tiles = num_items // NUM_KV_HEADS
+    section, item = item // (num_tiles * heads), item % (num_tiles * heads)
+    descends = (NUM_KV_HEADS // heads - section) % 2 == 1
+    tile = gl.where(descends, item // heads, num_tiles - 1 - item // heads)
+    return section * heads + item % heads, gl.load(tiles_ptr + tile * 2), gl.load(tiles_ptr + tile * 2 + 1)
 
 
 @gluon.jit
 def row_of(row, first_query, batch, TILE_QUERIES: gl.constexpr):
     """(first token of the row, one behind the tile's last query, keys before the row's queries, tokens)."""
-    _, seq_lens_ptr, cu_seqlens_q_ptr, _ = batch
+    _, seq_lens_ptr, cu_seqlens_q_ptr, _, _ = batch
     first_token = gl.load(cu_seqlens_q_ptr + row)
     num_query = gl.load(cu_seqlens_q_ptr + row + 1) - first_token
     seq_len = gl.load(seq_lens_ptr + row)
@@ -351,7 +360,10 @@ def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
 STEADY = ["block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"]
 
 
-@gluon.jit(do_not_specialize=["num_items", "block_table_stride"], do_not_specialize_on_alignment=STEADY)
+@gluon.jit(
+    do_not_specialize=["num_items", "heads_at_once", "block_table_stride"],
+    do_not_specialize_on_alignment=STEADY,
+)
 def hopper_prefill_kernel(
     queries,  # descriptor of [T, N, H], in boxes [queries, G, PART]
     lines,  # descriptor of the cache as lines of one token and head, in boxes [PART, PART]
@@ -365,6 +377,7 @@ def hopper_prefill_kernel(
     out_token_stride,
     block_table_stride,
     num_items,
+    heads_at_once,  # a divisor of NUM_KV_HEADS
     NUM_KV_HEADS: gl.constexpr,
     GROUP_SIZE: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -399,7 +412,7 @@ def hopper_prefill_kernel(
     fence_async_shared()
     wait(DEPENDENT)
     parts, tiles, bars = (q_parts, k_parts, v_parts), (q_tiles, k_tiles, v_tiles), (q_bars, k_bars, v_bars)
-    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_items)
+    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_items, heads_at_once)
     gl.warp_specialize(
         [
             (attend_tiles, (
@@ -463,6 +476,7 @@ def hopper_prefill(
         out.stride(0),
         rows.block_table.stride(0),
         num_items,
+        heads_at_once(num_items, num_kv_heads, width),
         NUM_KV_HEADS=num_kv_heads,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
@@ -471,6 +485,14 @@ def hopper_prefill(
         **dependent(),
     )
     return out
+
+
+def heads_at_once(num_items: int, num_kv_heads: int, width: int) -> int:
+    """KV heads whose items programs take together: few, but enough to give each program some of them."""
+    heads = num_kv_heads
+    while heads % 2 == 0 and num_items * heads >= 2 * MIN_ROUNDS * width * num_kv_heads:
+        heads //= 2
+    return heads
 
 
 def boxes_of(x: Tensor, box: list[int]) -> TensorDescriptor:

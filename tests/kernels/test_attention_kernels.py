@@ -20,7 +20,7 @@ from pellucid.kernels.decode_attention import (
     missing_numbers,
     tile_for,
 )
-from pellucid.kernels.hopper_prefill import hopper_takes
+from pellucid.kernels.hopper_prefill import MIN_ROUNDS, heads_at_once, hopper_takes
 from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
     longest_first,
@@ -309,6 +309,19 @@ def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int],
     assert_matches_reference(decode(verify, 8), verify)
     long = make_rows([(1000, 1000), (513, 3000), (9, 2000), (100, 100)], **shape)
     assert_matches_reference(prefill(long), long)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6, 8])
+def test_few_heads_are_taken_at_once_where_there_is_much_to_do(num_kv_heads: int) -> None:
+    heads = [heads_at_once(rounds * 132, num_kv_heads, 132) for rounds in range(1, 100)]
+    assert heads[0] == num_kv_heads
+    assert heads == sorted(heads, reverse=True)
+    assert all(num_kv_heads % n == 0 for n in heads)
+    assert all(
+        n == num_kv_heads or rounds * n / num_kv_heads >= MIN_ROUNDS
+        for rounds, n in enumerate(heads, start=1)
+    )
+    assert heads[-1] == num_kv_heads // (num_kv_heads & -num_kv_heads)
 
 
 @pytest.mark.gpu
