@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
 
 LINGER = 5.0  # seconds for last words
+COLLECT_EVERY = (20_000, 5, 10)  # new objects, such collections, larger ones
 
 # A SeqUpdate without the names of its fields: updates are most of the traffic.
 Packed = tuple[
@@ -171,10 +172,12 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
 def spare_collector() -> None:
     """Have the garbage collector never again look at what is there already, in a process that lasts.
 
-    All that a server has imported and built takes it longer than many steps.
+    All that a server has imported and built takes it longer than many steps.  And it looks for what has come
+    since when that is some hundred requests, not some.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_EVERY)
 
 
 def address(folder: str, replica: int) -> str:
