@@ -297,7 +297,8 @@ class AsyncLLM:
     @property
     def num_waiting(self) -> int:
         """Completions under way that the engine has not begun with, those on their way to it included."""
-        return max(0, self.num_unfinished - self.stats.num_running)
+        num_running = sum(stats.num_running for stats in self.stats_per_engine)
+        return max(0, self.num_unfinished - num_running)
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens

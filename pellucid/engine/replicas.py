@@ -289,7 +289,8 @@ class Replicas:
     def _collect(self, replica: Replica) -> list[SeqUpdate]:
         """What an engine has done; if it has ended, an answer to each of its requests."""
         updates: list[SeqUpdate] = []
-        for message in replica.receive():
+        messages = replica.receive()
+        for message in messages:
             if isinstance(message, Turn):
                 news = self._take_turn(replica, message)
             elif isinstance(message, View):
@@ -301,7 +302,7 @@ class Replicas:
                 news = [failure(name, message.message) for name in self._close(replica, message.message)]
             self.router.note(news)
             updates += news
-        return updates
+        return joined(updates) if len(messages) > 1 else updates
 
     def _take_turn(self, replica: Replica, turn: Turn) -> list[SeqUpdate]:
         """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
@@ -337,6 +338,16 @@ class Replicas:
                     ready[replica.index] = pickle.loads(message.pickled)
                     replica.stats = ready[replica.index][2]
         return ready[0][0], least([capacity for _, capacity, _ in ready.values()])
+
+
+def joined(updates: list[SeqUpdate]) -> list[SeqUpdate]:
+    """One update a request: an owner that falls behind has the less to do for each token."""
+    found: dict[str, SeqUpdate] = {}
+    for update in updates:
+        older = found.setdefault(update.request_id, update)
+        if older is not update:
+            older.extend(update)
+    return [*found.values()]
 
 
 def failure(request_id: str, error: str) -> SeqUpdate:

@@ -94,9 +94,12 @@ class UsageWish(Protocol):
 
 def usage_of_chunk(body: UsageWish, usage: Usage) -> UsageFacts | None | UnsetType:
     """The usage so far, null in a chunk before the one that has it, or nothing where nobody asks."""
-    if body.wants_running_usage:
-        return usage_facts(usage)
-    return None if body.wants_usage else UNSET
+    return running_usage(body, usage) or (None if body.wants_usage else UNSET)
+
+
+def running_usage(body: UsageWish, usage: Usage) -> UsageFacts | None:
+    """The usage so far, for those who ask for it in every chunk."""
+    return usage_facts(usage) if body.wants_running_usage else None
 
 
 def usage_facts(usage: Usage) -> UsageFacts:

@@ -28,18 +28,21 @@ def event(value: object) -> bytes:
 
 
 class Envelope:
-    """An event of which only a text changes: all around it is encoded once.
+    """An event of which only a text changes, and perhaps an object in it: all around is encoded once.
 
-    make: the event's value, for any text.
+    make: the event's value, for any text.  part: the object, as `make` puts it there.
     """
 
-    def __init__(self, make: Callable[[str], object]) -> None:
+    def __init__(self, make: Callable[[str], object], part: object = None) -> None:
         mark = uuid.uuid4().hex
         self._around = event(make(mark)).split(encode(mark))
+        self._part = encode(part)
         assert len(self._around) > 1, "the text is nowhere in it"
 
-    def of(self, text: str) -> bytes:
-        return encode(text).join(self._around)
+    def of(self, text: str, part: object = None) -> bytes:
+        with_text = encode(text).join(self._around)
+        # No text looks like an object: its quotes are escaped.
+        return with_text if part is None else with_text.replace(self._part, encode(part))
 
 
 @dataclass(frozen=True, slots=True)
