@@ -196,7 +196,7 @@ class _ChatForm:
         return b"".join([chunk for piece in pieces for chunk in self._chunks(piece)])
 
     def end(self) -> bytes:
-        if not (self.body.wants_usage and self.answer.is_complete):
+        if not self.body.wants_usage:
             return b""
         return event(ChatChunk(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
 

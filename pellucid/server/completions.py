@@ -130,7 +130,7 @@ class _CompletionForm:
         return b"".join([self._event(piece) for piece in pieces])
 
     def end(self) -> bytes:
-        if not (self.body.wants_usage and self.answer.is_complete):
+        if not self.body.wants_usage:
             return b""
         return event(CompletionBody(self.id, self.created, self.model, [], self._usage()))
 

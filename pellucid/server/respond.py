@@ -36,7 +36,7 @@ class Form(Protocol):
         ...
 
     def end(self) -> bytes:
-        """The events behind the last piece."""
+        """The events behind the last piece of a complete answer."""
         ...
 
     async def whole(self) -> object:
@@ -67,8 +67,8 @@ class _Streamed:
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.form.begin()
         async for pieces in self.answer.pieces():
-            yield self.form.events(pieces)
-        yield self.form.end()
+            events = self.form.events(pieces)
+            yield events + self.form.end() if self.answer.is_complete else events
 
     def pass_on(self, write: Callable[[bytes], None], can_write: Callable[[], bool]) -> None:
         events = self.form.events

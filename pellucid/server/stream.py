@@ -47,12 +47,16 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a stream ends: with an event of its own for an error, and with what every stream has last."""
+    """How a stream ends: with an event of its own for an error, and with what every stream has last.
+
+    last: goes out together with the end of the response.
+    """
 
     failure: Callable[[ApiError], bytes]
     last: bytes
 
-    async def after(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def mended(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events, but for an error one that tells of it."""
         try:
             async for chunk in events:
                 yield chunk
@@ -61,8 +65,6 @@ class Ending:
         except Exception:
             logger.exception("a stream has failed")
             yield self.failure(ApiError(500, "internal error; the server's log has it"))
-        if self.last:
-            yield self.last
 
 
 OPENAI_ENDING = Ending(lambda error: b"data: %b\n\n" % encode_error(error), b"data: [DONE]\n\n")
@@ -124,10 +126,10 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if flow is not None:
                 self._script.pass_on(write, lambda: not flow.write_paused)
-            async for chunk in self._ending.after(self._script.chunks()):
+            async for chunk in self._ending.mended(self._script.chunks()):
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": self._ending.last})
 
 
 class Flow(Protocol):
