@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pellucid.server.errors import ApiError, refusal, route_path
 
 JSON = b"application/json"
+MOST_BYTES = 2**18
 
 
 class Route(NamedTuple):
@@ -43,11 +44,11 @@ class Shortcut:
         request = Request(scope, receive)
         try:
             text = await request.body()
-            body = route.body.model_validate_json(text)
+            body = _understood(text, route.body)
+            if body is None:
+                await self._app(scope, _again(text, receive), send)
+                return
             response = await route.answer(body, request)
-        except ValidationError:
-            await self._app(scope, _again(text, receive), send)
-            return
         except ClientDisconnect:
             return
         except (ApiError, HTTPException) as error:
@@ -59,6 +60,16 @@ def _is_json(scope: Scope) -> bool:
     """Does the request say so?"""
     kinds = [value for name, value in scope["headers"] if name == b"content-type"]
     return len(kinds) == 1 and kinds[0].partition(b";")[0].strip().lower() == JSON
+
+
+def _understood(text: bytes, kind: type[BaseModel]) -> BaseModel | None:
+    """A body that is as described, unless it is so large that to find a fault in it twice would take long."""
+    if len(text) > MOST_BYTES:
+        return None
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
