@@ -88,8 +88,8 @@ class Run:
     """One run of a workload, all of its requests at once.  Times in seconds."""
 
     seconds: float
-    num_steps: int  # of each data-parallel engine, on average; so are the host's seconds
-    host_seconds: float
+    num_steps: int  # of each data-parallel engine, on average
+    host_seconds: float  # of a step, median over the run's moments
     first_token: float  # median over the requests
     peak_kv_usage: float  # share of the blocks
     num_cached_tokens: int
@@ -125,7 +125,7 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
         for num in workload.output_lens
     ]
     before = llm.llm_engine.stats
-    with KVWatch(llm) as watch:
+    with RunWatch(llm) as watch:
         began = time.perf_counter()
         outputs = llm.generate(workload.prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
@@ -134,7 +134,7 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
     return Run(
         seconds=seconds,
         num_steps=round((after.num_steps - before.num_steps) / num_engines),
-        host_seconds=(after.host_seconds - before.host_seconds) / num_engines,
+        host_seconds=statistics.median(watch.host_seconds or [0.0]),
         first_token=statistics.median(map(_checked_first_token, outputs, workload.output_lens)),
         peak_kv_usage=watch.peak,
         num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
@@ -154,11 +154,12 @@ def _checked_first_token(output: RequestOutput, num_expected: int) -> float:
 
 
 @dataclass
-class KVWatch:
-    """Looks now and then at how much of the KV cache is in use, from a thread beside the run."""
+class RunWatch:
+    """Looks now and then at an engine, from a thread beside the run."""
 
     llm: LLM
-    peak: float = 0.0
+    peak: float = 0.0  # of the KV cache's use
+    host_seconds: list[float] = field(default_factory=list[float])  # of a step, between two looks
     _done: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
@@ -173,8 +174,13 @@ class KVWatch:
         self._thread.join()
 
     def _watch(self) -> None:
+        before = self.llm.llm_engine.stats
         while not self._done.wait(WATCH_SECONDS):
-            self.peak = max(self.peak, self.llm.llm_engine.stats.kv_usage)
+            now = self.llm.llm_engine.stats
+            self.peak = max(self.peak, now.kv_usage)
+            if num_steps := now.num_steps - before.num_steps:
+                self.host_seconds.append((now.host_seconds - before.host_seconds) / num_steps)
+            before = now
 
 
 def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
@@ -193,7 +199,7 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
         "num_steps": run.num_steps,
         "ms_per_step": 1000 * run.seconds / num_steps,
         # On a CPU the forward runs inside `submit`, so host and device cannot be told apart.
-        "host_ms_per_step": 1000 * run.host_seconds / run.num_steps if on_gpu else None,
+        "host_ms_per_step": 1000 * run.host_seconds if on_gpu else None,
         "first_token_ms": 1000 * run.first_token,
         "peak_kv_usage": run.peak_kv_usage,
         "num_cached_tokens": run.num_cached_tokens,

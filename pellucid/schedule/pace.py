@@ -126,14 +126,28 @@ class LearnedPace:
         self._decodes.setdefault(_bucket(load.num_decode), Mean()).add(seconds)
 
     def _learn_prompts(self, load: Load, seconds: float) -> None:
-        if not self._decodes and load.num_decode and load.num_prompt <= FLOOR:
-            self._learn_decodes(load, seconds)  # about what the decodes alone take
+        if load.num_decode and not self._is_measured(load.num_decode):
+            self._guess_decodes(load, seconds)
         decode = self._decode_seconds(load.num_decode)
         if self._factors is None:
             token = max(seconds - decode, seconds / 2) / max(load.num_prompt, FEW_TOKENS)
             self._factors = Factors(1.0, token, token / LONG_REACH)
         else:
             self._factors.learn((decode, load.num_prompt, load.reach), seconds)
+
+    def _guess_decodes(self, load: Load, seconds: float) -> None:
+        """What so many decodes may take alone, though none ever are: a crowd always has prompts."""
+        if load.num_prompt <= FLOOR:
+            self._learn_decodes(load, seconds)  # about that
+        elif self._factors is not None and (bucket := _bucket(load.num_decode)) not in self._decodes:
+            _, token, attention = self._factors.values
+            rest = seconds - token * load.num_prompt - attention * load.reach
+            fewer = (mean.value for known, mean in self._decodes.items() if known < bucket)
+            self._decodes[bucket] = Mean(max(rest, *fewer, 0.0))
+
+    def _is_measured(self, num_tokens: int) -> bool:
+        """Or are decodes of about this number unknown, or guessed?"""
+        return (mean := self._decodes.get(_bucket(num_tokens))) is not None and mean.num > 0
 
     def _decode_seconds(self, num_tokens: int) -> float:
         """Of a step with these decodes alone, or with the nearest number that is known; 0 if none is."""
@@ -148,9 +162,9 @@ class Mean:
 
     __slots__ = ("num", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, guess: float = 0.0) -> None:
         self.num = 0
-        self.value = 0.0
+        self.value = guess
 
     def add(self, value: float) -> None:
         self.num += 1

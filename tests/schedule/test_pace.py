@@ -5,6 +5,7 @@ python -m tests.schedule.test_pace      a table of what streams and prompts wait
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections import deque
@@ -43,6 +44,8 @@ class Speed:
 # 32 rows decode in 1.2 ms and a token of an 8,000-token prompt costs 3.5 us; 5.3 ms and 25 us.
 SMALL = Speed(decode=0.9e-3, row=10e-6, chunk=0.3e-3, token=2.5e-6, reach=1e-6 / 4000)
 LARGE = Speed(decode=4.4e-3, row=28e-6, chunk=0.0, token=22e-6, reach=3e-6 / 4000)
+# One row decodes in 0.6 ms, 256 in 5.5, as attention takes its time.
+CROWDED = Speed(decode=0.6e-3, row=19e-6, chunk=0.8e-3, token=2.5e-6, reach=1e-6 / 4000)
 # The matrices are read once, for decodes and chunk together.
 SHARED = replace(LARGE, chunk=-3e-3)
 
@@ -229,9 +232,23 @@ def test_a_crowd_that_comes_at_once_is_served_nearly_as_fast_as_without_a_pace(
     assert last[0] < most * last[1]
 
 
-def burst(index: int) -> Request:
-    request = make_request(f"prompt {index}", 512, max_tokens=256)
-    return replace(request, is_streamed=True)
+@pytest.mark.parametrize("every", [0.0002, 0.001, 0.004])
+def test_a_crowd_need_not_wait_until_it_is_known_what_its_decodes_take(every: float) -> None:
+    last: list[float] = []
+    for pace in (LearnedPace(), Unpaced()):
+        run = VirtualRun(CROWDED, pace, num_slots=256)
+        singles = (
+            replace(make_request(f"single {i}", 128, max_tokens=16), is_streamed=True) for i in range(64)
+        )
+        run.until(math.inf, deque((0.02 * i, single) for i, single in enumerate(singles)))
+        begin = run.now = run.now + 1.0
+        run.until(begin + 20.0, deque((begin + every * i, burst(i)) for i in range(256)))
+        last.append(max(run.first_tokens(begin)))
+    assert last[0] < 1.1 * last[1]
+
+
+def burst(index: int, length: int = 512, max_tokens: int = 256, name: str = "prompt") -> Request:
+    return replace(make_request(f"{name} {index}", length, max_tokens=max_tokens), is_streamed=True)
 
 
 def test_a_first_prompt_of_a_few_tokens_does_not_spoil_the_rest() -> None:
