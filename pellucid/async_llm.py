@@ -10,6 +10,7 @@ import asyncio
 import functools
 import math
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
@@ -30,6 +31,7 @@ T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
 SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
 HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
+MOST_DELAY = 0.002  # seconds that an order waits for others
 
 
 Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
@@ -126,6 +128,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: set[int] = set()  # file descriptors
         self._is_turn_due = False
+        self._handed_out = 0.0  # when orders last went out, or could have; seconds of time.monotonic
         self._death: asyncio.Future[str] | None = None
         self._start()
 
@@ -395,10 +398,15 @@ class AsyncLLM:
             loop.call_later(HEARTBEAT, self._beat, loop)
 
     def _plan_turn(self) -> None:
-        """Orders that come together go out together."""
-        if not self._is_turn_due and self._loop is not None:
-            self._is_turn_due = True
+        """Orders that come together go out together, but the first of a crowd do not wait for the last."""
+        if self._loop is None:
+            return
+        if not self._is_turn_due:
+            self._is_turn_due, self._handed_out = True, time.monotonic()
             self._loop.call_soon(self._turn)
+        elif time.monotonic() - self._handed_out > MOST_DELAY:
+            self._engine.hand_out()
+            self._handed_out = time.monotonic()
 
     def _turn(self) -> None:
         """Hand out what has come in and deliver what engines have done; never waits."""

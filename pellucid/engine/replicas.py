@@ -165,6 +165,7 @@ class Replicas:
         self.error: str | None = None  # set when the last engine has gone
         self._inbox: deque[Request | Abort | ClearPrefixCache | Watch] = deque()
         self._views: list[tuple[int, Frame]] = []
+        self._refusals: list[SeqUpdate] = []  # of what no engine could be handed
         self._replicas: list[Replica] = []
         context, folder = zmq.Context(), short_folder()
         self._end = weakref.finalize(self, end_all, self._replicas, context, folder, os.getpid())
@@ -237,13 +238,18 @@ class Replicas:
 
     def poll(self) -> list[SeqUpdate]:
         """`step` that never waits."""
-        updates: list[SeqUpdate] = []
-        while self._inbox:
-            updates += self._hand_out(self._inbox.popleft())
+        self.hand_out()
+        updates, self._refusals = self._refusals, []
         for replica in self._replicas:
-            replica.flush()
             updates += self._collect(replica)
         return updates
+
+    def hand_out(self) -> None:
+        """Only hand out what has come in; `poll` soon after, for this may swallow what `files` would tell."""
+        while self._inbox:
+            self._refusals += self._hand_out(self._inbox.popleft())
+        for replica in self._replicas:
+            replica.flush()
 
     def take_views(self) -> list[tuple[int, Frame]]:
         """What watched engines have sent since the last call, each with the engine's index."""
