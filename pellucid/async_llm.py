@@ -32,6 +32,7 @@ NUM_THREADS = 4  # that tokenize; the tokenizers library works without the inter
 SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
 HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
 MOST_DELAY = 0.002  # seconds that an order waits for others
+MOST_SILENCE = 0.02  # seconds that streams wait for a crowd of requests to be taken in
 
 
 Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
@@ -128,7 +129,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: set[int] = set()  # file descriptors
         self._is_turn_due = False
-        self._handed_out = 0.0  # when orders last went out, or could have; seconds of time.monotonic
+        self._due_since = self._handed_out = 0.0  # since when orders wait; seconds of time.monotonic
         self._death: asyncio.Future[str] | None = None
         self._start()
 
@@ -197,6 +198,7 @@ class AsyncLLM:
             mailbox.close()
             raise
         self._plan_turn()
+        self._go_on()
         return mailbox
 
     def abort(self, request_id: str) -> None:
@@ -398,15 +400,20 @@ class AsyncLLM:
             loop.call_later(HEARTBEAT, self._beat, loop)
 
     def _plan_turn(self) -> None:
-        """Orders that come together go out together, but the first of a crowd do not wait for the last."""
-        if self._loop is None:
-            return
-        if not self._is_turn_due:
-            self._is_turn_due, self._handed_out = True, time.monotonic()
+        """Orders that come together go out together."""
+        if not self._is_turn_due and self._loop is not None:
+            self._is_turn_due = True
+            self._due_since = self._handed_out = time.monotonic()
             self._loop.call_soon(self._turn)
-        elif time.monotonic() - self._handed_out > MOST_DELAY:
+
+    def _go_on(self) -> None:
+        """While a crowd is taken in, the engine begins with the first of it, and streams do not stop."""
+        now = time.monotonic()
+        if now - self._due_since > MOST_SILENCE:
+            self._turn()
+        elif now - self._handed_out > MOST_DELAY:
             self._engine.hand_out()
-            self._handed_out = time.monotonic()
+            self._handed_out = now
 
     def _turn(self) -> None:
         """Hand out what has come in and deliver what engines have done; never waits."""
