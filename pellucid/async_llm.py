@@ -10,6 +10,7 @@ import asyncio
 import functools
 import math
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
@@ -30,6 +31,8 @@ T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
 SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
 HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
+MOST_DELAY = 0.002  # seconds that an order waits for others
+MOST_SILENCE = 0.02  # seconds that streams wait for a crowd of requests to be taken in
 
 
 Viewer = Callable[[int, Frame], None]  # the engine's index, and what it shows
@@ -126,6 +129,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: set[int] = set()  # file descriptors
         self._is_turn_due = False
+        self._due_since = self._handed_out = 0.0  # since when orders wait; seconds of time.monotonic
         self._death: asyncio.Future[str] | None = None
         self._start()
 
@@ -194,6 +198,7 @@ class AsyncLLM:
             mailbox.close()
             raise
         self._plan_turn()
+        self._go_on()
         return mailbox
 
     def abort(self, request_id: str) -> None:
@@ -297,7 +302,8 @@ class AsyncLLM:
     @property
     def num_waiting(self) -> int:
         """Completions under way that the engine has not begun with, those on their way to it included."""
-        return max(0, self.num_unfinished - self.stats.num_running)
+        num_running = sum(stats.num_running for stats in self.stats_per_engine)
+        return max(0, self.num_unfinished - num_running)
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens
@@ -397,7 +403,17 @@ class AsyncLLM:
         """Orders that come together go out together."""
         if not self._is_turn_due and self._loop is not None:
             self._is_turn_due = True
+            self._due_since = self._handed_out = time.monotonic()
             self._loop.call_soon(self._turn)
+
+    def _go_on(self) -> None:
+        """While a crowd is taken in, the engine begins with the first of it, and streams do not stop."""
+        now = time.monotonic()
+        if now - self._due_since > MOST_SILENCE:
+            self._turn()
+        elif now - self._handed_out > MOST_DELAY:
+            self._engine.hand_out()
+            self._handed_out = now
 
     def _turn(self) -> None:
         """Hand out what has come in and deliver what engines have done; never waits."""

@@ -9,7 +9,7 @@ import itertools
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
@@ -175,10 +175,10 @@ class LLMEngine:
 
         max_tokens: if it says nothing about that.
         """
-        own = SamplingParams(max_tokens=max_tokens)
-        if self.resolved.user.model.generation_config == "none":
-            return own
-        return sampling_defaults(self.resolved.checkpoint.generation_config, own)
+        said: dict[str, Any] = {"max_tokens": max_tokens}
+        if self.resolved.user.model.generation_config != "none":
+            said.update(recommended(self.resolved.checkpoint.generation_config))
+        return SamplingParams(**said)
 
     def abort(self, request_id: str) -> None:
         """End a request; its last output comes with the next step.  Unknown ids are ignored."""
@@ -259,12 +259,12 @@ class LLMEngine:
         return bad_words_token_ids(sampling.bad_words, self.tokenizer)
 
 
-def sampling_defaults(generation_config: Mapping[str, object], own: SamplingParams) -> SamplingParams:
-    """generation_config.json as sampling parameters; do_sample false is greedy.  own: where it is silent."""
+def recommended(generation_config: Mapping[str, object]) -> dict[str, object]:
+    """generation_config.json as sampling parameters, where it says anything; do_sample false is greedy."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     said = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     if generation_config.get("max_new_tokens") is not None:
         said["max_tokens"] = generation_config["max_new_tokens"]
     if generation_config.get("do_sample") is False:
         said["temperature"] = 0.0
-    return own.clone(**said)
+    return said

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from json import dumps
 from numbers import Integral, Real
 from typing import Any
@@ -244,7 +244,7 @@ class SamplingParams:
 
     def clone(self, **changes: object) -> SamplingParams:
         """A copy with some fields replaced (and validated again)."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return SamplingParams(**{**self.__dict__, **changes})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +299,17 @@ class SeqUpdate:
     first_scheduled: float = 0.0  # seconds of time.monotonic
     error: str | None = None
 
+    def extend(self, newer: SeqUpdate) -> None:
+        """Say what a later update of the same request says, too."""
+        self.new_token_ids += newer.new_token_ids
+        if newer.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *newer.logprobs]
+        if newer.prompt_logprobs is not None:
+            self.prompt_logprobs = [*(self.prompt_logprobs or ()), *newer.prompt_logprobs]
+        self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
+        self.num_cached_tokens, self.first_scheduled = newer.num_cached_tokens, newer.first_scheduled
+        self.error = newer.error
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -325,7 +336,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """Seconds of `time.monotonic` at which a request reached each point of its life."""
 
@@ -333,12 +344,6 @@ class RequestMetrics:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
-
-    def snapshot(self) -> RequestMetrics:
-        """A copy; made for every output."""
-        return RequestMetrics(
-            self.arrival_time, self.first_scheduled_time, self.first_token_time, self.finished_time
-        )
 
 
 @dataclass(slots=True)

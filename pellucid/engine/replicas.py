@@ -165,6 +165,7 @@ class Replicas:
         self.error: str | None = None  # set when the last engine has gone
         self._inbox: deque[Request | Abort | ClearPrefixCache | Watch] = deque()
         self._views: list[tuple[int, Frame]] = []
+        self._refusals: list[SeqUpdate] = []  # of what no engine could be handed
         self._replicas: list[Replica] = []
         context, folder = zmq.Context(), short_folder()
         self._end = weakref.finalize(self, end_all, self._replicas, context, folder, os.getpid())
@@ -237,13 +238,18 @@ class Replicas:
 
     def poll(self) -> list[SeqUpdate]:
         """`step` that never waits."""
-        updates: list[SeqUpdate] = []
-        while self._inbox:
-            updates += self._hand_out(self._inbox.popleft())
+        self.hand_out()
+        updates, self._refusals = self._refusals, []
         for replica in self._replicas:
-            replica.flush()
             updates += self._collect(replica)
         return updates
+
+    def hand_out(self) -> None:
+        """Only hand out what has come in; `poll` soon after, for this may swallow what `files` would tell."""
+        while self._inbox:
+            self._refusals += self._hand_out(self._inbox.popleft())
+        for replica in self._replicas:
+            replica.flush()
 
     def take_views(self) -> list[tuple[int, Frame]]:
         """What watched engines have sent since the last call, each with the engine's index."""
@@ -289,7 +295,8 @@ class Replicas:
     def _collect(self, replica: Replica) -> list[SeqUpdate]:
         """What an engine has done; if it has ended, an answer to each of its requests."""
         updates: list[SeqUpdate] = []
-        for message in replica.receive():
+        messages = replica.receive()
+        for message in messages:
             if isinstance(message, Turn):
                 news = self._take_turn(replica, message)
             elif isinstance(message, View):
@@ -301,7 +308,7 @@ class Replicas:
                 news = [failure(name, message.message) for name in self._close(replica, message.message)]
             self.router.note(news)
             updates += news
-        return updates
+        return joined(updates) if len(messages) > 1 else updates
 
     def _take_turn(self, replica: Replica, turn: Turn) -> list[SeqUpdate]:
         """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
@@ -337,6 +344,16 @@ class Replicas:
                     ready[replica.index] = pickle.loads(message.pickled)
                     replica.stats = ready[replica.index][2]
         return ready[0][0], least([capacity for _, capacity, _ in ready.values()])
+
+
+def joined(updates: list[SeqUpdate]) -> list[SeqUpdate]:
+    """One update a request: an owner that falls behind has the less to do for each token."""
+    found: dict[str, SeqUpdate] = {}
+    for update in updates:
+        older = found.setdefault(update.request_id, update)
+        if older is not update:
+            older.extend(update)
+    return [*found.values()]
 
 
 def failure(request_id: str, error: str) -> SeqUpdate:

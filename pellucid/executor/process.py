@@ -5,6 +5,7 @@ It names its worker by string.  The messages beside plans and results are define
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -174,7 +175,10 @@ def run_worker(start: Start) -> None:
     desk = Desk(start.outbox, start.rank, progress)
     try:
         worker: Worker = load_object(start.worker)(start.resolved, seat)
-        desk.send(Ready(worker.start()))
+        capacity = worker.start()
+        gc.collect()
+        gc.freeze()  # what is there stays, and to look at all of it takes the collector longer than steps do
+        desk.send(Ready(capacity))
         desk.serve(worker, RingReader(start.inbox))
         worker.shutdown()
     except (EOFError, BrokenPipeError):

@@ -17,6 +17,9 @@ from pellucid.server.guard import Guard
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import choose
+from pellucid.server.protocol.anthropic import MessagesRequest
+from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
+from pellucid.server.shortcut import Route, Shortcut
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
 ROUTERS = (
@@ -29,6 +32,11 @@ ROUTERS = (
     pages.router,
     xray.router,
 )
+BUSIEST = {
+    "/v1/completions": Route(CompletionRequest, completions.create_completion),
+    "/v1/chat/completions": Route(ChatRequest, chat.create_chat_completion),
+    "/v1/messages": Route(MessagesRequest, anthropic.create_message),
+}
 
 
 def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
@@ -63,6 +71,7 @@ def make_app(server: Server) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     keys = [*server.options.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    app.add_middleware(Shortcut, routes=BUSIEST)
     app.add_middleware(Guard, server=server, api_keys=keys)
     if server.options.allowed_origins:
         app.add_middleware(

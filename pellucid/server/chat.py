@@ -37,7 +37,7 @@ from pellucid.server.protocol.openai_output import (
     ToolCall,
 )
 from pellucid.server.protocol.unserved import UNSERVED, check_served
-from pellucid.server.respond import respond, usage_facts, usage_of_chunk
+from pellucid.server.respond import respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, thinking_in, wish_of
 from pellucid.server.tools import ToolUse, forced_calls
@@ -180,14 +180,14 @@ class _ChatForm:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     num_calls: dict[int, int] = field(default_factory=dict[int, int])  # tool calls begun, of each choice
-    is_plain: bool = field(init=False)  # is a text all that is new in most chunks?
+    is_plain: bool = field(init=False)  # is a text all that is new in most chunks, but for the usage?
     envelopes: dict[tuple[int, type[Event]], Envelope] = field(
         default_factory=dict[tuple[int, type[Event]], Envelope]
     )  # of each choice
 
     def __post_init__(self) -> None:
         body = self.body
-        self.is_plain = not (body.wants_running_usage or body.return_token_ids or body.logprobs)
+        self.is_plain = not (body.return_token_ids or body.logprobs)
 
     def begin(self) -> bytes:
         return b""
@@ -196,7 +196,7 @@ class _ChatForm:
         return b"".join([chunk for piece in pieces for chunk in self._chunks(piece)])
 
     def end(self) -> bytes:
-        if not (self.body.wants_usage and self.answer.is_complete):
+        if not self.body.wants_usage:
             return b""
         return event(ChatChunk(self.id, self.created, self.model, [], usage_facts(self.answer.usage)))
 
@@ -270,11 +270,11 @@ class _ChatForm:
 
         if not isinstance(each, Content | Reasoning):
             return event(make(each))
-        kind = type(each)
+        kind, usage = type(each), running_usage(self.body, self.answer.usage)
         envelope = self.envelopes.get((index, kind))
         if envelope is None:
-            envelope = self.envelopes[index, kind] = Envelope(lambda text: make(kind(text)))
-        return envelope.of(each.text)
+            envelope = self.envelopes[index, kind] = Envelope(lambda text: make(kind(text)), usage)
+        return envelope.of(each.text, usage)
 
     def _shown(self, events: list[Event]) -> list[Event]:
         if self.body.include_reasoning is False:

@@ -19,7 +19,7 @@ from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logpro
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice, UsageFacts
 from pellucid.server.protocol.unserved import UNSERVED, check_served
-from pellucid.server.respond import respond, usage_facts, usage_of_chunk
+from pellucid.server.respond import respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
 from pellucid.server.truncate import most_prompt_tokens, truncated
@@ -115,12 +115,12 @@ class _CompletionForm:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of each choice that are out
-    is_plain: bool = field(init=False)  # is a text all that is new in most chunks?
+    is_plain: bool = field(init=False)  # is a text all that is new in most chunks, but for the usage?
     envelopes: dict[int, Envelope] = field(default_factory=dict[int, Envelope])  # of each choice
 
     def __post_init__(self) -> None:
         body = self.body
-        shows_more = body.wants_running_usage or body.return_token_ids or body.logprobs is not None
+        shows_more = body.return_token_ids or body.logprobs is not None
         self.is_plain = not shows_more and self.prompt_texts is None
 
     def begin(self) -> bytes:
@@ -130,7 +130,7 @@ class _CompletionForm:
         return b"".join([self._event(piece) for piece in pieces])
 
     def end(self) -> bytes:
-        if not (self.body.wants_usage and self.answer.is_complete):
+        if not self.body.wants_usage:
             return b""
         return event(CompletionBody(self.id, self.created, self.model, [], self._usage()))
 
@@ -153,12 +153,12 @@ class _CompletionForm:
     def _event(self, piece: Piece) -> bytes:
         if not self.is_plain or piece.finish_reason is not None:
             return event(self._body([self._choice(piece)]))
-        envelope = self.envelopes.get(piece.index)
+        envelope, usage = self.envelopes.get(piece.index), running_usage(self.body, self.answer.usage)
         if envelope is None:
             envelope = self.envelopes[piece.index] = Envelope(
-                lambda text: self._body([CompletionChoice(piece.index, text, None, None)])
+                lambda text: self._body([CompletionChoice(piece.index, text, None, None)]), usage
             )
-        return envelope.of(piece.text)
+        return envelope.of(piece.text, usage)
 
     def _body(self, choices: list[CompletionChoice]) -> CompletionBody:
         usage = usage_of_chunk(self.body, self.answer.usage)

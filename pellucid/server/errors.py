@@ -134,8 +134,9 @@ def install_error_handlers(app: FastAPI) -> None:
     """Whatever a route raises is answered in this form."""
 
     @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> Response:
-        return error_response(route_path(request.scope), error)
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: ApiError | HTTPException) -> Response:
+        return refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -145,17 +146,20 @@ def install_error_handlers(app: FastAPI) -> None:
         message = _field_fault(path, faults) if param else _body_fault(faults[0], request)
         return error_response(route_path(request.scope), ApiError(400, message, param=param))
 
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(route_path(request.scope), ApiError(error.status_code, message), error.headers)
-
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
         return error_response(
             route_path(request.scope), ApiError(500, "internal error; the server's log has it")
         )
+
+
+def refusal(request: Request, error: ApiError | HTTPException) -> Response:
+    """What a request is answered that is refused."""
+    if isinstance(error, ApiError):
+        return error_response(route_path(request.scope), error)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return error_response(route_path(request.scope), ApiError(error.status_code, message), error.headers)
 
 
 def _field_fault(path: Sequence[str], faults: Sequence[Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@ here as if it were its own.  What it cannot change is the name that its requests
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import ip_address
 from socket import gethostname
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from pellucid.server.options import ServeOptions
 
 ANY = "*"
+MOST_HEADERS = 256  # whose answer is remembered
 OWN_ENDINGS = (".localhost", ".internal")  # no public name has them; containers know their host by the second
 
 
@@ -32,6 +34,7 @@ def make_host_check(options: ServeOptions) -> Callable[[str | None], bool]:
     if ANY in allowed:
         return lambda header: True
 
+    @lru_cache(MOST_HEADERS)
     def is_welcome(header: str | None) -> bool:
         if not header:
             return True

@@ -13,6 +13,7 @@ from typing import ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pellucid.engine.process import spare_collector
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
 from pellucid.server.errors import ApiError, error_response, route_path
@@ -55,6 +56,7 @@ class _Life:
         self._announce = announce
 
     def _begin(self) -> None:
+        spare_collector()
         self._announce()
         self._server.llm.warm_up()
 

@@ -36,7 +36,7 @@ class Form(Protocol):
         ...
 
     def end(self) -> bytes:
-        """The events behind the last piece."""
+        """The events behind the last piece of a complete answer."""
         ...
 
     async def whole(self) -> object:
@@ -67,8 +67,8 @@ class _Streamed:
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.form.begin()
         async for pieces in self.answer.pieces():
-            yield self.form.events(pieces)
-        yield self.form.end()
+            events = self.form.events(pieces)
+            yield events + self.form.end() if self.answer.is_complete else events
 
     def pass_on(self, write: Callable[[bytes], None], can_write: Callable[[], bool]) -> None:
         events = self.form.events
@@ -94,9 +94,12 @@ class UsageWish(Protocol):
 
 def usage_of_chunk(body: UsageWish, usage: Usage) -> UsageFacts | None | UnsetType:
     """The usage so far, null in a chunk before the one that has it, or nothing where nobody asks."""
-    if body.wants_running_usage:
-        return usage_facts(usage)
-    return None if body.wants_usage else UNSET
+    return running_usage(body, usage) or (None if body.wants_usage else UNSET)
+
+
+def running_usage(body: UsageWish, usage: Usage) -> UsageFacts | None:
+    """The usage so far, for those who ask for it in every chunk."""
+    return usage_facts(usage) if body.wants_running_usage else None
 
 
 def usage_facts(usage: Usage) -> UsageFacts:

@@ -28,28 +28,35 @@ def event(value: object) -> bytes:
 
 
 class Envelope:
-    """An event of which only a text changes: all around it is encoded once.
+    """An event of which only a text changes, and perhaps an object in it: all around is encoded once.
 
-    make: the event's value, for any text.
+    make: the event's value, for any text.  part: the object, as `make` puts it there.
     """
 
-    def __init__(self, make: Callable[[str], object]) -> None:
+    def __init__(self, make: Callable[[str], object], part: object = None) -> None:
         mark = uuid.uuid4().hex
         self._around = event(make(mark)).split(encode(mark))
+        self._part = encode(part)
         assert len(self._around) > 1, "the text is nowhere in it"
 
-    def of(self, text: str) -> bytes:
-        return encode(text).join(self._around)
+    def of(self, text: str, part: object = None) -> bytes:
+        with_text = encode(text).join(self._around)
+        # No text looks like an object: its quotes are escaped.
+        return with_text if part is None else with_text.replace(self._part, encode(part))
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a stream ends: with an event of its own for an error, and with what every stream has last."""
+    """How a stream ends: with an event of its own for an error, and with what every stream has last.
+
+    last: goes out together with the end of the response.
+    """
 
     failure: Callable[[ApiError], bytes]
     last: bytes
 
-    async def after(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def mended(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events, but for an error one that tells of it."""
         try:
             async for chunk in events:
                 yield chunk
@@ -58,8 +65,6 @@ class Ending:
         except Exception:
             logger.exception("a stream has failed")
             yield self.failure(ApiError(500, "internal error; the server's log has it"))
-        if self.last:
-            yield self.last
 
 
 OPENAI_ENDING = Ending(lambda error: b"data: %b\n\n" % encode_error(error), b"data: [DONE]\n\n")
@@ -121,10 +126,10 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if flow is not None:
                 self._script.pass_on(write, lambda: not flow.write_paused)
-            async for chunk in self._ending.after(self._script.chunks()):
+            async for chunk in self._ending.mended(self._script.chunks()):
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": self._ending.last})
 
 
 class Flow(Protocol):

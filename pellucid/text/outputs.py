@@ -230,14 +230,13 @@ class _Answer:
         if completion.index == 0:  # the others find its prompt in the cache, which says nothing
             self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
             self._add_prompt_logprobs(update)
-        metrics = self._metrics
-        if metrics.first_scheduled_time is None and update.first_scheduled:
-            metrics.first_scheduled_time = update.first_scheduled
-        if metrics.first_token_time is None and update.new_token_ids:
-            metrics.first_token_time = now
+        if self._metrics.first_scheduled_time is None and update.first_scheduled:
+            self._metrics = replace(self._metrics, first_scheduled_time=update.first_scheduled)
+        if self._metrics.first_token_time is None and update.new_token_ids:
+            self._metrics = replace(self._metrics, first_token_time=now)
             self.is_quiet = self._kind is OutputKind.FINAL_ONLY and self._n == 1 and self._num_top is None
         if self.finished:
-            metrics.finished_time = now
+            self._metrics = replace(self._metrics, finished_time=now)
 
     def output(self, changed: Completion, *, has_news: bool) -> RequestOutput | None:
         """What the user is shown after `changed` has changed."""
@@ -255,7 +254,7 @@ class _Answer:
             finished=self.finished,
             prompt_logprobs=self._take_prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
-            metrics=self._metrics.snapshot(),
+            metrics=self._metrics,
             error=self._error,
         )
 

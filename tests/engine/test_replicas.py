@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from pellucid import platform
-from pellucid.engine.replicas import least, own_cpus, short_folder
+from pellucid.engine.replicas import joined, least, own_cpus, short_folder
 from pellucid.engine.statistics import EngineStats
 from pellucid.executor.base import Capacity
 from pellucid.platform import share_of_cpus
+from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 
 
 def test_the_statistics_of_several_engines_are_summed() -> None:
@@ -34,6 +35,21 @@ def test_what_all_can_hold_is_what_the_least_can() -> None:
     a = Capacity(groups=(), num_blocks=(9, 5), max_model_len=64)
     b = Capacity(groups=(), num_blocks=(7, 6), max_model_len=256)
     assert least([a, b]) == Capacity(groups=(), num_blocks=(7, 5), max_model_len=64)
+
+
+def test_what_an_engine_says_of_a_request_in_several_turns_is_one_update() -> None:
+    first, second, third = (TokenLogprobs([i], [-0.5], 1) for i in range(3))
+    turns = [
+        SeqUpdate("a", [1], logprobs=[first], prompt_logprobs=[third], first_scheduled=2.0),
+        SeqUpdate("b", [7], num_cached_tokens=16, first_scheduled=2.5),
+        SeqUpdate("a", [2, 3], logprobs=[second], first_scheduled=2.0),
+        SeqUpdate("a", [4], finish_reason=FinishReason.STOP, stop_reason=4, first_scheduled=2.0),
+        SeqUpdate("b", finish_reason=FinishReason.ERROR, error="it has died", num_cached_tokens=16),
+    ]
+    a, b = joined(turns)
+    assert (a.request_id, a.new_token_ids, a.finish_reason, a.stop_reason) == ("a", [1, 2, 3, 4], "stop", 4)
+    assert (a.logprobs, a.prompt_logprobs, a.first_scheduled) == ([first, second], [third], 2.0)
+    assert (b.request_id, b.new_token_ids, b.error, b.num_cached_tokens) == ("b", [7], "it has died", 16)
 
 
 def test_a_long_temporary_folder_does_not_make_sockets_impossible(

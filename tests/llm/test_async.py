@@ -6,6 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,23 @@ def run(llm: AsyncLLM) -> Iterator[Callable[[Awaitable[Any]], Any]]:
 
 async def collect(outputs: Any) -> list[RequestOutput]:
     return [output async for output in outputs]
+
+
+def test_a_crowd_that_keeps_the_loop_busy_holds_up_neither_the_engine_nor_its_answers(
+    llm: AsyncLLM, run: Any
+) -> None:
+    async def crowd() -> None:
+        (prompt,) = await llm.tokenize(["a"])
+        num_steps, until = llm.stats.num_steps, time.monotonic() + 20
+        mailboxes: list[Mailbox] = []
+        while llm.stats.num_steps == num_steps:  # which only a turn of the loop tells
+            assert time.monotonic() < until, f"after {len(mailboxes)} requests the engine has done nothing"
+            mailboxes.append(llm.open([prompt], SamplingParams(max_tokens=2)))
+            time.sleep(0.005)  # what else it takes to take a request in
+        for mailbox in mailboxes:
+            mailbox.close()
+
+    run(crowd())
 
 
 def test_the_last_output_is_what_the_twin_for_scripts_gives(llm: AsyncLLM, run: Any) -> None:

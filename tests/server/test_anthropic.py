@@ -194,7 +194,7 @@ def test_a_stream_that_fails_says_so() -> None:
         raise AnswerFailedError(500, "the engine has died")
 
     async def whole() -> list[bytes]:
-        return [chunk async for chunk in ENDING.after(events())]
+        return [chunk async for chunk in ENDING.mended(events())]
 
     error = b'{"type":"error","error":{"type":"api_error","message":"the engine has died"}}'
     assert asyncio.run(whole()) == [b"event: ping\n\n", b"event: error\ndata: " + error + b"\n\n"]
