@@ -35,6 +35,7 @@ from pellucid.platform import has_triton
 logger = logging.getLogger(__name__)
 FEWEST_WORKERS = 4  # that are faster than threads, with the time that they take to start
 MOST_WORKERS = 32  # an engine has about 60 kernels, of which one takes as long as all others in turn
+FEW = 16  # kernels for which nobody waits until the processes are ready
 PATIENCE = 60.0  # seconds without a word after which the owner does it by itself
 PR_SET_PDEATHSIG = 1  # Linux: a signal for a process whose parent ends
 MAIN = "from pellucid.kernels.compilers import main; main()"
@@ -80,7 +81,7 @@ def compilers_for(configuration: str, num_workers: int, share: Share = ALONE) ->
     finally:
         if compilers is not None:
             compilers.close()
-    with suppress(OSError):  # a cache that cannot be written to
+    with suppress(OSError, ImportError):  # a cache that cannot be written to
         note = note_of(configuration)
         note.parent.mkdir(parents=True, exist_ok=True)
         note.touch()
@@ -142,10 +143,16 @@ class Compilers:
         self._send(seconds=0)
 
     def finished(self) -> Iterator[int]:
-        """The indices of all that was submitted, in the order in which they are done with."""
+        """The indices of all that was submitted, in the order in which they are done with.
+
+        To be called once.
+        """
         left, began = dict.fromkeys(range(len(self._tasks))), time.perf_counter()
         self._unsent += self._later
-        self._send(seconds=PATIENCE)
+        self._send(seconds=PATIENCE if len(left) > FEW else 0)
+        if not self._is_listening:
+            yield from left
+            return
         while left and (done := self._receive(seconds=PATIENCE)) is not None:
             del left[done.index]
             said = f", in vain: {done.error}" if done.error else ""

@@ -49,7 +49,8 @@ class SyntheticVerifier:
             return verify(self.sampler(logits, batch, token_ids), rows)
         node, has_draft = rows.nodes()
         seeds = self.sampler.state.params(batch.slots).ints(Column.SEED)
-        stands = has_draft & (uniform(seeds, batch.positions, Purpose.ACCEPT) < self.rates[node])
+        rates = self.rates[node.clamp(max=len(self.rates) - 1)]  # padding may have any number of logits
+        stands = has_draft & (uniform(seeds, batch.positions, Purpose.ACCEPT) < rates)
         drafts = rows.inputs.roll(-1)
         sampled = self.sampler(logits, batch, token_ids, revise=lambda own: drafts.where(stands, own))
         # One that falls must fall even if it happens to be the target's own token.

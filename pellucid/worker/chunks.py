@@ -314,6 +314,11 @@ class ChunkForward(Forward):
 
     def _begin(self, static: StaticChunks) -> Begun:
         step = self.gather(static.view(), static.tiles)
-        state = replace(step.rows, samples=static.samples)
-        step = replace(step, rows=state, logit_slots=static.logit_slots)
+        # Of logits that are padding, `gather` leaves whatever was there: slots and tokens must be some.
+        step = replace(
+            step,
+            rows=replace(step.rows, samples=static.samples),
+            logit_slots=static.logit_slots,
+            logit_inputs=step.fwd.input_ids[step.fwd.logits_index],
+        )
         return step, self.model(step.fwd)

@@ -96,7 +96,7 @@ class Worker:
         with self._compilers() as compilers:
             self._build()
             phases.end("weights")
-            most_bytes = self._rehearse(compilers)
+            most_bytes = self._rehearse(compilers, phases)
             phases.end("kernels")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget(most_bytes))
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
@@ -238,7 +238,7 @@ class Worker:
         share = Share(rank, num_ranks * parallel.data_parallel_size)
         return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // num_ranks, share)
 
-    def _rehearse(self, compilers: Compilers | None) -> int:
+    def _rehearse(self, compilers: Compilers | None, phases: Phases) -> int:
         """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
 
         Returns the most bytes that torch has reserved for a step.
@@ -254,6 +254,7 @@ class Worker:
             torch.cuda.reset_peak_memory_stats()
             self._try(largest_step(self.resolved, len(self.groups)))
             most_bytes = torch.cuda.max_memory_reserved()
+            phases.end("rehearsals")
         return most_bytes
 
     def _try(self, plan: StepPlan) -> None:

@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.compilers import FEWEST_WORKERS, Compilers, Share, Task, compilers_for, note_of
+from pellucid.kernels.compilers import FEW, FEWEST_WORKERS, Compilers, Share, Task, compilers_for, note_of
 
 GPU = ("cuda", 90, 32)
-NO_KERNEL = Task("os:path", "", GPU)
+NO_KERNELS = [Task("os:path", str(i), GPU) for i in range(FEW + 1)]
+ALL = list(range(FEW + 1))
 
 
 @pytest.fixture
@@ -29,33 +31,52 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_fails_elsewhere_is_left_to_the_owner_and_other_ranks_shares_come_last(
-    compilers: Compilers,
-) -> None:
-    for wanted in "abcdefgh":
-        compilers.submit(Task("os:path", wanted, GPU))
+def test_what_fails_elsewhere_is_left_to_the_owner(compilers: Compilers) -> None:
+    for task in NO_KERNELS:
+        compilers.submit(task)
     finished = list(compilers.finished())
-    assert sorted(finished) == list(range(8))
-    others = [index for index in finished if index in compilers._later]
-    assert 0 < len(others) < 8
+    assert sorted(finished) == ALL
+    assert 0 < len(compilers._later) < len(ALL), "another rank has a share of its own"
+    assert compilers._is_listening and not compilers._is_gone
 
 
-@pytest.mark.parametrize("is_listening", [False, True])
-def test_an_owner_does_not_wait_for_a_process_that_has_died(compilers: Compilers, is_listening: bool) -> None:
-    compilers.submit(NO_KERNEL)
-    if is_listening:
-        assert list(compilers.finished()) == [0]
+def test_an_owner_does_not_wait_for_a_process_that_has_died(compilers: Compilers) -> None:
+    for task in NO_KERNELS:
+        compilers.submit(task)
     compilers._process.kill()
-    compilers.submit(NO_KERNEL)
-    assert sorted(compilers.finished()) == [0, 1]
+    assert sorted(compilers.finished()) == ALL
+
+
+def test_an_owner_does_not_wait_for_a_worker_that_has_died(compilers: Compilers) -> None:
+    compilers._send(seconds=60)
+    for process in psutil.Process(compilers._process.pid).children():
+        process.kill()
+    for task in NO_KERNELS:
+        compilers.submit(task)
+    assert sorted(compilers.finished()) == ALL
 
 
 def test_an_owner_does_not_wait_for_a_process_that_says_nothing(
     compilers: Compilers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pellucid.kernels.compilers.PATIENCE", 0.01)
-    compilers.submit(NO_KERNEL)
-    assert list(compilers.finished()) == [0]
+    for task in NO_KERNELS:
+        compilers.submit(task)
+    assert sorted(compilers.finished()) == ALL
+
+
+def test_an_owner_does_not_wait_for_few(compilers: Compilers) -> None:
+    assert list(compilers.finished()) == [] and not compilers._is_listening
+
+
+def test_processes_end_with_their_owner(compilers: Compilers) -> None:
+    compilers._send(seconds=60)
+    everybody = [psutil.Process(compilers._process.pid)]
+    everybody += everybody[0].children()
+    assert len(everybody) == 3
+    compilers._connection.close()
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_there_are_none_where_all_has_been_compiled_or_cores_are_few(cache: Path) -> None:
