@@ -21,7 +21,9 @@ GRAIN = 64  # room comes in multiples of it: chunks end where blocks and tiles o
 EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
-LEAST_TARGET = 4.5e-3
+LEAST_TARGET = 4.8e-3
+# Of what any chunk adds to a step, however small: so much its tokens may take at least, lest prompts crawl.
+WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
 FAIR_CROWD, FEW_DECODES = 0.1, 32
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
@@ -99,6 +101,8 @@ class LearnedPace:
         fixed, token, attention = self._factors.values
         decode = self._decode_seconds(num_decode)
         spare = self._target_beside(decode, num_waiting / max(num_decode, FEW_DECODES)) - fixed * decode
+        if self._target is None:
+            spare = max(spare, (fixed - 1.0) * decode * WORTHWHILE)
         if spare <= 0:
             return FLOOR
         # n tokens behind `start` others reach n * (start + n / 2): solve for n.

@@ -201,6 +201,12 @@ def test_prompts_advance_under_a_target_that_cannot_be_kept() -> None:
     assert set(chunks) == {FLOOR} and len(run.first_tokens(0.0)) == 2
 
 
+def test_prompts_do_not_crawl_where_any_chunk_takes_longer_than_a_target_would_be() -> None:
+    dear = replace(QUICK, chunk=6e-3)
+    itl, _, ttft = figures(beside_streams(dear, LearnedPace()))
+    assert itl < 1.5e3 * dear.step(32, 64, 0) and ttft < 200
+
+
 def test_chunks_end_where_blocks_end() -> None:
     run = VirtualRun(SMALL, LearnedPace())
     run.until(1.0, deque([(0.0, stream(0)), (0.5, prompt(0, 8001))]))
