@@ -6,8 +6,8 @@
 
 FP8 values are read in pairs, as 16-bit words: tensor cores want values turned around, which the hardware does
 for 16 bits and not for 8, and a conversion to float16 yields two values.  Reading an FP8 cache is a matter of
-instructions as much as of memory.  Tensor cores take no fewer than 16 rows but 8 columns, so few queries become
-columns, which halves all work but the conversions.
+instructions as much as of memory.  Tensor cores take no fewer than 16 rows but 8 columns, so few queries
+become columns, which halves all work but the conversions.
 
 Legend: M packed queries of a row (query m // G with head m % G of the KV head's G), H head dim.
 """

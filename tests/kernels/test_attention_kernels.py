@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pellucid.kernels.decode_attention import (
     decode_attention,
     decode_attention_ref,
     missing_numbers,
+    padded_queries,
     tile_for,
 )
 from pellucid.kernels.hopper_prefill import MIN_ROUNDS, heads_at_once, hopper_takes
@@ -202,6 +204,45 @@ def test_an_fp8_cache_of_any_head_dim_is_read_in_pairs(head_dim: int) -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("shape", [{"window": 100}, {"heads": (8, 1), "head_dim": 80}, {"heads": (3, 3)}])
+@pytest.mark.parametrize("num_query", [1, 2])
+def test_few_queries_over_an_fp8_cache_match_as_columns(
+    num_query: int, shape: dict[str, Any], block_size: int
+) -> None:
+    lens = [(num_query, tokens) for tokens in (2, 127, 128, 300, 1100)]
+    rows = make_rows(lens, dtype=torch.float16, block_size=block_size, device=DEVICE, **shape)
+    assert_fp8_matches(rows, num_query)
+
+
+def test_short_trees_over_an_fp8_cache_match_as_columns() -> None:
+    rows = make_rows(
+        [(4, 4), (4, 258), (1, 40), (3, 600)],
+        heads=(2, 1),
+        dtype=torch.float16,
+        block_size=64,
+        device=DEVICE,
+    )
+    rows.plant(deep_tree(3), [3, 3, 0, 2])
+    assert_fp8_matches(rows, 4)
+
+
+def assert_fp8_matches(rows: Rows, max_query: int) -> None:
+    """Decode over the rows' cache, rounded to FP8, as the reference does."""
+    view = paged(rows, max_query)
+    cache = rows.kv_cache.float().to(torch.float8_e4m3fn)
+    how = {"scale": rows.scale, "window": rows.window, "k_scale": 0.5, "v_scale": 3.0}
+    out = decode_attention(rows.q, cache, view, **how, out=torch.full_like(rows.q, torch.nan))
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 6e-2}[rows.q.dtype]
+    torch.testing.assert_close(out, decode_attention_ref(rows.q, cache, view, **how), atol=tolerance, rtol=0)
+
+
+def test_as_many_queries_are_columns_as_there_may_be() -> None:
+    assert [padded_queries(n, torch.bfloat16, is_fp8=True) for n in (1, 8, 9, 33)] == [8, 8, 16, 64]
+    assert padded_queries(8, torch.bfloat16, is_fp8=False) == 16
+    assert padded_queries(8, torch.float32, is_fp8=True) == 16
+
+
 def test_tiles_that_see_most_keys_come_first() -> None:
     rows = make_rows([(20, 20), (300, 300), (150, 900)], device=DEVICE)
     tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, 64)).to(DEVICE)
@@ -279,13 +320,27 @@ def test_few_rows_are_cut_fine_and_many_hardly() -> None:
 @pytest.mark.parametrize("block_size", [16, 48, 64, 96, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_tile_is_part_of_a_page_or_some_pages(block_size: int, dtype: torch.dtype) -> None:
-    for head_dim, num_pairs, padded in ((64, 8, 16), (128, 256, 16), (256, 512, 16), (128, 2048, 64)):
+    for head_dim, num_pairs, padded in ((64, 8, 16), (128, 256, 16), (256, 512, 8), (128, 2048, 64)):
         cache = torch.empty(1, 2, 1, block_size, head_dim, dtype=dtype)
         tile = tile_for(num_pairs, cache, torch.float32 if dtype == torch.float32 else torch.bfloat16, padded)
         assert block_size % tile.keys == 0 or tile.keys % block_size == 0, tile
         # One stage is in no buffer: it is what the program works on.
         buffers = max(1, tile.num_stages - 1) * 2 * tile.keys * head_dim * dtype.itemsize
         assert buffers <= SHARED_MEMORY, tile
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("heads", [(16, 8), (32, 8), (64, 8), (28, 4)])
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("num_rows,most", [(1, 9000), (20, 2100), (170, 500)])
+def test_large_fp8_caches_match_on_a_gpu(
+    heads: tuple[int, int], window: int | None, num_rows: int, most: int
+) -> None:
+    shape = {"heads": heads, "head_dim": 128, "block_size": 64, "window": window, "dtype": torch.bfloat16}
+    for num_query in (1, 2, 8):
+        lens = [(num_query, most - 37 * i % (most - 8)) for i in range(num_rows)]
+        assert_fp8_matches(make_rows(lens, **shape, device="cuda"), num_query)
 
 
 @pytest.mark.gpu
