@@ -6,10 +6,11 @@
 
 Nine warps a program, one program a multiprocessor.  One warp copies queries and pages of keys and values by
 the TMA unit, as far ahead as there is room.  Two groups of four warps multiply, each with queries of its own
-and both with the same keys: while one takes its softmax the other has the tensor cores, and a group's own
-softmax, too, runs while its product with the values before is still at work.  Programs go from item to item,
-a tile of queries and a KV head each, so that what an item needs is copied while the one before it ends.
-Where there is much to do, they go on to other heads together, and find keys and values in the L2 cache.
+and both with the same keys.  A group's products and its softmax overlap: it makes one tile's weights while
+the next tile's keys are multiplied, and finds that tile's maximum while the values of the one are; what
+remains of the tensor cores the other group has.  Programs go from item to item, a tile of queries and a KV
+head each, so that what an item needs is copied while the one before it ends.  Where there is much to do, they
+go on to other heads together, and find keys and values in the L2 cache.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
@@ -126,8 +127,9 @@ def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STA
     """Copy a tile of keys or values, once there is room."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
     stage, phase = step % STAGES, step // STAGES & 1
-    mbarrier.wait(bars.index(STAGES + stage), phase ^ 1)
-    full = bars.index(stage)
+    full, empty = bars
+    full = full.index(stage)
+    mbarrier.wait(empty.index(stage), phase ^ 1)
     mbarrier.expect(full, KEYS * HEAD_DIM * 2)
     for split in gl.static_range(SPLITS):
         at = (stage * SPLITS + split) * 2
@@ -145,7 +147,7 @@ def copy_tiles(
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
     VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
     q_parts, k_parts, v_parts = parts
-    q_bars, k_bars, v_bars = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     rounds = num_rounds(batch)
     step = 0
     # Loads run ahead, since nothing else hides them: the next item's row, and the item after that.
@@ -161,14 +163,14 @@ def copy_tiles(
         next_token, next_end, next_prefix, _ = row_of(next_row, next_query, batch, QUERIES * GROUPS)
         later_head, later_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
         buffer = round % 2
-        mbarrier.wait(q_bars.index(2 + buffer), (round // 2 & 1) ^ 1)
-        mbarrier.expect(q_bars.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
+        mbarrier.wait(q_empty.index(buffer), (round // 2 & 1) ^ 1)
+        mbarrier.expect(q_full.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
         for group in gl.static_range(GROUPS):
             for split in gl.static_range(SPLITS):
                 copy_box(
                     queries,
                     [first_token + first_query + group * QUERIES, kv_head * GROUP_SIZE, split * PART],
-                    q_bars.index(buffer),
+                    q_full.index(buffer),
                     q_parts.index((buffer * GROUPS + group) * SPLITS + split),
                 )
         for tile in range(num_tiles - 1, -1, -1):
@@ -176,8 +178,10 @@ def copy_tiles(
                 tile - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
                 NUM_KV_HEADS, BLOCK_SIZE,
             )  # fmt: skip
-            copy_tile(lines, line, other, k_parts, k_bars, step, HEAD_DIM, K_STAGES)
-            copy_tile(lines, line + VALUES, other + VALUES, v_parts, v_bars, step, HEAD_DIM, V_STAGES)
+            copy_tile(lines, line, other, k_parts, (k_full, k_empty), step, HEAD_DIM, K_STAGES)
+            copy_tile(
+                lines, line + VALUES, other + VALUES, v_parts, (v_full, v_empty), step, HEAD_DIM, V_STAGES
+            )
             line, other = next_line, next_other
             step += 1
         kv_head, row, first_token, first_query = next_head, next_row, next_token, next_query
@@ -191,149 +195,111 @@ def copy_tiles(
 
 
 @gluon.jit
-def multiply_keys(q, keys, SCORES: gl.constexpr):
-    """Start q times keys.  Returns what will be the scores [ROWS, KEYS]."""
-    none = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
-    return warpgroup_mma(q, keys.permute((1, 0)), none, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def fold(s, maximum, total, scale, start, position, MASKED: gl.constexpr, SCORES: gl.constexpr):
-    """Scores into weights.  Returns (weights, maximum, total, by what to shrink what was summed before)."""
-    if MASKED:
-        key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
-        s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
-    higher = gl.maximum(maximum, gl.max(s, 1))
-    shrink = gl.exp2((maximum - higher) * scale)
-    weights = gl.exp2(s * scale - (higher * scale)[:, None])
-    return weights, higher, total * shrink + gl.sum(weights, 1), shrink
-
-
-@gluon.jit
-def begin(s, scale, start, position, SCORES: gl.constexpr):
-    """Weights of a row's newest keys, their maximum and sum."""
-    # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
-    maximum = gl.full([ROWS], -1.0e30, gl.float32, gl.SliceLayout(1, SCORES))
-    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
-    weights, maximum, total, _ = fold(s, maximum, total, scale, start, position, True, SCORES)
-    return weights, maximum, total
-
-
-@gluon.jit
-def attend(
-    q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
-    MASKED: gl.constexpr, SCORES: gl.constexpr, RESULT: gl.constexpr, OPERAND: gl.constexpr,
-):  # fmt: skip
-    """Multiply this tile's keys, then the values of the tile before, and take the softmax meanwhile."""
-    _, k_tiles, v_tiles = tiles
-    _, k_bars, v_bars = bars
-    stage, before = step % K_STAGES, (step - 1) % V_STAGES
-    mbarrier.wait(k_bars.index(stage), step // K_STAGES & 1)
-    s = multiply_keys(q, k_tiles.index(stage), SCORES)
-    sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_bars.index(K_STAGES + stage))
-    fresh, maximum, total, shrink = fold(s, maximum, total, scale, start, position, MASKED, SCORES)
-    fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
-    # For the next step; here, since the compiler moves no softmax across it, behind the wait for the sum.
-    mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1)
-    accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
-    mbarrier.arrive(v_bars.index(V_STAGES + before))
-    accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
-    return fresh, accumulator, maximum, total
-
-
-@gluon.jit
 def attend_tiles(
     tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its half of the queries of all tiles of this program.
 
-    The softmax of an item's first keys runs while the last values of the item before are multiplied.
+    In each step weights are made of one tile's scores while the next tile's keys are multiplied, and the next
+    tile's maximum is found while the values of the one are.  So an item ends in the first step of the next
+    one, and behind the last one comes a step for nobody.
     """
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     q_tiles, k_tiles, v_tiles = tiles
-    q_bars, k_bars, v_bars = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP_SIZE
     rounds = num_rounds(batch)
     kv_head, row, first_query = item_of(0, rounds, batch, NUM_KV_HEADS)
     next_head, next_row, next_query = item_of(1, rounds, batch, NUM_KV_HEADS)
     first_token, end_query, prefix, seq_len = row_of(row, first_query, batch, QUERIES * GROUPS)
-    num_tiles = (prefix + end_query + KEYS - 1) // KEYS
-    mbarrier.wait(q_bars.index(0), 0)
-    mbarrier.wait(k_bars.index(0), 0)
-    s = multiply_keys(q_tiles.index(GROUP), k_tiles.index(0), SCORES)
-    s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_bars.index(K_STAGES))
-    start = (num_tiles - 1) * KEYS
-    weights, maximum, total = begin(s, scale, start, prefix + first_query + query, SCORES)
-    weights = gl.convert_layout(weights.to(v_tiles.dtype), OPERAND)
-    mbarrier.wait(v_bars.index(0), 0)
-    clear(v_parts, 0, seq_len - start, HEAD_DIM)
-    step = 1
-    for round in range(rounds):
+    ended_head, ended_token, ended_query, ended_end = 0, 0, 0, 0
+    none = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
+    exponents = none
+    accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
+    maximum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+    total, shrink = maximum, maximum
+    step = 0
+    previous = 0  # tile of the item
+    for round in range(rounds + 1):
         next_token, next_end, next_prefix, next_len = row_of(next_row, next_query, batch, QUERIES * GROUPS)
         later_head, next_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
-        q = q_tiles.index(round % 2 * GROUPS + GROUP)
+        more = round < rounds
+        buffer = round % 2
+        q = q_tiles.index(buffer * GROUPS + GROUP)
         position = prefix + first_query + query
-        num_whole = gl.minimum((prefix + first_query + GROUP * QUERIES + 1) // KEYS, num_tiles - 1)
-        start = (num_tiles - 1) * KEYS
-        accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
-        for _ in range(num_tiles - 1 - num_whole):
-            start -= KEYS
-            weights, accumulator, maximum, total = attend(
-                q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
-                True, SCORES, RESULT, OPERAND,
-            )  # fmt: skip
+        seen_by_all = prefix + first_query + GROUP * QUERIES + 1
+        num_tiles = gl.where(more, (prefix + end_query + KEYS - 1) // KEYS, 1)
+        mbarrier.wait(q_full.index(buffer), round // 2 & 1, pred=more)
+        for tile in range(num_tiles):
+            start = (num_tiles - 1 - tile) * KEYS
+            is_first = tile == 0
+            stage, before = step % K_STAGES, (step + V_STAGES - 1) % V_STAGES
+            mbarrier.wait(k_full.index(stage), step // K_STAGES & 1, pred=more)
+            mbarrier.wait(v_full.index(before), (step - 1) // V_STAGES & 1, pred=step > 0)
+            keys, values = k_tiles.index(stage).permute((1, 0)), v_tiles.index(before)
+            scores = warpgroup_mma(q, keys, none, use_acc=False, is_async=True)
+            weights = gl.exp2(exponents)
+            total = total * shrink + gl.sum(weights, 1)
+            weights = gl.convert_layout(weights.to(values.dtype), OPERAND)
+            sum = warpgroup_mma(weights, values, accumulator, use_acc=previous > 0, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage), pred=more)
+            if start + KEYS > seen_by_all:
+                key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
+                scores = gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+            # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
+            maximum = gl.where(is_first, -1.0e30, maximum)
+            higher = gl.maximum(maximum, gl.max(scores, 1))
+            shrink = gl.exp2((maximum - higher) * scale)
+            exponents = scores * scale - (higher * scale)[:, None]
+            maximum = higher
+            accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
+            mbarrier.arrive(v_empty.index(before), pred=step > 0)
+            if is_first:
+                if round > 0:
+                    factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, RESULT))
+                    write(
+                        accumulator * factor[:, None], q_tiles.index((1 - buffer) * GROUPS + GROUP),
+                        q_empty.index(1 - buffer), (ended_head, ended_token, ended_query, ended_end),
+                        out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEAD_DIM,
+                    )  # fmt: skip
+                if more & (seq_len - start < KEYS):
+                    mbarrier.wait(v_full.index(step % V_STAGES), step // V_STAGES & 1)
+                    clear(v_parts, step % V_STAGES, seq_len - start, HEAD_DIM)
+                ended_head, ended_token, ended_query, ended_end = kv_head, first_token, first_query, end_query
+            total = gl.where(is_first, 0.0, total)
+            accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
+            previous = tile
             step += 1
-        for _ in range(num_whole):
-            start -= KEYS
-            weights, accumulator, maximum, total = attend(
-                q, tiles, bars, weights, accumulator, maximum, total, scale, start, step, position,
-                False, SCORES, RESULT, OPERAND,
-            )  # fmt: skip
-            step += 1
-
-        # Where there is no next item, what is done for it works on what happens to be there, for nobody.
-        more = round + 1 < rounds
-        buffer, stage, before = (round + 1) % 2, step % K_STAGES, (step - 1) % V_STAGES
-        mbarrier.wait(q_bars.index(buffer), (round + 1) // 2 & 1, pred=more)
-        mbarrier.wait(k_bars.index(stage), step // K_STAGES & 1, pred=more)
-        s = multiply_keys(q_tiles.index(buffer * GROUPS + GROUP), k_tiles.index(stage), SCORES)
-        sum = warpgroup_mma(weights, v_tiles.index(before), accumulator, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
-        mbarrier.arrive(k_bars.index(K_STAGES + stage), pred=more)
-        num_tiles = (next_prefix + next_end + KEYS - 1) // KEYS
-        start = (num_tiles - 1) * KEYS
-        factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, RESULT))
-        fresh, maximum, total = begin(s, scale, start, next_prefix + next_query + query, SCORES)
-        fresh = gl.convert_layout(fresh.to(v_tiles.dtype), OPERAND)
-        mbarrier.wait(v_bars.index(step % V_STAGES), step // V_STAGES & 1, pred=more)
-        accumulator, weights = warpgroup_mma_wait(0, deps=[sum, weights])
-        mbarrier.arrive(v_bars.index(V_STAGES + before))
-        if more:
-            clear(v_parts, step % V_STAGES, next_len - start, HEAD_DIM)
-        weights = fresh
-        step += 1
-
-        # By way of where the queries were, so that threads write whole lines.
-        q.store((accumulator * factor[:, None]).to(q.dtype))
-        result = q.load(LINES)
-        fence_async_shared()
-        mbarrier.arrive(q_bars.index(2 + round % 2))
-        packed = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
-        dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINES))
-        written, head = first_query + GROUP * QUERIES + packed // GROUP_SIZE, packed % GROUP_SIZE
-        at = (first_token + written).to(gl.int64) * out_token_stride
-        at = at + (kv_head * GROUP_SIZE + head) * HEAD_DIM
-        gl.store(out_ptr + at[:, None] + dim[None, :], result, mask=(written < end_query)[:, None])
         kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
-        prefix, next_head, next_query = next_prefix, later_head, later_query
+        prefix, seq_len, next_head, next_query = next_prefix, next_len, later_head, later_query
+
+
+@gluon.jit
+def write(
+    result, by_way_of, empty, at, out_ptr, out_token_stride,
+    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Write an item's result [ROWS, HEAD_DIM], by way of where its queries were: so threads write lines.
+
+    at: (KV head, first token of the row, first query, one behind the last).
+    """
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    kv_head, first_token, first_query, end_query = at
+    by_way_of.store(result.to(by_way_of.dtype))
+    result = by_way_of.load(LINES)
+    fence_async_shared()
+    mbarrier.arrive(empty)
+    packed = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
+    dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINES))
+    query = first_query + GROUP * (ROWS // GROUP_SIZE) + packed // GROUP_SIZE
+    line = (first_token + query).to(gl.int64) * out_token_stride
+    line = line + (kv_head * GROUP_SIZE + packed % GROUP_SIZE) * HEAD_DIM
+    gl.store(out_ptr + line[:, None] + dim[None, :], result, mask=(query < end_query)[:, None])
 
 
 @gluon.jit
@@ -344,16 +310,15 @@ def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
     """
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     SPLITS: gl.constexpr = HEAD_DIM // PART
-    if num_keys < KEYS:
-        for half in gl.static_range(2):
-            key = half * PART + gl.arange(0, PART, gl.SliceLayout(1, BLOCKED))
-            if num_keys < (half + 1) * PART:
-                for split in gl.static_range(SPLITS):
-                    part = v_parts.index((stage * SPLITS + split) * 2 + half)
-                    v = part.load(BLOCKED)
-                    part.store(gl.where((key < num_keys)[:, None], v, gl.zeros_like(v)))
-        fence_async_shared()
-        barrier()
+    for half in gl.static_range(2):
+        key = half * PART + gl.arange(0, PART, gl.SliceLayout(1, BLOCKED))
+        if num_keys < (half + 1) * PART:
+            for split in gl.static_range(SPLITS):
+                part = v_parts.index((stage * SPLITS + split) * 2 + half)
+                v = part.load(BLOCKED)
+                part.store(gl.where((key < num_keys)[:, None], v, gl.zeros_like(v)))
+    fence_async_shared()
+    barrier()
 
 
 # Views of a step's tensors, whose alignment changes with the rows before them: not a variant each.
@@ -396,22 +361,25 @@ def hopper_prefill_kernel(
     q_tiles = seen_as(q_parts, 2 * GROUPS, ROWS, HEAD_DIM)
     k_tiles = seen_as(k_parts, K_STAGES, KEYS, HEAD_DIM)
     v_tiles = seen_as(v_parts, V_STAGES, KEYS, HEAD_DIM)
-    # First those that say "full", then those that say "empty".
-    q_bars = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    k_bars = gl.allocate_shared_memory(gl.int64, [2 * K_STAGES, 1], mbarrier.MBarrierLayout())
-    v_bars = gl.allocate_shared_memory(gl.int64, [2 * V_STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
-        mbarrier.init(q_bars.index(i), count=1)
-        mbarrier.init(q_bars.index(2 + i), count=GROUPS)
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=GROUPS)
     for i in gl.static_range(K_STAGES):
-        mbarrier.init(k_bars.index(i), count=1)
-        mbarrier.init(k_bars.index(K_STAGES + i), count=GROUPS)
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=GROUPS)
     for i in gl.static_range(V_STAGES):
-        mbarrier.init(v_bars.index(i), count=1)
-        mbarrier.init(v_bars.index(V_STAGES + i), count=GROUPS)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=GROUPS)
     fence_async_shared()
     wait(DEPENDENT)
-    parts, tiles, bars = (q_parts, k_parts, v_parts), (q_tiles, k_tiles, v_tiles), (q_bars, k_bars, v_bars)
+    parts, tiles = (q_parts, k_parts, v_parts), (q_tiles, k_tiles, v_tiles)
+    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_items, heads_at_once)
     gl.warp_specialize(
         [
@@ -429,7 +397,7 @@ def hopper_prefill_kernel(
             )),
         ],
         [4, 1],
-        [232, 40],
+        [240, 24],
     )  # fmt: skip
 
 

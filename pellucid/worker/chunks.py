@@ -303,6 +303,8 @@ class ChunkForward(Forward):
 
     def kept_bytes(self) -> int:
         """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
+        if not self.shapes:
+            return 0
         step, hidden = self._recordings[self.shapes[0]].first()
         by_token = sum(x.nbytes // len(x) for x in (hidden, *step.fwd.taps.values()))
         tables = sum(table.nbytes for table in step.fwd.block_tables)

@@ -137,6 +137,15 @@ def test_padded_chunks_give_the_same_tokens(
     assert by_model or len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
 
 
+def test_a_budget_below_every_room_has_no_recordings(tiny: Path) -> None:
+    with LLM(str(tiny), **OPTIONS) as llm:
+        seen = recorded(llm)
+        forward = worker_of(llm).runner.launcher.eager.step.forward
+        assert forward.shapes == [] and forward.kept_bytes() == 0
+        assert tokens(llm, PLAIN)
+    assert not seen.found
+
+
 def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int = 0) -> StepCounts:
     """Decodes, and chunks of so many tokens that sample at so many places."""
     rows = [(1, 1)] * num_decodes + chunks
