@@ -63,7 +63,9 @@ def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], num_blocks
         numbers = f"max_model_len {max_model_len:,} needs {needed * block_bytes / GIB:.2f} GiB of KV cache"
         room = f"{max(0, num_blocks)} blocks ({max(0, num_blocks) * block_bytes / GIB:.2f} GiB)"
         if not resolved.max_model_len_is_default or fits < 2:
-            lower = f"lower max_model_len to {fits:,}, or" if fits >= 2 else "end what else uses the device, or"
+            lower = (
+                f"lower max_model_len to {fits:,}, or" if fits >= 2 else "end what else uses the device, or"
+            )
             raise ValueError(
                 f"{numbers}, but there is room for {room}; {lower} give the cache more "
                 "(gpu_memory_utilization, cpu_kv_cache_gib, num_gpu_blocks_override)"

@@ -63,6 +63,7 @@ class Seen:
     """Which recordings were found, and which of them were replayed whole."""
 
     def __init__(self, forward: ChunkForward) -> None:
+        self.forward = forward
         self.found: list[ChunkShape] = []
         self.whole: list[ChunkShape] = []
         self.find, self.step = forward.find, forward.step
@@ -140,8 +141,7 @@ def test_padded_chunks_give_the_same_tokens(
 def test_a_budget_below_every_room_has_no_recordings(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         seen = recorded(llm)
-        forward = worker_of(llm).runner.launcher.eager.step.forward
-        assert forward.shapes == [] and forward.kept_bytes() == 0
+        assert seen.forward.shapes == [] and seen.forward.kept_bytes() == 0
         assert tokens(llm, PLAIN)
     assert not seen.found
 
