@@ -13,11 +13,12 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from pellucid.config import EngineConfig, resolve
+from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import detect
+from pellucid.resolve import resolve
 from pellucid.schedule.plan import Row, StepPlan, StepResult
 
 NUM_PLANS = 500

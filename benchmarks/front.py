@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from host import NoDeviceExecutor
 
 from pellucid.cli.main import main
-from pellucid.config import Resolved
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 # Seconds of any step, of a row that decodes, of a prompt token: about those of Qwen3-0.6B on an H200.

@@ -22,13 +22,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from pellucid.config import Resolved
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.llm import LLM
+from pellucid.resolve import Resolved
 from pellucid.sample.grammar import Constrain, TokenMasks, unconstrained
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan

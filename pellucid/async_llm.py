@@ -15,11 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from pellucid.config import EngineConfig, Resolved
+from pellucid.config import EngineConfig
 from pellucid.engine.replicas import start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
+from pellucid.resolve import Resolved
 from pellucid.text.chat import ChatOptions, Message, render_chat
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.config import EngineConfig
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
+from pellucid.resolve import Resolved, resolve
 
 
 def resolved(num_layers: int, *, device: str = "cpu", **options: object) -> Resolved:

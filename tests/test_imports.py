@@ -13,7 +13,7 @@ import pytest
 import pellucid
 
 ROOT = Path(pellucid.__file__).parent
-PLAIN = {"types", "config", "registry", "platform", "forward", "transfer"}  # data of borders; no behaviour
+PLAIN = {"types", "config", "resolve", "registry", "platform", "forward", "transfer"}  # data of borders
 MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "types": set[str](),
     "registry": set[str](),
@@ -21,6 +21,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "forward": set[str](),
     "transfer": set[str](),
     "config": {"types", "platform"},
+    "resolve": {"types", "platform", "config"},
     "kv": {"types", "config"},
     "schedule": {"types", "config", "kv"},
     "kernels": {"config", "platform", "transfer"},
@@ -38,18 +39,18 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.specs", "executor.base", *PLAIN),
     },
-    "executor": {"schedule.plan", "kv.specs", "config", "registry"},  # its worker by name only
-    "engine": {"schedule", "kv", "executor", "types", "config"},
-    "engine.grammars": {"sample.grammars", "text.tokenizer", "config"},
-    "engine.replicas": {"engine", "executor.base", "types", "config", "platform"},
+    "executor": {"schedule.plan", "kv.specs", "config", "resolve", "registry"},  # its worker by name only
+    "engine": {"schedule", "kv", "executor", "types", "config", "resolve"},
+    "engine.grammars": {"sample.grammars", "text.tokenizer", "resolve"},
+    "engine.replicas": {"engine", "executor.base", "types", "config", "resolve", "platform"},
     "engine.build": {
         *("engine", "schedule", "kv", "executor", "models.checkpoint", "kernels.compilers"),
-        *("config", "platform"),
+        *("config", "resolve", "platform"),
     },
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config"},
     "llm_engine": {"engine", "text", "sample.grammars", "types", "config"},
-    "async_llm": {"llm_engine", "engine", "text", "types", "config"},
+    "async_llm": {"llm_engine", "engine", "text", "types", "config", "resolve"},
     "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry"},
     "cli": {"llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint", *PLAIN},
     "__main__": {"cli"},

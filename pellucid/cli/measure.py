@@ -11,11 +11,12 @@ from typing import Self
 
 from pellucid.cli.limits import Machine, ModelCost, run_limit
 from pellucid.cli.workloads import Workload
-from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.config import EngineConfig
 from pellucid.engine.statistics import EngineStats
 from pellucid.llm import LLM
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
+from pellucid.resolve import Resolved, resolve
 from pellucid.types import RequestOutput, SamplingParams
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

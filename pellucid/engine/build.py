@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pellucid.config import EngineConfig, Resolved, resolve
+from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
 from pellucid.engine.grammars import make_grammars
 from pellucid.executor.base import EXECUTORS, Capacity
@@ -16,6 +16,7 @@ from pellucid.kernels.compilers import Share, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect, has_gpu
+from pellucid.resolve import Resolved, resolve
 from pellucid.schedule.pace import LearnedPace, Pace, Unpaced
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pellucid.config import Resolved
+from pellucid.resolve import Resolved
 from pellucid.sample.grammars.base import Spelling
 from pellucid.sample.grammars.host import Grammars
 from pellucid.text.tokenizer import Tokenizer

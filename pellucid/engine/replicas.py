@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from pellucid.config import EngineConfig, Resolved
+from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.process import (
     Abort,
@@ -49,6 +49,7 @@ from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.executor.base import Capacity
 from pellucid.platform import share_of_cpus
+from pellucid.resolve import Resolved
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pellucid.config import Resolved
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.registry import Registry
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
 from pellucid.registry import load_object
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 

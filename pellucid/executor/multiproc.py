@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psutil
 
-from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
 from pellucid.executor.process import (
     WORKER,
@@ -33,6 +32,7 @@ from pellucid.executor.process import (
 )
 from pellucid.executor.ring import ReaderEnd, RingWriter
 from pellucid.executor.wire import decode, encode
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)

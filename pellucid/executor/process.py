@@ -21,11 +21,11 @@ from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Protocol, cast
 
-from pellucid.config import Resolved
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.ring import ReaderEnd, RingReader
 from pellucid.executor.wire import decode, encode
 from pellucid.registry import load_object
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 WORKER = "pellucid.worker.worker:Worker"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend, choose_backend
-from pellucid.config import Resolved
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
@@ -23,6 +22,7 @@ from pellucid.models.loader import fill_dummy, load_weights, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords, choose_scheme
+from pellucid.resolve import Resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from pellucid.config import Resolved
 from pellucid.executor.base import Capacity
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.resolve import Resolved
 
 logger = logging.getLogger(__name__)
 

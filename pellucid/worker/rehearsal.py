@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pellucid.config import Resolved
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import Admission, Row, StepPlan
 from pellucid.types import SamplingParams
 

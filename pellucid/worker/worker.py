@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from pellucid.attention.base import AttentionBackend, AttentionLayer
-from pellucid.config import Resolved
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
@@ -28,6 +27,7 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
+from pellucid.resolve import Resolved
 from pellucid.sample.grammar import TokenMasks
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState

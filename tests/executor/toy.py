@@ -7,10 +7,11 @@ import signal
 import time
 from dataclasses import dataclass
 
-from pellucid.config import EngineConfig, Resolved
+from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.platform import Platform
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult
 from pellucid.types import SamplingParams
 

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, SamplingParams
-from pellucid.config import EngineConfig, resolve
+from pellucid.config import EngineConfig
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.quant.kv_scales import kv_scale_name
+from pellucid.resolve import resolve
 from tests.llm.test_invariance import BASE, random_requests
 from tests.models.harness import CPU, load
 from tests.quant.test_fp8 import Store, compressed, write_quantized

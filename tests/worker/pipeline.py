@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from pellucid.config import Resolved
 from pellucid.dist.collectives import ALONE, Channels, Links
 from pellucid.dist.mesh import Mesh
 from pellucid.executor.base import EXECUTORS, Capacity, Seat
 from pellucid.executor.local import LocalTicket
+from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.results import Pending
 from pellucid.worker.worker import Worker

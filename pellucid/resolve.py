@@ -1,0 +1,248 @@
+"""What will run: the one place for defaults that depend on hardware or model.
+
+`resolve(user, hardware, checkpoint)` is pure: facts discovered later (how many blocks fit) are return values
+of those who discover them, not written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from pellucid.config import FP8, EngineConfig, ParallelConfig, SpeculativeConfig
+
+if TYPE_CHECKING:
+    from pellucid.models.checkpoint import Checkpoint
+    from pellucid.platform import Platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """What will run: the user's wishes, the facts of checkpoint and hardware, every default filled in."""
+
+    user: EngineConfig
+    checkpoint: Checkpoint
+    platform: Platform
+    dtype: str  # of weights and activations: torch's name
+    kv_dtype: str  # of the KV cache: torch's name
+    max_model_len: int  # tokens
+    max_model_len_is_default: bool  # then a small KV cache may lower it
+    block_size: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+    num_threads: int  # of each worker, on a CPU
+    executor: str
+    stage_layers: tuple[int, ...]  # of each pipeline stage
+    replica: int = 0  # which of the data-parallel engines this is
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    draft: Checkpoint | None = None  # the proposer's own, if it has one
+
+    @property
+    def num_spec(self) -> int:
+        """Most drafts a row may carry."""
+        return self.speculative.num_speculative_tokens
+
+    @property
+    def num_pipeline_stages(self) -> int:
+        return len(self.stage_layers)
+
+    @property
+    def pipeline_cuts(self) -> tuple[int, ...]:
+        """The first layer of each pipeline stage but the first one."""
+        return tuple(accumulate(self.stage_layers[:-1]))
+
+    @property
+    def max_tokens_of_step(self) -> int:
+        """Most tokens of a step, the padding of a recorded one included."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs * (1 + self.num_spec))
+
+    @property
+    def num_workers(self) -> int:
+        """Processes of one engine."""
+        return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages
+
+    @property
+    def num_workers_of_all(self) -> int:
+        """Processes of all data-parallel engines: on a CPU, they share its cores and its memory."""
+        return self.num_workers * self.user.parallel.data_parallel_size
+
+    def table(self) -> str:
+        """The resolved choices in one line, for the log."""
+        names = (
+            "dtype",
+            "kv_dtype",
+            "max_model_len",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "depth",
+        )
+        choices = ", ".join(f"{name} {getattr(self, name)}" for name in names)
+        return f"{self.checkpoint.architecture} on {self.platform.name}: {choices}"
+
+
+def resolve(
+    user: EngineConfig,
+    platform: Platform,
+    checkpoint: Checkpoint,
+    draft: Checkpoint | None = None,
+    *,
+    replica: int = 0,
+) -> Resolved:
+    """Fill in every default that depends on hardware or model.  Pure.
+
+    draft: the checkpoint that `model` in speculative_config names.  replica: which of the data-parallel
+    engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
+    """
+    on_gpu = platform.device == "cuda"
+    _check_supported(user)
+    max_num_seqs = _positive("max_num_seqs", user.scheduler.max_num_seqs, 256 if on_gpu else 128)
+    max_model_len = _resolve_length(user, checkpoint)
+    num_batched = _positive(
+        "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
+    )
+    stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
+    num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
+    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
+    depth = len(stage_layers) + (1 if on_gpu else 0)
+    block_size = user.cache.block_size
+    if block_size not in (16, 32, 64, 128, 256):
+        raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
+    dtype = _resolve_dtype(user.model.dtype, checkpoint, platform)
+    return Resolved(
+        user=user,
+        checkpoint=checkpoint,
+        platform=platform,
+        dtype=dtype,
+        kv_dtype=_resolve_kv_dtype(user.cache.kv_cache_dtype, dtype, checkpoint, platform),
+        max_model_len=max_model_len,
+        max_model_len_is_default=user.model.max_model_len is None,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=num_batched,
+        depth=_positive("depth", user.scheduler.depth, depth),
+        num_threads=_positive("num_threads", user.device.num_threads, num_threads),
+        executor=_resolve_executor(user.device.executor, num_workers),
+        replica=replica,
+        stage_layers=stage_layers,
+        speculative=_resolve_speculation(user, draft, max_model_len),
+        draft=draft,
+    )
+
+
+def _positive(name: str, value: int | None, default: int) -> int:
+    if value is not None and value < 1:
+        raise ValueError(f"{name} is {value}, must be at least 1")
+    return default if value is None else value
+
+
+def _check_supported(user: EngineConfig) -> None:
+    parallel = user.parallel
+    _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        _positive(name, getattr(parallel, name), 1)
+    if not parallel.worker_timeout > 0:
+        raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
+    target = user.scheduler.target_itl_ms
+    if target is not None and not 0 <= target < float("inf"):
+        raise ValueError(f"target_itl_ms is {target}, must be at least 0 (0 is no limit)")
+    if not user.scheduler.enable_chunked_prefill:
+        raise ValueError(
+            "enable_chunked_prefill=False is not supported: prompts are always computed in chunks; "
+            "raise max_num_batched_tokens to make the chunks as long as the prompts"
+        )
+    if not 0 < user.cache.gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def _resolve_stages(parallel: ParallelConfig, num_layers: int) -> tuple[int, ...]:
+    """How many layers each pipeline stage holds: what the user said, else as equal as can be.
+
+    Layers that are left over go to the stages in the middle, then to the first; the last one has the head.
+    """
+    num_stages, split = parallel.pipeline_parallel_size, parallel.pipeline_split
+    if num_stages > num_layers:
+        raise ValueError(
+            f"pipeline_parallel_size is {num_stages}, but the model has {num_layers} layers; "
+            f"use at most {num_layers}"
+        )
+    if split is not None:
+        return _read_split(split, num_stages, num_layers)
+    layers, left = [num_layers // num_stages] * num_stages, num_layers % num_stages
+    for stage in [*range(1, num_stages - 1), 0][:left]:
+        layers[stage] += 1
+    return tuple(layers)
+
+
+def _read_split(split: str | Sequence[int], num_stages: int, num_layers: int) -> tuple[int, ...]:
+    """`10,18` as numbers.  Raises ValueError if they do not fit the model and the stages."""
+    parts = [part.strip() for part in split.split(",")] if isinstance(split, str) else split
+    try:
+        layers = tuple(int(part) for part in parts)
+    except ValueError:
+        raise ValueError(f"pipeline_split is {split!r}, must be whole numbers, as 10,18") from None
+    if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
+        raise ValueError(
+            f"pipeline_split is {','.join(map(str, layers))}: {len(layers)} stages of {sum(layers)} layers "
+            f"together, but pipeline_parallel_size is {num_stages} and the model has {num_layers} layers; "
+            "each stage needs at least one"
+        )
+    return layers
+
+
+def _resolve_executor(wish: str | None, num_workers: int) -> str:
+    if wish == "local" and num_workers > 1:
+        raise ValueError(f"executor is 'local', which runs one worker, not {num_workers}; use 'multiproc'")
+    return wish or ("local" if num_workers == 1 else "multiproc")
+
+
+def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    if wish != "auto":
+        return {"half": "float16", "float": "float32"}.get(wish, wish)
+    old_gpu = platform.capability is not None and platform.capability < (8, 0)
+    return "float16" if old_gpu and checkpoint.dtype == "bfloat16" else checkpoint.dtype
+
+
+def _resolve_speculation(
+    user: EngineConfig, draft: Checkpoint | None, max_model_len: int
+) -> SpeculativeConfig:
+    config, size = SpeculativeConfig.of(user.speculative), user.parallel.tensor_parallel_size
+    if config.draft_tensor_parallel_size not in (None, size):
+        raise ValueError(
+            f"draft_tensor_parallel_size is {config.draft_tensor_parallel_size}, must be {size}, as "
+            "tensor_parallel_size: the draft model is split over the same ranks"
+        )
+    if draft is not None and max_model_len > draft.max_stretched_len:
+        raise ValueError(
+            f"max_model_len is {max_model_len:,}, but the draft model {draft.name} knows "
+            f"{draft.max_stretched_len:,} positions; lower max_model_len to that"
+        )
+    return config
+
+
+def _resolve_kv_dtype(wish: str, dtype: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    if wish == "auto":
+        # Older GPUs have no kernels for FP8: saving memory there would cost most of the speed.
+        old_gpu = platform.capability is not None and platform.capability < (8, 9)
+        return dtype if old_gpu else checkpoint.kv_cache_dtype or dtype
+    if wish in ("fp8", "fp8_e4m3"):
+        return FP8
+    if wish != dtype:
+        raise ValueError(
+            f"kv_cache_dtype is {wish!r}, but the model runs in {dtype}; use {dtype!r}, 'fp8' or 'auto'"
+        )
+    return dtype
+
+
+def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:
+    wish, most = user.model.max_model_len, checkpoint.max_stretched_len
+    if wish is None:
+        return checkpoint.max_position_embeddings
+    if not 1 < wish <= most:
+        raise ValueError(
+            f"max_model_len is {wish:,}, must be in [2, {most:,}]: the model knows {most:,} positions"
+        )
+    return wish
