@@ -14,10 +14,10 @@ go on to other heads together, and find keys and values in the L2 cache.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
-Reaches on an H200, bfloat16, head dim 128, 16 heads on 8: 633 TFLOP/s for a prompt of 8,192 tokens, 505 for
-four of 2,048, 284 for sixteen of 512, 586 for 2,048 tokens behind 6,144 (benchmarks/kernels.py).  At the
-power limit, with 32 heads on 8: 566 for two prompts of 8,000, 538 for four of 4,096; with all heads at once
-537 and 499.
+Reaches on an H200, bfloat16, head dim 128, in bursts: 618 TFLOP/s for a prompt of 16,384 tokens and 423 for
+sixteen of 1,024 with 16 heads on 8; 572 for four of 4,096 and 585 for 2,048 tokens behind 6,000 with 32 on 8;
+at the power limit 530 for two of 8,000.  With all heads at once keys and values overflow the L2 cache, which
+cost an older form of this kernel 5 to 8 % there.
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
