@@ -145,13 +145,16 @@ class LearnedPace:
 
     def _guess_decodes(self, load: Load, seconds: float) -> None:
         """What so many decodes may take alone, though none ever are: a crowd always has prompts."""
+        fixed, token, attention = self._factors.values if self._factors else (1.0, 0.0, 0.0)
+        prompts = token * load.num_prompt + attention * load.reach
+        expected = fixed * self._decode_seconds(load.num_decode) + prompts
+        if self._decodes and seconds > MOST_SURPRISE * expected:
+            return  # an accident: nothing would correct the guess while prompts never cease
         if load.num_prompt <= FLOOR:
             self._learn_decodes(load, seconds)  # about that
         elif self._factors is not None and (bucket := _bucket(load.num_decode)) not in self._decodes:
-            _, token, attention = self._factors.values
-            rest = seconds - token * load.num_prompt - attention * load.reach
             fewer = (mean.value for known, mean in self._decodes.items() if known < bucket)
-            self._decodes[bucket] = Mean(max(rest, *fewer, 0.0))
+            self._decodes[bucket] = Mean(max(seconds - prompts, *fewer, 0.0))
 
     def _is_measured(self, num_tokens: int) -> bool:
         """Or are decodes of about this number unknown, or guessed?"""

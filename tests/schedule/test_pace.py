@@ -296,6 +296,21 @@ def test_an_accident_is_soon_forgotten() -> None:
     assert run.pace.room(32, 0) > 0.7 * before
 
 
+@pytest.mark.parametrize("num_prompt", [FLOOR, 512])
+def test_an_accident_is_no_guess_at_what_the_decodes_of_a_crowd_take(num_prompt: int) -> None:
+    rooms: list[int] = []
+    for first in (CROWDED.step(100, num_prompt, 0), 1.0):
+        pace = LearnedPace()
+        for beside in [0, 512] * 20:
+            pace.planned(1, beside, 0)
+            pace.took(CROWDED.step(1, beside, 0))
+        for i in range(100):
+            pace.planned(100, num_prompt, 0)
+            pace.took(CROWDED.step(100, num_prompt, 0) if i else first)
+        rooms.append(pace.room(100, 0))
+    assert rooms[1] < 2 * rooms[0], rooms
+
+
 def main() -> None:
     for name, speed, _, _ in CASES:
         for label, pace in (
