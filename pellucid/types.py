@@ -300,7 +300,7 @@ class SeqUpdate:
     error: str | None = None
 
     def extend(self, newer: SeqUpdate) -> None:
-        """Say what a later update of the same request says, too."""
+        """Say what a later update of the same request says, too.  Neither is an error."""
         self.new_token_ids += newer.new_token_ids
         if newer.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *newer.logprobs]
@@ -308,7 +308,6 @@ class SeqUpdate:
             self.prompt_logprobs = [*(self.prompt_logprobs or ()), *newer.prompt_logprobs]
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
         self.num_cached_tokens, self.first_scheduled = newer.num_cached_tokens, newer.first_scheduled
-        self.error = newer.error
 
 
 @dataclass(frozen=True, slots=True)

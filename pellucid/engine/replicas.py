@@ -348,13 +348,15 @@ class Replicas:
 
 
 def joined(updates: list[SeqUpdate]) -> list[SeqUpdate]:
-    """One update a request: an owner that falls behind has the less to do for each token."""
+    """One update a request: an owner that falls behind has the less to do for each token.
+
+    Errors stay by themselves, behind all else: a text may have reached its end, a stop string, before.
+    """
     found: dict[str, SeqUpdate] = {}
     for update in updates:
-        older = found.setdefault(update.request_id, update)
-        if older is not update:
+        if update.error is None and (older := found.setdefault(update.request_id, update)) is not update:
             older.extend(update)
-    return [*found.values()]
+    return [*found.values(), *(update for update in updates if update.error is not None)]
 
 
 def failure(request_id: str, error: str) -> SeqUpdate:

@@ -46,10 +46,11 @@ def test_what_an_engine_says_of_a_request_in_several_turns_is_one_update() -> No
         SeqUpdate("a", [4], finish_reason=FinishReason.STOP, stop_reason=4, first_scheduled=2.0),
         SeqUpdate("b", finish_reason=FinishReason.ERROR, error="it has died", num_cached_tokens=16),
     ]
-    a, b = joined(turns)
+    a, b, end = joined(turns)
     assert (a.request_id, a.new_token_ids, a.finish_reason, a.stop_reason) == ("a", [1, 2, 3, 4], "stop", 4)
     assert (a.logprobs, a.prompt_logprobs, a.first_scheduled) == ([first, second], [third], 2.0)
-    assert (b.request_id, b.new_token_ids, b.error, b.num_cached_tokens) == ("b", [7], "it has died", 16)
+    assert (b.request_id, b.new_token_ids, b.error, b.num_cached_tokens) == ("b", [7], None, 16)
+    assert (end.request_id, end.error) == ("b", "it has died"), "a stop string may have ended the text before"
 
 
 def test_a_long_temporary_folder_does_not_make_sockets_impossible(
