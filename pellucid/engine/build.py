@@ -12,7 +12,7 @@ from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
 from pellucid.engine.grammars import make_grammars
 from pellucid.executor.base import EXECUTORS, Capacity
-from pellucid.kernels.compilers import Share, start_early
+from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect, has_gpu
@@ -39,10 +39,17 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
     replica: which of the data-parallel engines this is.  Raises ValueError for what the user can mend: model,
     options, memory.
     """
-    began = time.perf_counter()
     if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
         share = Share(replica, config.parallel.data_parallel_size)
         start_early(str(config), len(os.sched_getaffinity(0)), share)
+    try:
+        return _start(config, replica)
+    finally:
+        end_early()
+
+
+def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
+    began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
     draft = open_draft(config, checkpoint)
     platform = detect(config.device.device, config.parallel.first_gpu(replica))

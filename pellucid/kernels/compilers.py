@@ -99,6 +99,12 @@ def start_early(configuration: str, num_workers: int, share: Share = ALONE) -> N
         logger.info("threads will compile: %r", error)
 
 
+def end_early() -> None:
+    """End what `start_early` has started and nobody has taken: a start has failed, or needs no kernels."""
+    while EARLY:
+        EARLY.pop().close()
+
+
 def note_of(configuration: str) -> Path:
     """The file that says that Triton's cache has what a configuration needs, for as long as it may be so."""
     from triton import __version__, knobs
@@ -124,7 +130,8 @@ class Compilers:
         self._is_listening = self._is_gone = False
         self._connection, theirs = multiprocessing.Pipe()
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        command = [sys.executable, "-c", MAIN, str(theirs.fileno()), str(num_workers)]
+        # -P: only what its owner could import, which need not be what lies in the current folder.
+        command = [sys.executable, "-P", "-c", MAIN, str(theirs.fileno()), str(num_workers)]
         with theirs:
             self._process = subprocess.Popen(
                 command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,19 @@ import pytest
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.compilers import FEW, FEWEST_WORKERS, Compilers, Share, Task, compilers_for, note_of
+from pellucid import EngineConfig
+from pellucid.engine import build
+from pellucid.kernels.compilers import (
+    EARLY,
+    FEW,
+    FEWEST_WORKERS,
+    Compilers,
+    Share,
+    Task,
+    compilers_for,
+    note_of,
+    start_early,
+)
 
 GPU = ("cuda", 90, 32)
 NO_KERNELS = [Task("os:path", str(i), GPU) for i in range(FEW + 1)]
@@ -91,3 +104,29 @@ def test_there_are_none_where_all_has_been_compiled_or_cores_are_few(cache: Path
         assert compilers is None
     with compilers_for("few", FEWEST_WORKERS - 1) as compilers:
         assert compilers is None
+
+
+def test_a_start_that_fails_leaves_no_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Compilers] = []
+
+    def start(configuration: str, _: int, share: Share) -> None:
+        start_early(configuration, FEWEST_WORKERS, share)
+        started.extend(EARLY)
+
+    monkeypatch.setattr(build, "has_gpu", lambda: True)
+    monkeypatch.setattr(build, "start_early", start)
+    with pytest.raises(ValueError, match="no folder"):
+        build.start_engine(EngineConfig.from_options({"model": str(cache / "nowhere")}))
+    assert len(started) == 1 and started[0]._process.poll() is not None and not EARLY
+
+
+def test_they_import_what_their_owner_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('another one')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(Path(entry).absolute()) for entry in sys.path if entry])
+    compilers = Compilers(1)
+    try:
+        compilers._send(seconds=60)
+        assert compilers._is_listening
+    finally:
+        compilers.close()
