@@ -37,6 +37,7 @@ FEWEST_WORKERS = 4  # that are faster than threads, with the time that they take
 MOST_WORKERS = 32  # an engine has about 60 kernels, of which one takes as long as all others in turn
 FEW = 16  # kernels for which nobody waits until the processes are ready
 PATIENCE = 60.0  # seconds without a word after which the owner does it by itself
+FAREWELL = 2.0  # seconds for its workers' end
 PR_SET_PDEATHSIG = 1  # Linux: a signal for a process whose parent ends
 MAIN = "from pellucid.kernels.compilers import main; main()"
 
@@ -172,6 +173,9 @@ class Compilers:
     def close(self) -> None:
         """End the processes, whatever they do."""
         self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            # It ends its workers, and waits for them: nobody else may, in a container without an init.
+            self._process.wait(FAREWELL if self._is_listening else 0)
         self._process.kill()  # its workers are told by the system
         self._process.wait()
 
@@ -209,13 +213,17 @@ def main() -> None:
 
     def tell(index: int, future: Future[float]) -> None:
         error = future.exception()
-        owner.send(Done(index, 0.0, repr(error)) if error else Done(index, future.result()))
+        with suppress(OSError):  # the owner has gone
+            owner.send(Done(index, 0.0, repr(error)) if error else Done(index, future.result()))
 
     while True:
         try:
             index, task = owner.recv()
             pool.submit(compile_task, task).add_done_callback(partial(tell, index))
         except (EOFError, OSError, RuntimeError):  # the owner has gone, or a worker has
+            for worker in multiprocessing.active_children():
+                worker.kill()
+                worker.join()
             os._exit(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from pellucid.kernels.compilers import (
 )
 
 GPU = ("cuda", 90, 32)
+PR_SET_CHILD_SUBREAPER = 36  # Linux: orphans become this process's children
 NO_KERNELS = [Task("os:path", str(i), GPU) for i in range(FEW + 1)]
 ALL = list(range(FEW + 1))
 
@@ -90,6 +92,20 @@ def test_processes_end_with_their_owner(compilers: Compilers) -> None:
     compilers._connection.close()
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_nobody_has_to_wait_for_workers(compilers: Compilers) -> None:
+    """As in a container, where the owner may be who inherits them."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        compilers._send(seconds=60)
+        workers = psutil.Process(compilers._process.pid).children()
+        compilers.submit(NO_KERNELS[0])
+        compilers.close()
+        assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_there_are_none_where_all_has_been_compiled_or_cores_are_few(cache: Path) -> None:
