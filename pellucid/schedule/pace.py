@@ -94,6 +94,7 @@ class LearnedPace:
         self._decodes: dict[int, Mean] = {}  # seconds of steps without prompts, by bit length of their tokens
         self._factors: Factors | None = None
         self._busy = 0.0  # share of the last time in which steps had prompts
+        self._was_surprised = False  # by the last step whose decodes had to be guessed
 
     def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         if self._factors is None:
@@ -148,8 +149,11 @@ class LearnedPace:
         fixed, token, attention = self._factors.values if self._factors else (1.0, 0.0, 0.0)
         prompts = token * load.num_prompt + attention * load.reach
         expected = fixed * self._decode_seconds(load.num_decode) + prompts
-        if self._decodes and seconds > MOST_SURPRISE * expected:
-            return  # an accident: nothing would correct the guess while prompts never cease
+        is_surprise = bool(self._decodes) and seconds > MOST_SURPRISE * expected
+        if is_surprise and not self._was_surprised:
+            self._was_surprised = True
+            return  # an accident, if alone: nothing would correct the guess while prompts never cease
+        self._was_surprised = False
         if load.num_prompt <= FLOOR:
             self._learn_decodes(load, seconds)  # about that
         elif self._factors is not None and (bucket := _bucket(load.num_decode)) not in self._decodes:

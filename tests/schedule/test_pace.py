@@ -311,6 +311,18 @@ def test_an_accident_is_no_guess_at_what_the_decodes_of_a_crowd_take(num_prompt:
     assert rooms[1] < 2 * rooms[0], rooms
 
 
+def test_what_surprises_twice_is_no_accident() -> None:
+    pace = LearnedPace()
+    for beside in [0, 512] * 20:
+        pace.planned(1, beside, 0)
+        pace.took(CROWDED.step(1, beside, 0))
+    slow = replace(CROWDED, row=100e-6)
+    for _ in range(3):
+        pace.planned(250, FLOOR, 0)
+        pace.took(slow.step(250, FLOOR, 0))
+    assert pace.room(250, 0) > 8 * FLOOR
+
+
 def main() -> None:
     for name, speed, _, _ in CASES:
         for label, pace in (
