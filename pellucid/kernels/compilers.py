@@ -92,10 +92,9 @@ def start_early(configuration: str, num_workers: int, share: Share = ALONE) -> N
     """Start the processes that a later `compilers_for` is to find: that takes as long as importing torch."""
     if EARLY or num_workers < FEWEST_WORKERS or not (sys.executable and has_triton()):
         return
-    if note_of(configuration).exists():
-        return
     try:
-        EARLY.append(Compilers(min(num_workers, MOST_WORKERS), share))
+        if not note_of(configuration).exists():
+            EARLY.append(Compilers(min(num_workers, MOST_WORKERS), share))
     except OSError as error:
         logger.info("threads will compile: %r", error)
 

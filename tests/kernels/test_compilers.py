@@ -122,6 +122,12 @@ def test_there_are_none_where_all_has_been_compiled_or_cores_are_few(cache: Path
         assert compilers is None
 
 
+def test_there_are_none_where_the_cache_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", f"/tmp/{'x' * 300}")  # which the system refuses, whoever asks
+    with compilers_for("any", FEWEST_WORKERS) as compilers:
+        assert compilers is None
+
+
 def test_a_start_that_fails_leaves_no_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Compilers] = []
 
