@@ -298,6 +298,7 @@ class SeqUpdate:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     first_scheduled: float = 0.0  # seconds of time.monotonic
     error: str | None = None
+    num_steps: int = 1  # that it tells of, those of `extend` included
 
     def extend(self, newer: SeqUpdate) -> None:
         """Say what a later update of the same request says, too.  Neither is an error."""
@@ -308,6 +309,7 @@ class SeqUpdate:
             self.prompt_logprobs = [*(self.prompt_logprobs or ()), *newer.prompt_logprobs]
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
         self.num_cached_tokens, self.first_scheduled = newer.num_cached_tokens, newer.first_scheduled
+        self.num_steps += newer.num_steps
 
 
 @dataclass(frozen=True, slots=True)

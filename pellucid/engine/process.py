@@ -48,6 +48,7 @@ Packed = tuple[
     int,
     float,
     str | None,
+    int,
 ]
 
 
@@ -140,6 +141,7 @@ def pack(update: SeqUpdate) -> Packed:
         update.num_cached_tokens,
         update.first_scheduled,
         update.error,
+        update.num_steps,
     )
 
 

@@ -154,7 +154,7 @@ class Metrics:
         now = self._clock()
         if life.num_tokens:
             # Of a quiet request the steps between are not known one by one, but their mean is.
-            num_steps = len(update.new_token_ids) if life.is_quiet else 1
+            num_steps = len(update.new_token_ids) if life.is_quiet else update.num_steps
             self._inter_token.observe((now - life.last_token) / num_steps, num_steps)
         else:
             self._first_token.observe(now - life.arrival)

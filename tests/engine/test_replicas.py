@@ -50,6 +50,7 @@ def test_what_an_engine_says_of_a_request_in_several_turns_is_one_update() -> No
     assert (a.request_id, a.new_token_ids, a.finish_reason, a.stop_reason) == ("a", [1, 2, 3, 4], "stop", 4)
     assert (a.logprobs, a.prompt_logprobs, a.first_scheduled) == ([first, second], [third], 2.0)
     assert (b.request_id, b.new_token_ids, b.error, b.num_cached_tokens) == ("b", [7], None, 16)
+    assert (a.num_steps, b.num_steps) == (3, 1)
     assert (end.request_id, end.error) == ("b", "it has died"), "a stop string may have ended the text before"
 
 

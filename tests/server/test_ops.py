@@ -12,6 +12,10 @@ import openai
 import pytest
 
 from pellucid import __version__
+from pellucid.async_llm import AsyncLLM
+from pellucid.server.metrics import Metrics
+from pellucid.types import FinishReason, SeqUpdate
+from tests.schedule.device import make_request
 from tests.server.conftest import Running, eventually
 
 
@@ -183,6 +187,24 @@ def test_many_streams_at_once(server: Running) -> None:
     assert not failures
     eventually(lambda: server.metric("vllm:generation_tokens_total") == before + 64 * 6)
     server.wait_until_idle()
+
+
+def test_steps_that_are_told_of_together_are_counted_one_by_one() -> None:
+    now = 1.0
+    llm = AsyncLLM(device="cpu", num_threads=1, cpu_kv_cache_gib=0.02)
+    try:
+        metrics = Metrics(llm, "it", clock=lambda: now)
+        metrics.begins(make_request("a"))
+        metrics.advances(SeqUpdate("a", [1]), None)
+        now = 1.6
+        update = SeqUpdate("a", [2])
+        for newer in (SeqUpdate("a", [3, 4]), SeqUpdate("a", [5], finish_reason=FinishReason.LENGTH)):
+            update.extend(newer)
+        metrics.advances(update, FinishReason.LENGTH)
+    finally:
+        llm.shutdown()
+    _, num_intervals = metrics._inter_token.buckets()[-1]
+    assert num_intervals == 3 and metrics._inter_token.sum == pytest.approx(0.6)
 
 
 def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> None:
