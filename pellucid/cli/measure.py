@@ -21,6 +21,7 @@ from pellucid.types import RequestOutput, SamplingParams
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WATCH_SECONDS = 0.05
+FEWEST_STEPS = 8  # of which the host's time is looked at: it is counted before a step, the step behind it
 
 
 def plan_run(options: dict[str, object]) -> Resolved:
@@ -135,7 +136,7 @@ def run_once(llm: LLM, workload: Workload, temperature: float) -> Run:
     return Run(
         seconds=seconds,
         num_steps=round((after.num_steps - before.num_steps) / num_engines),
-        host_seconds=statistics.median(watch.host_seconds or [0.0]),
+        host_seconds=statistics.median(watch.host_seconds or [host_seconds_of_a_step(before, after)]),
         first_token=statistics.median(map(_checked_first_token, outputs, workload.output_lens)),
         peak_kv_usage=watch.peak,
         num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
@@ -179,9 +180,14 @@ class RunWatch:
         while not self._done.wait(WATCH_SECONDS):
             now = self.llm.llm_engine.stats
             self.peak = max(self.peak, now.kv_usage)
-            if num_steps := now.num_steps - before.num_steps:
-                self.host_seconds.append((now.host_seconds - before.host_seconds) / num_steps)
-            before = now
+            if now.num_steps - before.num_steps >= FEWEST_STEPS:
+                self.host_seconds.append(host_seconds_of_a_step(before, now))
+                before = now
+
+
+def host_seconds_of_a_step(before: EngineStats, after: EngineStats) -> float:
+    """The mean over the steps between two looks."""
+    return (after.host_seconds - before.host_seconds) / max(1, after.num_steps - before.num_steps)
 
 
 def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:

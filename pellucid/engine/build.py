@@ -40,8 +40,8 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
     options, memory.
     """
     if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
-        share = Share(replica, config.parallel.data_parallel_size)
-        start_early(str(config), len(os.sched_getaffinity(0)), share)
+        num_engines = config.parallel.data_parallel_size
+        start_early(str(config), len(os.sched_getaffinity(0)) // num_engines, Share(replica, num_engines))
     try:
         return _start(config, replica)
     finally:
