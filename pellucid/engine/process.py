@@ -5,6 +5,7 @@ What goes over the socket is defined here, for both sides: msgpack, one message 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import math
@@ -179,6 +180,7 @@ def spare_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else extension modules report at the end what was never given back
     gc.set_threshold(*COLLECT_EVERY)
 
 

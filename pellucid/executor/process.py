@@ -5,6 +5,7 @@ It names its worker by string.  The messages beside plans and results are define
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import multiprocessing
@@ -178,6 +179,7 @@ def run_worker(start: Start) -> None:
         capacity = worker.start()
         gc.collect()
         gc.freeze()  # what is there stays, and to look at all of it takes the collector longer than steps do
+        atexit.register(gc.unfreeze)  # else extension modules report at the end what was never given back
         desk.send(Ready(capacity))
         desk.serve(worker, RingReader(start.inbox))
         worker.shutdown()

@@ -181,6 +181,11 @@ def test_a_dead_engine_is_noticed_and_can_be_started_anew() -> None:
         llm.shutdown()
 
 
+def test_an_engine_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    AsyncLLM(**OPTIONS).shutdown()
+    assert not capfd.readouterr().err
+
+
 def piece(text: str, *, finished: bool = False) -> RequestOutput:
     reason = "stop" if finished else None
     completion = CompletionOutput(0, text, [len(text)], finish_reason=reason)
