@@ -38,10 +38,8 @@ class OwnProducts:
 
         act: gate the product, which makes it [M, N / 2].  dtype: of y; None is x's.
         """
-        tile = self.tile(len(x))
-        if tile is None or not takes(tile, x, weight, act):
-            return None
-        if isinstance(tile, Persistent) and not (bias is None and scales is None):
+        tile, is_plain = self.tile(len(x)), bias is None and scales is None
+        if tile is None or not takes(tile, x, weight, act, is_plain=is_plain):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
@@ -54,9 +52,12 @@ class OwnProducts:
         return small_matmul(x, weight, out, tile, **more)
 
 
-def takes(tile: Tile, x: Tensor, weight: Tensor, act: str | None) -> bool:
-    """Whether this tile's kernel can multiply x [M, K] with this weight [N, K]."""
-    if isinstance(tile, Persistent) and act is None:
+def takes(tile: Tile, x: Tensor, weight: Tensor, act: str | None, *, is_plain: bool) -> bool:
+    """Whether this tile's kernel can multiply x [M, K] with this weight [N, K].
+
+    is_plain: there are neither biases nor scales.
+    """
+    if isinstance(tile, Persistent) and not (act and is_plain):
         return False
     if isinstance(tile, (Wgmma, Persistent)):
         return hopper_multiplies(x, weight, tile, act)

@@ -234,12 +234,9 @@ class Worker:
         if self.device.type == "cpu":
             return nullcontext()
         parallel, num_ranks = self.resolved.user.parallel, self.mesh.world
-        rank, num_all = (
-            self.resolved.replica * num_ranks + self.mesh.rank,
-            num_ranks * parallel.data_parallel_size,
-        )
-        num_workers = len(os.sched_getaffinity(0)) // num_all
-        return compilers_for(str(self.resolved.user), num_workers, Share(rank, num_all))
+        rank = self.resolved.replica * num_ranks + self.mesh.rank
+        share = Share(rank, num_ranks * parallel.data_parallel_size)
+        return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // share.size, share)
 
     def _rehearse(self, compilers: Compilers | None, phases: Phases) -> int:
         """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
