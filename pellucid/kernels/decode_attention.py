@@ -11,10 +11,11 @@ rows, which they find in the lengths of all.  While each chunk has a program, th
 merges: it waits until no number is missing, as the numbers' bits say, without a fence or an atomic.
 Otherwise whichever program is last to finish a chunk of the row does.
 
-Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to 2,000
-keys at 4.2 TB/s in bfloat16 and at 3.9 TB/s, 1.9 times as fast, in FP8; 256 of 256 keys in 71 us, where a
-plain read takes 62, and in 42 us in FP8; one of 256 in 5.2 us (benchmarks/kernels.py).  What is not bytes is
-mostly the wait for lengths, then pages, then keys, so the former two are looked up before all else.  One
+Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to
+2,000 keys at 4.2 TB/s in bfloat16 and at 3.9 TB/s, 1.9 times as fast, in FP8; 256 of 256 keys in 71 us, where
+a plain read takes 62, and in 42 us in FP8; one of 256 in 5.2 us (benchmarks/kernels.py).  The FP8 figures
+are of a trial form, which took an instruction less for each register of keys.  What is not bytes is mostly
+the wait for lengths, then pages, then keys, so the former two are looked up before all else.  One
 multiprocessor takes in no more than 52 GB/s, which bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
