@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, on a machine of any speed: a failure is the change's, and comes again.
+settings.register_profile("pellucid", derandomize=True, deadline=None, database=None)
+settings.load_profile("pellucid")
 
 
 @pytest.fixture(scope="session")
