@@ -102,7 +102,7 @@ class Collected:
 
     def __init__(self, running: Collection[Any], compilers: Compilers | None) -> None:
         self._running, self._compilers = running, compilers
-        self._noted: list[Noted] = []
+        self.noted: list[Noted] = []
         self._caches: list[dict[str, Any]] = []  # Triton's, of each one's variants that are compiled
 
     def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
@@ -113,7 +113,7 @@ class Collected:
         compiled, _, target = kernel.device_caches[compile["device"]][:3]
         compiled[key] = Unlaunched()
         self._caches.append(compiled)
-        self._noted.append(Noted(kernel, key, wanted))
+        self.noted.append(Noted(kernel, key, wanted))
         if self._compilers is not None:
             place = f"{fn.module}:{fn.name}"
             self._compilers.submit(Task(place, wanted, (target.backend, target.arch, target.warp_size)))
@@ -121,20 +121,20 @@ class Collected:
 
     def forget(self) -> None:
         """From now on, what was noted is launched."""
-        for noted, compiled in zip(self._noted, self._caches, strict=True):
+        for noted, compiled in zip(self.noted, self._caches, strict=True):
             del compiled[noted.key]
 
     def compile(self, device: torch.device) -> None:
         """Have all of them ready to be launched: from Triton's cache on disk, or compiled here by threads."""
-        logger.info("compiling %d kernels", len(self._noted))
+        logger.info("compiling %d kernels", len(self.noted))
         set_device = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-        indices = range(len(self._noted)) if self._compilers is None else self._compilers.finished()
+        indices = range(len(self.noted)) if self._compilers is None else self._compilers.finished()
         with ThreadPoolExecutor(os.cpu_count(), "compile", set_device) as pool:
-            tries = {index: pool.submit(make_ready, self._noted[index]) for index in indices}
+            tries = {index: pool.submit(make_ready, self.noted[index]) for index in indices}
         for index, first in tries.items():
             # What has failed beside others may succeed by itself.
-            if first.exception() is not None and (error := failure(self._noted[index])) is not None:
-                name = self._noted[index].kernel.__name__
+            if first.exception() is not None and (error := failure(self.noted[index])) is not None:
+                name = self.noted[index].kernel.__name__
                 logger.warning("%s: to be compiled when it is launched: %r", name, error)
 
 
@@ -159,21 +159,31 @@ def compiled_together(
 ) -> Iterator[None]:
     """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
-    What kernels should have written is zero.  running: those that do run, since torch's own kernels look
-    where these tell them, and zero would be no place.  compilers: processes that compile meanwhile; threads
-    do so behind, since they would take Python's lock from the one that launches.
+    What kernels should have written is zero.  running: those that do run.  compilers: processes that compile
+    meanwhile; threads do so behind, since they would take Python's lock from the one that launches.
     """
+    from triton.runtime.cache import triton_key
+
+    collected = Collected(running, compilers)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(triton_key)  # a digest of all of Triton, made without Python's lock
+        with noted_by(collected):
+            yield
+    collected.compile(device)
+
+
+@contextmanager
+def noted_by(collected: Collected) -> Iterator[None]:
+    """Within, kernels that are not compiled yet are noted, and what they should have written is zero."""
     from triton import knobs
 
-    collected, before = Collected(running, compilers), knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = collected.note
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, collected.note
     try:
         with ZerosForEmpty():
             yield
     finally:
         knobs.runtime.jit_cache_hook = before
         collected.forget()
-    collected.compile(device)
 
 
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -189,3 +199,8 @@ class ZerosForEmpty(TorchDispatchMode):
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         return made.zero_() if func.overloadpacket in self.EMPTY else made
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch's compiler is not told to leave this alone, for which it would have to be imported."""
+        return False
