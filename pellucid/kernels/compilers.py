@@ -21,7 +21,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ctypes.util import find_library
 from functools import cache, partial
@@ -227,15 +227,17 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Import, and have at hand, whatever workers would need."""
+    """Import, and have at hand, whatever workers would need.  Leaves no threads."""
     from triton.runtime.cache import triton_key
 
     import pellucid.kernels
 
-    utilities()
-    triton_key()  # reads all of Triton
-    for module in pkgutil.iter_modules(pellucid.kernels.__path__, "pellucid.kernels."):
-        import_module(module.name)
+    with ThreadPoolExecutor(2) as beside:
+        made = [beside.submit(utilities), beside.submit(triton_key)]  # by a C compiler; of all of Triton
+        for module in pkgutil.iter_modules(pellucid.kernels.__path__, "pellucid.kernels."):
+            import_module(module.name)
+    for future in made:
+        future.result()
 
 
 def end_with_parent(parent: int) -> None:

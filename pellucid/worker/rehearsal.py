@@ -62,17 +62,13 @@ def largest_step(resolved: Resolved, num_groups: int) -> StepPlan:
 def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
     """A step of each kind: decodes and verifications of few and many rows, chunks alone and in company.
 
-    Long chunks first, since their attention takes longest to compile.
+    What takes longest to compile comes first: attention, of a long chunk and then of rows with few queries.
+    What seldom takes a kernel that is new comes last.
     """
-    budget = resolved.max_num_batched_tokens
-    most_rows = min(resolved.max_num_seqs, MOST_ROWS, budget)
-    longest = min(budget, resolved.max_model_len - 1)
+    budget, longest, most_rows = limits_of(resolved)
     most_drafts = min(resolved.num_spec, longest - 1)
-    for num_query in reversed(around_powers_of_two(min(longest, MOST_TOKENS))):
-        yield step_of([Part(num_query)], resolved, num_groups)
-        if 2 * num_query + 1 <= min(budget, resolved.max_model_len - 1) and most_rows > 2:
-            behind = Part(num_query, num_computed=num_query)
-            yield step_of([Part(1), Part(num_query), behind], resolved, num_groups)
+    chunks = chunked(resolved, num_groups)
+    yield next(chunks)
     for num_rows in around_powers_of_two(most_rows):
         yield step_of([Part(1)] * num_rows, resolved, num_groups)
         if most_drafts and num_rows * (1 + most_drafts) <= budget:
@@ -84,8 +80,25 @@ def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
         yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, num_groups)
     for num_drafts in range(1, most_drafts):
         yield step_of([Part(1 + num_drafts, num_drafts)], resolved, num_groups)
+    yield from chunks
     for sampling in OPTIONS:
         yield step_of([Part(min(3, longest), sampling=sampling)], resolved, num_groups)
+
+
+def chunked(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
+    """Steps with chunks, the longest first and alone."""
+    budget, longest, most_rows = limits_of(resolved)
+    for num_query in reversed(around_powers_of_two(min(longest, MOST_TOKENS))):
+        yield step_of([Part(num_query)], resolved, num_groups)
+        if 2 * num_query + 1 <= min(budget, resolved.max_model_len - 1) and most_rows > 2:
+            behind = Part(num_query, num_computed=num_query)
+            yield step_of([Part(1), Part(num_query), behind], resolved, num_groups)
+
+
+def limits_of(resolved: Resolved) -> tuple[int, int, int]:
+    """Most tokens of a step, of a row, and most rows that are rehearsed."""
+    budget = resolved.max_num_batched_tokens
+    return budget, min(budget, resolved.max_model_len - 1), min(resolved.max_num_seqs, MOST_ROWS, budget)
 
 
 def powers_of_two(most: int) -> list[int]:
