@@ -47,20 +47,20 @@ def advance_slots_ref(
     """Append the new tokens, and move on by what was accepted, or computed where nothing is sampled.
 
     token_ids: [slots, L] int32.  num_computed: [slots] int64.  tokens: [B, K] int32.  num_new: [B] int32.
-    Returns how many tokens each row now knows, of a prompt up to the next one to compute; [B] int64.
+    Returns the place of each row's newest token, the next one to compute; [B] int64.
     """
     append_ref(token_ids, rows.slots, rows.roots, tokens, num_new)
-    done = torch.where(rows.samples, rows.roots + num_new, rows.starts + rows.query_lens)
-    num_computed[rows.slots] = done
-    return done + 1
+    newest = torch.where(rows.samples, rows.roots + num_new, rows.starts + rows.query_lens)
+    num_computed[rows.slots] = newest
+    return newest
 
 
 def write_drafts_ref(
-    token_ids: Tensor, slots: Tensor, first: Tensor, samples: Tensor, drafts: Tensor
+    token_ids: Tensor, slots: Tensor, newest: Tensor, samples: Tensor, drafts: Tensor
 ) -> None:
-    """Write drafts [B, k] from place `first` [B] on, in slots [B] of rows that sample [B]."""
+    """Write drafts [B, k] behind place `newest` [B], in slots [B] of rows that sample [B]."""
     num_drafts = torch.where(samples, drafts.shape[1], 0)
-    append_ref(token_ids, slots, first - 1, drafts, num_drafts)
+    append_ref(token_ids, slots, newest, drafts, num_drafts)
 
 
 def advance_slots(
@@ -70,7 +70,7 @@ def advance_slots(
     assert tokens.dtype == num_new.dtype == token_ids.dtype and tokens.stride(1) == 1, tokens.stride()
     assert num_new.stride(0) == 1, num_new.stride()
     num_rows, max_new = tokens.shape
-    known = torch.empty_like(rows.starts)
+    newest = torch.empty_like(rows.starts)
     advance_kernel[(num_rows,)](
         token_ids,
         num_computed,
@@ -81,7 +81,7 @@ def advance_slots(
         rows.samples,
         tokens,
         num_new,
-        known,
+        newest,
         token_ids.stride(0),
         tokens.stride(0),
         K=max_new,
@@ -89,16 +89,16 @@ def advance_slots(
         num_warps=1,
         **dependent(),
     )
-    return known
+    return newest
 
 
-def write_drafts(token_ids: Tensor, slots: Tensor, first: Tensor, samples: Tensor, drafts: Tensor) -> None:
+def write_drafts(token_ids: Tensor, slots: Tensor, newest: Tensor, samples: Tensor, drafts: Tensor) -> None:
     """As `write_drafts_ref`, in one launch."""
     num_rows, num_drafts = drafts.shape
     drafts_kernel[(num_rows,)](
         token_ids,
         slots,
-        first,
+        newest,
         samples,
         drafts,
         token_ids.stride(0),
@@ -125,7 +125,7 @@ def advance_kernel(
     samples_ptr,
     tokens_ptr,
     num_new_ptr,
-    known_ptr,
+    newest_ptr,
     table_stride,
     tokens_stride,
     K: tl.constexpr,
@@ -140,12 +140,12 @@ def advance_kernel(
     slot, root = tl.load(slots_ptr + row), tl.load(roots_ptr + row)
     num_new = tl.load(num_new_ptr + row)
     ends = tl.load(starts_ptr + row) + tl.load(query_lens_ptr + row)
-    done = tl.where(tl.load(samples_ptr + row) != 0, root + num_new, ends)
+    newest = tl.where(tl.load(samples_ptr + row) != 0, root + num_new, ends)
     is_new = (offset < num_new) & (offset < K)
     tokens = tl.load(tokens_ptr + row * tokens_stride + offset, mask=is_new)
     tl.store(token_ids_ptr + slot * table_stride + root + 1 + offset, tokens, mask=is_new)
-    tl.store(num_computed_ptr + slot, done)
-    tl.store(known_ptr + row, done + 1)
+    tl.store(num_computed_ptr + slot, newest)
+    tl.store(newest_ptr + row, newest)
 
 
 @triton.jit(
@@ -155,7 +155,7 @@ def advance_kernel(
 def drafts_kernel(
     token_ids_ptr,
     slots_ptr,
-    first_ptr,
+    newest_ptr,
     samples_ptr,
     drafts_ptr,
     table_stride,
@@ -170,7 +170,8 @@ def drafts_kernel(
     row = tl.program_id(0)
     offset = tl.arange(0, K_PADDED)
     wait(DEPENDENT)
-    slot, first = tl.load(slots_ptr + row), tl.load(first_ptr + row)
+    slot, newest = tl.load(slots_ptr + row), tl.load(newest_ptr + row)
     is_draft = offset < tl.where(tl.load(samples_ptr + row) != 0, K, 0)
     drafts = tl.load(drafts_ptr + row * row_stride + offset * column_stride, mask=is_draft)
-    tl.store(token_ids_ptr + slot * table_stride + first + offset, drafts.to(tl.int32), mask=is_draft)
+    at = token_ids_ptr + slot * table_stride + newest + 1 + offset
+    tl.store(at, drafts.to(tl.int32), mask=is_draft)

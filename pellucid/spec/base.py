@@ -68,7 +68,7 @@ class Known:
     # [slots + 1, L] int32, device; `fwd.slots` names the rows'.  Behind the known tokens of rows that sample
     # a proposer may write its drafts; nothing else is to be changed.
     token_ids: Tensor
-    lengths: Tensor  # [B] int64, device: tokens that are known; of a prompt, up to the next one to compute
+    newest: Tensor  # [B] int64, device: the last known token's place; of a prompt, the next one's to compute
     samples: Tensor  # [B] bool, device: the row reaches its last known token; drafts of others are dropped
     host_slots: np.ndarray  # [B], fwd.slots on the host
     has_chunks: bool  # host: some row computed more than its last known token and the drafts behind it

@@ -73,7 +73,7 @@ class DraftModelProposer:
 
 def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
     """Draw `num_wanted` tokens behind the known ones, each from the model's logits behind the one before."""
-    newest = known.lengths - 1
+    newest = known.newest
     step = _first_pass(fwd, known, newest)
     batch = drafter.state.batch(known.host_slots, fwd.slots, newest)
     written = torch.where(known.samples, fwd.slots, known.spare)

@@ -46,21 +46,21 @@ class NgramProposer:
         taps: Mapping[str, Tensor],
     ) -> Drafts:  # fmt: skip
         texts = known.token_ids[fwd.slots]
-        return Drafts(look_up(texts, known.lengths, self.shape.num_drafts, self.shortest, self.longest))
+        return Drafts(look_up(texts, known.newest, self.shape.num_drafts, self.shortest, self.longest))
 
 
-def look_up(texts: Tensor, lengths: Tensor, num: int, shortest: int, longest: int) -> Tensor:
+def look_up(texts: Tensor, newest: Tensor, num: int, shortest: int, longest: int) -> Tensor:
     """[B, num]: what followed the most recent occurrence of the longest n-gram that ends each text.
 
-    texts: [B, L] token ids.  lengths: [B] int64, 1 to L, the known tokens of each.  Where what followed ends
-    with the text it goes round, as a text that repeats itself would.  Without a match, the last token.
+    texts: [B, L] token ids.  newest: [B] int64, the place of the last one that is known.  Where what followed
+    ends with the text it goes round, as a text that repeats itself would.  Without a match, the last token.
     """
     ends = torch.arange(texts.shape[1], device=texts.device)  # e: an n-gram texts[:, e - n : e]
-    length = lengths[:, None]
+    newest = newest[:, None]
     matched = torch.zeros_like(texts)  # tokens that agree, going back from the end
-    agrees = (ends > 0) & (ends < length)
+    agrees = (ends > 0) & (ends <= newest)
     for back in range(1, longest + 1):
-        last = texts.gather(1, (length - back).clamp(min=0))
+        last = texts.gather(1, (newest + 1 - back).clamp(min=0))
         here = torch.zeros_like(agrees)
         here[:, back:] = texts[:, : texts.shape[1] - back] == last
         agrees = agrees & here
@@ -68,6 +68,6 @@ def look_up(texts: Tensor, lengths: Tensor, num: int, shortest: int, longest: in
     # The longest first, then the most recent.
     score = torch.where(matched >= shortest, matched.long() * len(ends) + ends, -1)
     best, at = score.max(1, keepdim=True)
-    start = torch.where(best >= 0, at, length - 1)
-    follows = start + torch.arange(num, device=texts.device) % (length - start)
+    start = torch.where(best >= 0, at, newest)
+    follows = start + torch.arange(num, device=texts.device) % (newest + 1 - start)
     return texts.gather(1, follows)

@@ -106,10 +106,10 @@ class DeviceStep:
         constrain(logits)
         output = self._sample(rows, step, logits)
         self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
-        lengths = self.slots.advance(step.rows, output)
-        known = self._known(rows.counts, step.rows, lengths)
+        newest = self.slots.advance(step.rows, output)
+        known = self._known(rows.counts, step.rows, newest)
         drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
-        self.slots.write_drafts(step.rows, lengths, drafts.tokens)
+        self.slots.write_drafts(step.rows, newest, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)
         # A grammar reads drafts before they are verified; its rows go without trees.
@@ -133,11 +133,11 @@ class DeviceStep:
         )
         return self.verifier(logits, batch, verify_rows, self.slots.token_ids)
 
-    def _known(self, counts: StepCounts, rows: RowState, lengths: Tensor) -> Known:
+    def _known(self, counts: StepCounts, rows: RowState, newest: Tensor) -> Known:
         """What the slots now hold of the rows' texts, for the proposer."""
         return Known(
             token_ids=self.slots.token_ids,
-            lengths=lengths,
+            newest=newest,
             samples=rows.samples,
             host_slots=counts.slots,
             has_chunks=counts.has_chunks,

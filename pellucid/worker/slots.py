@@ -115,7 +115,8 @@ class Slots:
     def advance(self, rows: RowState, output: SampleOutput) -> Tensor:
         """Write what was sampled behind the last known token, and move on by what was accepted.
 
-        Returns how many tokens each row now knows, of a prompt up to the next one to compute; [B] int64.
+        Returns the place of each row's newest token: the last known one, or of a prompt the next to compute;
+        [B] int64.
         """
         return self._advance(self.token_ids, self.num_computed, rows, output.tokens, output.num_new)
 
@@ -124,10 +125,10 @@ class Slots:
         ends = rows.starts + rows.query_lens
         self.num_computed[rows.slots] = torch.where(rows.samples, rows.starts, ends)
 
-    def write_drafts(self, rows: RowState, known: Tensor, drafts: Tensor) -> None:
-        """Put drafts [B, k] behind the `known` [B] tokens of rows that sample, to be verified next."""
+    def write_drafts(self, rows: RowState, newest: Tensor, drafts: Tensor) -> None:
+        """Put drafts [B, k] behind the `newest` [B] tokens of rows that sample, to be verified next."""
         if drafts.shape[1]:
-            self._write_drafts(self.token_ids, rows.slots, known, rows.samples, drafts)
+            self._write_drafts(self.token_ids, rows.slots, newest, rows.samples, drafts)
 
     def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, num_spec: int) -> Tensor:
         """The message to other stages about a step that was sampled here; drafts: [B, up to num_spec]."""

@@ -75,17 +75,17 @@ def test_the_slots_get_the_same(max_new: int, num_rows: int, transposed: bool) -
         )
         for _ in range(2)
     ]
-    lengths = [
+    newest = [
         advance(*state, rows, tokens, num_new)
         for advance, state in zip(
             (slots_kernels.advance_slots, slots_kernels.advance_slots_ref), states, strict=True
         )
     ]
-    assert torch.equal(*lengths)
-    for write, state, known in zip(
-        (slots_kernels.write_drafts, slots_kernels.write_drafts_ref), states, lengths, strict=True
+    assert torch.equal(*newest)
+    for write, state, places in zip(
+        (slots_kernels.write_drafts, slots_kernels.write_drafts_ref), states, newest, strict=True
     ):
-        write(state[0], rows.slots, known, rows.samples, drafts)
+        write(state[0], rows.slots, places, rows.samples, drafts)
     spare = NUM_SLOTS - 1  # takes anything
     assert torch.equal(states[0][0][:spare], states[1][0][:spare])
     assert torch.equal(states[0][1], states[1][1])

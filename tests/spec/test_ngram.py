@@ -32,19 +32,19 @@ def test_it_is_the_naive_look_up(shortest: int, longest: int) -> None:
     rng = random.Random(4)
     lengths = [rng.randint(1, 24) for _ in range(200)]
     texts = torch.tensor([[rng.randrange(3) for _ in range(24)] for _ in lengths], dtype=torch.int32)
-    drafts = look_up(texts, torch.tensor(lengths), 4, shortest, longest)
+    drafts = look_up(texts, torch.tensor(lengths) - 1, 4, shortest, longest)
     expected = [naive(row[:n], 4, shortest, longest) for row, n in zip(texts.tolist(), lengths, strict=True)]
     assert drafts.tolist() == expected
 
 
 def test_what_lies_behind_the_known_tokens_is_not_read() -> None:
     texts = torch.tensor([[1, 2, 3, 1, 2, 9, 9, 9]], dtype=torch.int32)
-    assert look_up(texts, torch.tensor([5]), 2, 1, 3).tolist() == [[3, 1]]
+    assert look_up(texts, torch.tensor([4]), 2, 1, 3).tolist() == [[3, 1]]
 
 
 def test_a_text_that_repeats_itself_goes_round() -> None:
     texts = torch.tensor([[7, 8, 7, 8, 7, 0]], dtype=torch.int32)
-    assert look_up(texts, torch.tensor([5]), 5, 1, 3).tolist() == [[8, 7, 8, 7, 8]]
+    assert look_up(texts, torch.tensor([4]), 5, 1, 3).tolist() == [[8, 7, 8, 7, 8]]
 
 
 def random_wishes(num: int) -> list[SamplingParams]:

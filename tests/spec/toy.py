@@ -45,15 +45,15 @@ class TreeProposer(NullProposer):
         self.table = self.table.to(fwd.slots.device)
         width = self.table.shape[1]
         texts = known.token_ids[fwd.slots][:, :width]
-        is_known = torch.arange(width, device=texts.device) < known.lengths[:, None]
+        is_known = torch.arange(width, device=texts.device) <= known.newest[:, None]
         agrees = ((texts[:, None] == self.table) | ~is_known[:, None]).all(-1)  # [B, N]
         own = self.table[agrees.int().argmax(-1)]
         depths = depths_of(self.parents)
-        never = torch.zeros_like(known.lengths, dtype=torch.bool)
+        never = torch.zeros_like(known.newest, dtype=torch.bool)
         right, has_right_child, drafts = [~never], [never], []
         for node, parent in enumerate(self.parents, start=1):
-            place = known.lengths + depths[node] - 1
-            chance = uniform(known.lengths * 100 + node, fwd.slots, Purpose.DRAW)
+            place = known.newest + depths[node]
+            chance = uniform(known.newest * 100 + node, fwd.slots, Purpose.DRAW)
             is_right = right[parent] & ~has_right_child[parent] & (chance < 0.6) & (place < width)
             has_right_child[parent] = has_right_child[parent] | is_right
             right.append(is_right)

@@ -11,6 +11,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
 from pellucid.worker.rehearsal import around_powers_of_two, rehearsals
 from pellucid.worker.worker import Worker
+from tests.kernels.test_compile import run
 from tests.spec.toy import tree_config
 
 OPTIONS = {
@@ -67,6 +68,14 @@ def test_rehearsed_steps_fit_and_differ(tiny: Path) -> None:
         ((1, 0), (16, 0), (16, 0)),
         ((1, 0),) * 5 + ((2, 0),),
     } <= kinds
+
+
+def test_torch_looks_nowhere_else_where_kernels_have_written_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    done = run("tests.worker.rehearse", str(tmp_path / "tiny"), cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    noted = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert len(noted) >= 16 and all(int(number) > 10 for number in noted.values()), noted
 
 
 def test_sizes_are_of_every_class() -> None:
