@@ -159,8 +159,8 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
         try:
             started = start_engine(config, replica=replica)
             facts = started.resolved, started.capacity, started.engine.stats()
-            spare_collector()
             socket.send(encode(Ready(pickle.dumps(facts))))
+            spare_collector()  # while its owner gets ready to listen
             started.engine.warm_up()
             serve(started.engine, socket)
             started.engine.shutdown()
