@@ -100,6 +100,7 @@ class Step:
             committed=committed,
             num_propose=self.num_propose,
             rows=self.rows,
+            num_tokens=self.num_tokens,
             admitted=self.admitted,
             grown=self.grown,
             retired=retired,

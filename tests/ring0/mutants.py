@@ -109,8 +109,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a chorus publishes what it has planned": [
         (
             "chorus",
-            "+ self._num_landed - self._settled_landed\n",
-            "+ self._num_planned - self._settled_landed\n",
+            "kv.publish(seq.table, seq.tokens, seq.num_computed)",
+            "kv.publish(seq.table, seq.tokens, seq.num_planned)",
         )
     ],
     "3 blocks without end": [
@@ -270,7 +270,7 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "10 too long is not answered": [("scheduler", "if prompt_len >= longest:", "if False:")],
     "10 a dead worker is not noticed": [("core", "updates += self._die(error)", "pass")],
-    "10 death answers nobody": [("core", "return self.scheduler.fail_all(self.error)", "return []")],
+    "10 death answers nobody": [("core", "return compiling + self.scheduler.fail_all(self.error)", "return []")],
     "10 who comes after death waits for ever": [
         ("core", "        if self.error is not None:\n", "        if False:\n")
     ],
