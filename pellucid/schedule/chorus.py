@@ -15,18 +15,18 @@ from typing import Self
 from pellucid.kv.manager import KVManager
 from pellucid.schedule.plan import Growth, Row
 from pellucid.schedule.sequence import Sequence
-from pellucid.schedule.step import Step
+from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import SeqUpdate
 
 AHEAD = 16  # plans for which blocks are taken at once: a plan with new blocks costs a copy of its own
-MOST_UNREAD = 64  # landings after which the sequences are brought up to date
 
 
 class Chorus:
     """What all its sequences have in common; the scheduler breaks it up before it changes any of them."""
 
-    def __init__(self, seqs: list[Sequence], rows: list[Row], num_plans: int) -> None:
+    def __init__(self, seqs: list[Sequence], rows: list[Row], num_plans: int, most_unread: int) -> None:
         self.seqs, self.rows = seqs, rows
+        self._most_unread = most_unread
         self._num_plans = num_plans  # before the first one ends
         self._are_quiet = all(seq.is_quiet for seq in seqs)
         self._stop_token_ids = frozenset(chain.from_iterable({seq.stop_token_ids for seq in seqs}))
@@ -38,12 +38,14 @@ class Chorus:
             self._short[self._due(seq)].append(seq)
 
     @classmethod
-    def form(cls, seqs: list[Sequence], rows: list[Row], shortest: int) -> Self | None:
+    def form(cls, seqs: list[Sequence], rows: list[Row], options: SchedulerOptions) -> Self | None:
         """A chorus of all these, which the last plan had in these rows; None if it would not last."""
         if any(seq.host_bound for seq in seqs):
             return None
         num_plans = min(seq.limit - 2 - seq.num_planned for seq in seqs)
-        return cls(seqs.copy(), rows.copy(), num_plans) if num_plans >= shortest else None
+        if num_plans < options.min_chorus:
+            return None
+        return cls(seqs.copy(), rows.copy(), num_plans, options.most_unread)
 
     def plan(self, step: Step, kv: KVManager) -> bool:
         """A row for each; False if there is no block for one, or one of them ends."""
@@ -89,7 +91,7 @@ class Chorus:
             return None
         assert len(tokens) == len(self.seqs), f"{len(tokens)} tokens for {len(self.seqs)} sequences"
         self._unread.append(tokens)
-        if len(self._unread) == MOST_UNREAD:
+        if len(self._unread) == self._most_unread:
             self.settle(kv)
         if self._are_quiet:
             return []

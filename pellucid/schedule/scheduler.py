@@ -226,7 +226,7 @@ class Scheduler:
         """If a plan has the same rows as the one before, and all that decode, the next ones are like it."""
         are_all = len(seqs) == len(self._decoding) and seqs == self._last
         if are_all and self.options.pp == 1 and not self.options.num_spec:
-            self._chorus = Chorus.form(seqs, rows, self.options.min_chorus)
+            self._chorus = Chorus.form(seqs, rows, self.options)
         self._last = seqs
 
     def _break_up(self) -> None:

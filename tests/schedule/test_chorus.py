@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pellucid.schedule.chorus import AHEAD, MOST_UNREAD
+from pellucid.schedule.chorus import AHEAD
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import FinishReason
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
 STOP = 77
+MOST_UNREAD = make_scheduler().options.most_unread
 
 
 def scheduler_with(*names: str, max_tokens: int = 40) -> Scheduler:
