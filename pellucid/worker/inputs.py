@@ -53,6 +53,11 @@ class StepCounts:
         return bool(self.num_sampled.any())
 
     @cached_property
+    def sampled_slots(self) -> np.ndarray:
+        """Of the rows that sample."""
+        return self.slots[self.num_sampled > 0]
+
+    @cached_property
     def has_chunks(self) -> bool:
         """Whether some row computes more than its last known token and the drafts behind it."""
         return bool((self.num_query > self.num_sampled).any())
