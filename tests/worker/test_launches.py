@@ -36,11 +36,12 @@ class Launches(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        returns = func._schema.returns
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        returns, made = func._schema.returns, func(*args, **(kwargs or {}))
+        may_be_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        is_view = may_be_view and not is_copy(made, args[0])
         if self._is_counting and not is_view and "empty" not in func.name():
             self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+        return made
 
     @contextmanager
     def as_if(self, names: list[str]) -> Iterator[None]:
@@ -61,6 +62,12 @@ class Launches(TorchDispatchMode):
                 return run(*args, **kwargs)
 
         return counted
+
+
+def is_copy(made: object, of: object) -> bool:
+    """Whether what may be a view of a tensor, as `to` and `flatten` may, is none."""
+    both = isinstance(made, torch.Tensor) and isinstance(of, torch.Tensor)
+    return both and made.untyped_storage().data_ptr() != of.untyped_storage().data_ptr()
 
 
 FUSED = ["gather_rows", "draw", "best", "verify_chain", "advance_slots"]
