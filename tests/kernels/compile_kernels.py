@@ -31,6 +31,8 @@ from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
+from pellucid.kernels.prompt_lookup import BLOCK as LOOKED_AT
+from pellucid.kernels.prompt_lookup import prompt_lookup_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
@@ -179,6 +181,11 @@ def compile_ends() -> None:
     constants = {"PURPOSE": 1, "NODES": 32, "DEPENDENT": True}
     size = shared_memory(take_by_chance_kernel, "", constants, num_warps=1)
     sys.stdout.write(f"take_by_chance_kernel 32 {size}\n")
+    for longest in (1, 5):
+        constants = {"SHORTEST": 1, "LONGEST": longest, "NUM": 5, "NUM_PADDED": 8, "BLOCK": LOOKED_AT}
+        types = {"token_ids_ptr": "*i32", "slots_ptr": "*i64", "lengths_ptr": "*i64", "out_ptr": "*i32"}
+        size = compiled_size(prompt_lookup_kernel, types | {"token_stride": "i32"}, constants, num_warps=8)
+        sys.stdout.write(f"prompt_lookup_kernel {longest} {size}\n")
     for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
         size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
         sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid import LLM
-from pellucid.spec import passes, verify
+from pellucid.spec import ngram, passes, verify
 from pellucid.spec.draft_model import DraftModelProposer
 from pellucid.spec.synthetic import SyntheticVerifier
 from pellucid.worker.device_step import DeviceStep
@@ -115,8 +115,8 @@ def test_a_recorded_step_is_a_handful_of_launches_beside_the_model(
 ) -> None:
     drafts = {"speculative_config": {"model": "ngram", "num_speculative_tokens": num_drafts}}
     with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
-        names = launched(llm, monkeypatch, lambda step: [(step.proposer, "propose", [])])
-    assert names == FUSED + ["write_drafts"] * (num_drafts > 0)
+        names = launched(llm, monkeypatch, lambda _: [(ngram, "prompt_lookup_ref", ["prompt_lookup"])])
+    assert names == FUSED + ["prompt_lookup", "write_drafts"] * (num_drafts > 0)
 
 
 def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
