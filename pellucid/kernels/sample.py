@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.noise import MOST, PRIME, key, key_ref
+from pellucid.kernels.noise import MOST, PRIME, key, keys_ref
 
 LN_2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(2.0**-64)  # of the uniform numbers, which are at most MOST
@@ -103,7 +103,7 @@ def draw_ref(
 ) -> tuple[Tensor, Tensor]:
     """The same, all noise at once and its logarithms in float64."""
     prime = PRIME.value
-    hashed = (codes ^ key_ref(seeds[slots], positions)[:, None]) * prime
+    hashed = (codes ^ keys_ref(seeds[slots], positions, 0)[:, None]) * prime
     hashed = (hashed ^ (hashed >> 32)) * prime
     uniform = (hashed.double().abs() * 2.0**-63).clamp(LEAST.value, MOST.value)
     noise = -(-(-uniform).log1p()).log()

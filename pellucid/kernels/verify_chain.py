@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.noise import uniform, uniform_ref
+from pellucid.kernels.noise import uniform, uniforms_ref
 
 NO_TOKEN = tl.constexpr(-1)
 NODES = 32  # of a row that a program looks at together
@@ -126,7 +126,7 @@ def take_by_chance_ref(
     row = torch.repeat_interleave(count, output_size=len(chosen))
     node = torch.arange(len(chosen), device=chosen.device) - start[row]
     rates = chance.rates[node.clamp(max=len(chance.rates) - 1)]
-    number = uniform_ref(chance.seeds[chance.slots], chance.positions, chance.purpose)
+    number = uniforms_ref(chance.seeds[chance.slots], chance.positions, chance.purpose)
     stands = (node + 1 < count[row]) & (number < rates)
     return inputs.roll(-1).where(stands, chosen), inputs.masked_fill(~stands.roll(1), NO_TOKEN.value)
 

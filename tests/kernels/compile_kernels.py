@@ -28,6 +28,8 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
+from pellucid.kernels.noise import BLOCK as NUMBERS
+from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
@@ -181,6 +183,12 @@ def compile_ends() -> None:
     constants = {"PURPOSE": 1, "NODES": 32, "DEPENDENT": True}
     size = shared_memory(take_by_chance_kernel, "", constants, num_warps=1)
     sys.stdout.write(f"take_by_chance_kernel 32 {size}\n")
+    types = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "purposes_ptr": "*i64"}
+    types |= dict.fromkeys(("num", "seed_stride", "position_stride", "purpose_stride"), "i32")
+    for out, of_all in (("*i64", {}), ("*i64", {"purposes_ptr": None}), ("*fp32", {"purposes_ptr": None})):
+        constants = {"PURPOSE": 1, "BLOCK": NUMBERS} | of_all
+        size = compiled_size(noise_kernel, types | {"out_ptr": out}, constants, num_warps=4)
+        sys.stdout.write(f"noise_kernel {out} {size}\n")
     for longest in (1, 5):
         constants = {"SHORTEST": 1, "LONGEST": longest, "NUM": 5, "NUM_PADDED": 8, "BLOCK": LOOKED_AT}
         types = {"token_ids_ptr": "*i32", "slots_ptr": "*i64", "lengths_ptr": "*i64", "out_ptr": "*i32"}
