@@ -7,11 +7,10 @@ captured graph may read them again.  Legend: T tokens, B rows, M blocks a row, S
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -57,7 +56,7 @@ class ForwardInput:
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row
     max_query: int = 1
-    block_sizes: tuple[int, ...] = ()  # per KV group, tokens; what `restart` and `next` ask for
+    block_sizes: tuple[int, ...] = ()  # per KV group, tokens
     tiles: TileMaps | None = None  # of a forward that is recorded for any rows: `query_lens` are then bounds
 
     # Set by the attention backend's plan(), per KV group:
@@ -77,41 +76,3 @@ class ForwardInput:
     def sampled(self, x: Tensor) -> Tensor:
         """Of x [T, D] the rows whose logits are sampled, [S, D]."""
         return x if len(self.logits_index) == len(x) else x[self.logits_index]
-
-    def restart(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
-        """The same rows with n queries each: `tokens` [B, n] int32 at consecutive `positions` [B, n] int64.
-
-        With `next` this is how a proposer goes from a step's input to those of its own steps.
-        """
-        num_rows, num_query = tokens.shape
-        ends = torch.arange(0, (num_rows + 1) * num_query, num_query, device=tokens.device)
-        rows = replace(
-            self,
-            cu_seqlens_q=ends.to(torch.int32),
-            logits_index=ends[1:] - 1,
-            tree=None,
-            query_lens=[num_query] * num_rows,
-            max_query=num_query,
-        )
-        return rows._moved(tokens, positions)
-
-    def next(self, tokens: Tensor) -> ForwardInput:
-        """One query a row, one position further: `tokens` [B] int32 behind what a restart has fed."""
-        positions = self.positions.view(self.num_rows, -1)[:, -1:] + 1
-        move = self._moved if self.max_query == 1 else self.restart
-        return move(tokens[:, None], positions)
-
-    def _moved(self, tokens: Tensor, positions: Tensor) -> ForwardInput:
-        places = zip(self.block_tables, self.block_sizes, strict=True)
-        return replace(
-            self,
-            input_ids=tokens.flatten(),
-            positions=positions.flatten(),
-            seq_lens=(positions[:, -1] + 1).to(torch.int32),
-            slot_mappings=tuple(
-                (table.gather(1, positions // size).long() * size + positions % size).flatten()
-                for table, size in places
-            ),
-            attn=(),
-            taps={},
-        )

@@ -17,7 +17,14 @@ else:
     except ImportError:
 
         class Missing:
-            """Stands for Triton: decorates kernels that nobody may launch."""
+            """Stands for Triton: decorates kernels that nobody may launch, and holds their constants."""
+
+            def __init__(self, value: object = None) -> None:
+                self.value = value
+
+            @staticmethod
+            def constexpr(value: object) -> Any:
+                return Missing(value)
 
             @staticmethod
             def jit(function: Callable[..., Any] | None = None, **_: object) -> Any:

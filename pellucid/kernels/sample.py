@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.noise import MOST, PRIME, key, keys_ref
 
-PRIME = tl.constexpr(0xD6E8FEB86659FD93 - 2**64)
-STEP = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 LN_2 = tl.constexpr(0.6931471805599453)
-LEAST, MOST = tl.constexpr(2.0**-64), tl.constexpr(1 - 2.0**-24)  # the uniform numbers' bounds
+LEAST = tl.constexpr(2.0**-64)  # of the uniform numbers, which are at most MOST
 
 TILE = 2048  # logits a program looks at together
 MAX_ROWS = 8  # of a program, which share their tokens' codes
@@ -103,30 +102,14 @@ def draw_ref(
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same, all noise at once and its logarithms in float64."""
-    prime, step = PRIME.value, STEP.value
-    keys = torch_mix(torch_mix(seeds[slots] * step) + positions * step)
-    hashed = (codes ^ keys[:, None]) * prime
+    prime = PRIME.value
+    hashed = (codes ^ keys_ref(seeds[slots], positions, 0)[:, None]) * prime
     hashed = (hashed ^ (hashed >> 32)) * prime
     uniform = (hashed.double().abs() * 2.0**-63).clamp(LEAST.value, MOST.value)
     noise = -(-(-uniform).log1p()).log()
     scores = (logits + temperatures[slots].float()[:, None] * noise.float()).float()
     tokens = scores.argmax(-1)
     return scores.gather(1, tokens[:, None])[:, 0], tokens.int()
-
-
-def torch_mix(x: Tensor) -> Tensor:
-    """`mix` of the kernel."""
-    for _ in range(2):
-        x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME.value
-    return x ^ ((x >> 32) & 0xFFFFFFFF)
-
-
-@triton.jit
-def mix(x):
-    """A bijection of 64 bits under which related inputs come out unrelated."""
-    x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME
-    x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME
-    return x ^ ((x >> 32) & 0xFFFFFFFF)
 
 
 @triton.jit
@@ -185,7 +168,7 @@ def draw_kernel(
     seed = tl.load(seeds_ptr + slot * seed_stride, mask=is_row, other=0)
     temperature = tl.load(temperatures_ptr + slot * temperature_stride, mask=is_row, other=0.0).to(tl.float32)
     position = tl.load(positions_ptr + row, mask=is_row, other=0)
-    key = mix(mix(seed * STEP) + position * STEP)
+    row_key = key(seed, position, 0)
     is_hot = tl.max(temperature, 0) > 0
 
     line = logits_ptr + row.to(tl.int64)[:, None] * logits_stride
@@ -200,7 +183,7 @@ def draw_kernel(
         score = score.to(tl.float32)
         if is_hot:
             code = tl.load(codes_ptr + token, mask=inside, other=0)
-            noise = gumbel(code[None, :] ^ key[:, None], IS_NVIDIA)
+            noise = gumbel(code[None, :] ^ row_key[:, None], IS_NVIDIA)
             score = tl.fma(tl.broadcast_to(temperature[:, None], (ROWS, BLOCK)), noise, score)
         is_better = score > best
         best = tl.where(is_better, score, best)

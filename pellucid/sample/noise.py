@@ -2,9 +2,6 @@
 
 No generator, no state: whoever asks for the noise of a place gets the same numbers, on every rank, in every
 batch, with or without speculation.  Knows nothing of logits.  Legend: S logits, V vocab.
-
-The integer hash is degski's 64-bit mixer (xor-shift 32, multiply, twice; listed in Wellons' hash-prospector)
-over Weyl steps of the golden ratio, as in SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
@@ -14,9 +11,9 @@ import enum
 import torch
 from torch import Tensor
 
-_PRIME = 0xD6E8FEB86659FD93 - 2**64  # odd, written as int64
-_STEP = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as int64
-_LOW_32 = 0xFFFFFFFF
+from pellucid.kernels import noise
+from pellucid.kernels.noise import PRIME, STEP, mix_ref
+from pellucid.platform import has_triton
 
 
 class Purpose(enum.IntEnum):
@@ -30,12 +27,12 @@ class Purpose(enum.IntEnum):
 
 def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """[V] int64: each token id, hashed once and for all.  A slice of it gives the noise of those tokens."""
-    return _mix((torch.arange(vocab_size, dtype=torch.int64, device=device) + 1) * _STEP)
+    return mix_ref((torch.arange(vocab_size, dtype=torch.int64, device=device) + 1) * STEP.value)
 
 
 def keys(seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor = Purpose.DRAW) -> Tensor:
     """[S] int64: one key for each (seed, position, purpose).  seeds, positions, purpose: [S] int64."""
-    return _mix(_mix(seeds * _STEP + purpose) + positions * _STEP)
+    return (noise.keys if _on_gpu(seeds) else noise.keys_ref)(seeds, positions, purpose)
 
 
 def gumbel(
@@ -49,10 +46,10 @@ def gumbel(
     2**-24.
     """
     x = codes ^ keys(seeds, positions, purpose)[:, None]
-    x.mul_(_PRIME)
+    x.mul_(PRIME.value)
     # An arithmetic shift: it folds the sign in as well, which costs one bit of the 64 and saves a pass.
     x.bitwise_xor_(x >> 32)
-    x.mul_(_PRIME)
+    x.mul_(PRIME.value)
     # |x| / 2**63 is uniform with full relative precision near 0, where the largest noise comes from.
     negative_uniform = x.to(torch.float32).abs_().mul_(-(2.0**-63)).clamp_(-(1 - 2.0**-24), -(2.0**-64))
     exponential = negative_uniform.log1p_().neg_()
@@ -61,17 +58,8 @@ def gumbel(
 
 def uniform(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
     """[S] float32, uniform on [0, 1): one number for each (seed, position, purpose)."""
-    x = keys(seeds, positions, purpose) * _PRIME
-    return x.to(torch.float32).abs_().mul_(2.0**-63).clamp_(max=1 - 2.0**-24)
+    return (noise.uniforms if _on_gpu(seeds) else noise.uniforms_ref)(seeds, positions, purpose)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 64 bits under which related inputs come out unrelated.  [...] int64 -> [...] int64."""
-    x = _fold(x) * _PRIME
-    x = _fold(x) * _PRIME
-    return _fold(x)
-
-
-def _fold(x: Tensor) -> Tensor:
-    # The mask makes the shift logical; with the sign kept, x and ~x (seeds 0 and -1) would meet.
-    return x ^ ((x >> 32) & _LOW_32)
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda and has_triton()

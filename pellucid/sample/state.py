@@ -45,6 +45,7 @@ class Feature(enum.IntFlag):
     TOP_ANY = 512  # a larger top_k, or top_p alone
 
 
+READ_TEXT = Feature.BAD_WORDS | Feature.PENALTY  # what looks at the tokens before the one to be drawn
 # How many of the most likely logits each filter ranks; the whole vocabulary for what is not listed.
 FILTER_WIDTHS = {Feature.MIN_P: 1, Feature.TOP_NARROW: 64, Feature.TOP_WIDE: 1024}
 

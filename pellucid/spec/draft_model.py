@@ -23,9 +23,10 @@ from pellucid.forward import ForwardInput
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.sample.state import SamplingState
+from pellucid.sample.state import READ_TEXT, SamplingState
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 from pellucid.spec.draws import DraftDraw, Drawn, draw_for
+from pellucid.spec.passes import Passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +74,18 @@ class DraftModelProposer:
 
 def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
     """Draw `num_wanted` tokens behind the known ones, each from the model's logits behind the one before."""
-    newest = known.newest
-    step = _first_pass(fwd, known, newest)
-    batch = drafter.state.batch(known.host_slots, fwd.slots, newest)
-    written = torch.where(known.samples, fwd.slots, known.spare)
-    chain: list[Drawn] = []
-    for i in range(1, known.num_wanted + 1):
+    passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
+    batch = drafter.state.batch(known.host_slots, fwd.slots, passes.drawn(0))
+    step, chain = passes.first(), list[Drawn]()
+    for i in range(known.num_wanted):
         if chain:
-            step = step.next(chain[-1].tokens)
+            step = passes.next(i, chain[-1].tokens)
+            if batch.features & READ_TEXT:
+                _write(known, fwd.slots, passes.drawn(i - 1), chain[-1].tokens)
         hidden = drafter.built.run(step)
-        last = hidden.view(len(newest), -1, hidden.shape[-1])[:, -1]
+        last = hidden.view(fwd.num_rows, -1, hidden.shape[-1])[:, -1]
         logits = drafter.built.model.logits(last.contiguous())
-        places = newest + i
-        chain.append(drafter.draw(logits, replace(batch, positions=places), known.token_ids))
-        known.token_ids[written, places] = chain[-1].tokens  # where the penalties of the next one look
+        chain.append(drafter.draw(logits, replace(batch, positions=passes.drawn(i)), known.token_ids))
     probs = [drawn.probs for drawn in chain if drawn.probs is not None]
     return Drafts(
         torch.stack([drawn.tokens for drawn in chain], dim=1),
@@ -94,11 +93,6 @@ def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
     )
 
 
-def _first_pass(fwd: ForwardInput, known: Known, newest: Tensor) -> ForwardInput:
-    """The newest token [B], behind the one before it where the step's own tokens have not been computed."""
-    places = newest[:, None]
-    if not known.has_chunks:
-        # A row at its limit, or of padding, has nothing new.  It never goes back to what is published.
-        first = fwd.positions[fwd.cu_seqlens_q[:-1].long()]
-        places = torch.maximum(newest, first + 1)[:, None] + torch.arange(-1, 1, device=newest.device)
-    return fwd.restart(known.token_ids[fwd.slots[:, None], places], places)
+def _write(known: Known, slots: Tensor, places: Tensor, tokens: Tensor) -> None:
+    """Put a draft of each row where the next ones are to see it."""
+    known.token_ids[torch.where(known.samples, slots, known.spare), places] = tokens

@@ -1,7 +1,7 @@
 """Drafts from the text itself: what followed the last few tokens when they occurred before (prompt lookup).
 
-No weights and no state; tensor operations on the slots' token ids, so no step waits for the host.
-Legend: B rows, L columns of the token table.  Saxena, "Prompt Lookup Decoding", 2023.
+No weights and no state; found on the device in the slots' token ids, so no step waits for the host.
+Saxena, "Prompt Lookup Decoding", 2023.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
+from pellucid.kernels.prompt_lookup import prompt_lookup, prompt_lookup_ref
 from pellucid.models.build import BuiltModel, Workshop
+from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
@@ -45,29 +46,14 @@ class NgramProposer:
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
         taps: Mapping[str, Tensor],
     ) -> Drafts:  # fmt: skip
-        texts = known.token_ids[fwd.slots]
-        return Drafts(look_up(texts, known.newest, self.shape.num_drafts, self.shortest, self.longest))
-
-
-def look_up(texts: Tensor, newest: Tensor, num: int, shortest: int, longest: int) -> Tensor:
-    """[B, num]: what followed the most recent occurrence of the longest n-gram that ends each text.
-
-    texts: [B, L] token ids.  newest: [B] int64, the place of the last one that is known.  Where what followed
-    ends with the text it goes round, as a text that repeats itself would.  Without a match, the last token.
-    """
-    ends = torch.arange(texts.shape[1], device=texts.device)  # e: an n-gram texts[:, e - n : e]
-    newest = newest[:, None]
-    matched = torch.zeros_like(texts)  # tokens that agree, going back from the end
-    agrees = (ends > 0) & (ends <= newest)
-    for back in range(1, longest + 1):
-        last = texts.gather(1, (newest + 1 - back).clamp(min=0))
-        here = torch.zeros_like(agrees)
-        here[:, back:] = texts[:, : texts.shape[1] - back] == last
-        agrees = agrees & here
-        matched += agrees
-    # The longest first, then the most recent.
-    score = torch.where(matched >= shortest, matched.long() * len(ends) + ends, -1)
-    best, at = score.max(1, keepdim=True)
-    start = torch.where(best >= 0, at, newest)
-    follows = start + torch.arange(num, device=texts.device) % (newest + 1 - start)
-    return texts.gather(1, follows)
+        look_up = prompt_lookup if known.newest.is_cuda and has_triton() else prompt_lookup_ref
+        return Drafts(
+            look_up(
+                known.token_ids,
+                fwd.slots,
+                known.newest,
+                num=self.shape.num_drafts,
+                shortest=self.shortest,
+                longest=self.longest,
+            )
+        )

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
-from pellucid.sample.noise import Purpose, uniform
+from pellucid.kernels.verify_chain import Chance, take_by_chance, take_by_chance_ref
+from pellucid.platform import has_triton
+from pellucid.sample.noise import Purpose
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import Column, LogitsBatch
 from pellucid.spec.base import Drafts, DraftShape
 from pellucid.spec.verify import VerifyRows, check_is_chain, verify
-
-NO_TOKEN = -1
 
 
 class SyntheticVerifier:
@@ -33,6 +33,8 @@ class SyntheticVerifier:
         conditional = [rate / last if last else 0.0 for rate, last in zip(rates, before, strict=False)]
         # By node; behind the last one there is no draft.
         self.rates = torch.tensor([*conditional, 0.0], device=sampler.state.device)
+        on_gpu = self.rates.is_cuda and has_triton()
+        self._take = take_by_chance if on_gpu else take_by_chance_ref
 
     @classmethod
     def of(cls, config: SpeculativeConfig, sampler: Sampler, shape: DraftShape) -> Self:
@@ -47,12 +49,19 @@ class SyntheticVerifier:
     ) -> SampleOutput:
         if rows.max_drafts == 0:
             return verify(self.sampler(logits, batch, token_ids), rows)
-        node, has_draft = rows.nodes()
-        seeds = self.sampler.state.params(batch.slots).ints(Column.SEED)
-        rates = self.rates[node.clamp(max=len(self.rates) - 1)]  # padding may have any number of logits
-        stands = has_draft & (uniform(seeds, batch.positions, Purpose.ACCEPT) < rates)
-        drafts = rows.inputs.roll(-1)
-        sampled = self.sampler(logits, batch, token_ids, revise=lambda own: drafts.where(stands, own))
-        # One that falls must fall even if it happens to be the target's own token.
-        inputs = rows.inputs.masked_fill(~stands.roll(1), NO_TOKEN)
-        return verify(sampled, replace(rows, inputs=inputs))
+        chance = Chance(
+            rates=self.rates,
+            seeds=self.sampler.state.table[:, Column.SEED],
+            slots=batch.slots,
+            positions=batch.positions,
+            purpose=int(Purpose.ACCEPT),
+        )
+        fed = rows.inputs
+
+        def revise(own: Tensor) -> Tensor:
+            nonlocal fed
+            taken, fed = self._take(own, rows.inputs, rows.cu_logits, chance)
+            return taken
+
+        sampled = self.sampler(logits, batch, token_ids, revise)
+        return verify(sampled, replace(rows, inputs=fed))

@@ -21,15 +21,20 @@ from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
 from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
+from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
+from pellucid.kernels.noise import BLOCK as NUMBERS
+from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
+from pellucid.kernels.prompt_lookup import BLOCK as LOOKED_AT
+from pellucid.kernels.prompt_lookup import prompt_lookup_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
@@ -37,14 +42,14 @@ from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import best_kernel, draw_kernel
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
-from pellucid.kernels.verify_chain import verify_chain_kernel
+from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
 POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"} | {
     *("arrivals_ptr", "tokens_ptr", "part_tokens_ptr", "token_ids_ptr", "input_ids_ptr"),
     *("cu_seqlens_ptr", "logit_inputs_ptr", "table_ptr", "rows_ptr"),
-    *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr"),
+    *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr", "taken_ptr", "fed_ptr"),
 }
 PARTIAL = {
     "partial_ptr",
@@ -52,6 +57,7 @@ PARTIAL = {
     "rope_ptr",
     "values_ptr",
     "part_values_ptr",
+    "rates_ptr",
     "x_scale_ptr",
     "weight_scale_ptr",
 }
@@ -61,7 +67,7 @@ LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_pt
     "targets_ptr",
     *("cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr", "num_computed_ptr", "limits_ptr", "places_ptr"),
     *("starts_ptr", "roots_ptr", "room_ptr", "logit_slots_ptr", "logit_places_ptr", "mapping_ptr"),
-    *("query_lens_ptr", "newest_ptr"),
+    *("query_lens_ptr", "newest_ptr", "step_positions_ptr", "logits_index_ptr", "drawn_ptr"),
 }
 FP8_TYPES = {
     "x_scale_ptr": "*fp32",
@@ -170,6 +176,23 @@ def compile_ends() -> None:
         constants = {"BLOCK_SIZE": block_size, "BLOCK": 256, "IS_FIRST": True, "DEPENDENT": True}
         size = shared_memory(rows_kernel, "", constants)
         sys.stdout.write(f"rows_kernel {block_size} {size}\n")
+        constants = {"BLOCK_SIZE": block_size, "BLOCK": 32, "ALIGNED": 4, "DEPENDENT": True}
+        size = shared_memory(draft_places_kernel, "", constants, num_warps=1)
+        sys.stdout.write(f"draft_places_kernel {block_size} {size}\n")
+    constants = {"PURPOSE": 1, "NODES": 32, "DEPENDENT": True}
+    size = shared_memory(take_by_chance_kernel, "", constants, num_warps=1)
+    sys.stdout.write(f"take_by_chance_kernel 32 {size}\n")
+    types = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "purposes_ptr": "*i64"}
+    types |= dict.fromkeys(("num", "seed_stride", "position_stride", "purpose_stride"), "i32")
+    for out, of_all in (("*i64", {}), ("*i64", {"purposes_ptr": None}), ("*fp32", {"purposes_ptr": None})):
+        constants = {"PURPOSE": 1, "BLOCK": NUMBERS} | of_all
+        size = compiled_size(noise_kernel, types | {"out_ptr": out}, constants, num_warps=4)
+        sys.stdout.write(f"noise_kernel {out} {size}\n")
+    for longest in (1, 5):
+        constants = {"SHORTEST": 1, "LONGEST": longest, "NUM": 5, "NUM_PADDED": 8, "BLOCK": LOOKED_AT}
+        types = {"token_ids_ptr": "*i32", "slots_ptr": "*i64", "newest_ptr": "*i64", "out_ptr": "*i32"}
+        size = compiled_size(prompt_lookup_kernel, types | {"token_stride": "i32"}, constants, num_warps=8)
+        sys.stdout.write(f"prompt_lookup_kernel {longest} {size}\n")
     for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
         size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
         sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")

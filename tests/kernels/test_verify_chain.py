@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import advance_slots as slots_kernels
-from pellucid.kernels.verify_chain import verify_chain, verify_chain_ref
+from pellucid.kernels.verify_chain import (
+    NODES,
+    Chance,
+    take_by_chance,
+    take_by_chance_ref,
+    verify_chain,
+    verify_chain_ref,
+)
+from pellucid.sample.noise import Purpose, uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_SLOTS, LENGTH = 20, 64
@@ -42,6 +52,104 @@ def test_the_same_drafts_stand(max_new: int, num_rows: int) -> None:
         assert torch.equal(tokens.view(-1, max_new)[counted], tokens_ref.view(-1, max_new)[counted])
         seen |= set(num_new.tolist())
     assert num_rows == 1 or len(seen) >= min(3, max_new)
+
+
+def chance_of(num_logits: int, num_rates: int, generator: torch.Generator) -> Chance:
+    """Any rates, and any noise."""
+    table = torch.randint(-(2**62), 2**62, (NUM_SLOTS, 5), generator=generator)
+    return Chance(
+        rates=torch.rand(num_rates, generator=generator).to(DEVICE),
+        seeds=table.to(DEVICE)[:, 2],
+        slots=integers(generator, NUM_SLOTS, num_logits),
+        positions=integers(generator, 10**6, num_logits),
+        purpose=int(Purpose.ACCEPT),
+    )
+
+
+def naive_chance(
+    counts: list[int], chosen: list[int], inputs: list[int], rates: list[float], numbers: list[float]
+) -> list[list[int]]:
+    """The tokens of every row, by the rule itself; numbers: one for each logit, that decides on its draft."""
+    rows, first = [], 0
+    for count in counts:
+        tokens = []
+        for node in range(count):
+            here = first + node
+            if node + 1 == count or numbers[here] >= rates[min(node, len(rates) - 1)]:
+                tokens.append(chosen[here])
+                break
+            tokens.append(inputs[here + 1])
+        rows.append(tokens)
+        first += count
+    return rows
+
+
+@pytest.mark.parametrize("max_new", range(2, 10))
+@pytest.mark.parametrize("num_rows", [1, 13])
+def test_by_chance_the_same_drafts_stand(max_new: int, num_rows: int) -> None:
+    """Whether or not they are what was chosen; of a row of padding, with more logits than any, too."""
+    generator = torch.Generator().manual_seed(max_new)
+    seen: set[int] = set()
+    for padding in (0, 0, 0, 2 * NODES + 5):
+        counts = integers(generator, max_new + 1, num_rows)
+        counts[-1] = padding or max_new
+        num_logits = int(counts.sum())
+        cu_logits = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
+        chosen, inputs = (integers(generator, 3, num_logits).int() for _ in range(2))
+        chance = chance_of(num_logits, max_new, generator)
+        args = (chosen, inputs, cu_logits, chance)
+        (taken, fed), (taken_ref, fed_ref) = take_by_chance(*args), take_by_chance_ref(*args)
+        is_draft = torch.ones(num_logits, dtype=torch.bool, device=DEVICE)
+        is_draft[cu_logits[:-1][counts > 0]] = False
+        assert taken.dtype == fed.dtype == torch.int32
+        assert torch.equal(taken, taken_ref) and torch.equal(fed[is_draft], fed_ref[is_draft])
+        if padding:
+            continue
+        room, samples = torch.full_like(counts, max_new), counts >= 0
+        flat = verify_chain(taken, fed, cu_logits, room, samples, max_new=max_new)
+        tokens, num_new = flat.split([num_rows * max_new, num_rows])
+        kept = [row[:n] for row, n in zip(tokens.view(-1, max_new).tolist(), num_new.tolist(), strict=True)]
+        numbers = uniform(chance.seeds[chance.slots], chance.positions, Purpose.ACCEPT).tolist()
+        lists = (counts.tolist(), chosen.tolist(), inputs.tolist(), chance.rates.tolist(), numbers)
+        assert kept == naive_chance(*lists)
+        seen |= set(num_new.tolist())
+    assert num_rows == 1 or len(seen) >= 3
+
+
+@pytest.mark.parametrize("take", [take_by_chance, take_by_chance_ref])
+def test_chance_is_the_samplers_uniform_number_to_the_last_bit(take) -> None:  # noqa: ANN001
+    num_logits = 3000
+    chance = chance_of(num_logits, num_logits, torch.Generator().manual_seed(1))
+    numbers = uniform(chance.seeds[chance.slots], chance.positions, Purpose.ACCEPT)
+    cu_logits = torch.tensor([0, num_logits], device=DEVICE)
+    chosen, inputs = (torch.full((num_logits,), i, dtype=torch.int32, device=DEVICE) for i in (1, 2))
+    for rates, expected in ((numbers, 1), (numbers.nextafter(torch.ones_like(numbers)), 2)):
+        taken, _ = take(chosen, inputs, cu_logits, dataclasses.replace(chance, rates=rates))
+        assert (taken[:-1] == expected).all() and taken[-1] == 1, "behind the last node there is no draft"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_chance_is_the_same_in_a_recording() -> None:
+    generator = torch.Generator().manual_seed(3)
+    counts = integers(generator, 6, 100)
+    cu_logits = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
+    num_logits = int(counts.sum())
+    chosen, inputs = (integers(generator, 3, num_logits).int() for _ in range(2))
+    args = (chosen, inputs, cu_logits, chance_of(num_logits, 5, generator))
+    room, samples = torch.full_like(counts, 4), counts >= 0
+
+    def yields(take, walk) -> Tensor:  # noqa: ANN001
+        return walk(*take(*args), cu_logits, room, samples, max_new=5)[-100:]
+
+    yields(take_by_chance, verify_chain)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        num_new = yields(take_by_chance, verify_chain)
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(num_new, yields(take_by_chance_ref, verify_chain_ref))
+        args[3].positions.add_(1)
 
 
 def step_of(num_rows: int, max_new: int) -> tuple[slots_kernels.RowState, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from pellucid import LLM, LLMEngine, RequestOutput, SamplingParams
 from pellucid.config import EngineConfig, SpeculativeConfig
-from pellucid.spec.ngram import look_up
+from pellucid.kernels.prompt_lookup import prompt_lookup_ref
 from tests.llm.test_invariance import BASE, NGRAM, VOCAB
 
 WORDS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -27,24 +27,31 @@ def naive(text: list[int], num: int, shortest: int, longest: int) -> list[int]:
     return [text[-1]] * num
 
 
+def look_up(
+    texts: list[list[int]], lengths: list[int], num: int, shortest: int, longest: int
+) -> list[list[int]]:
+    """Of texts in slots the other way round."""
+    token_ids = torch.tensor(texts[::-1], dtype=torch.int32)
+    slots = torch.arange(len(texts) - 1, -1, -1)
+    sizes = {"num": num, "shortest": shortest, "longest": longest}
+    return prompt_lookup_ref(token_ids, slots, torch.tensor(lengths) - 1, **sizes).tolist()
+
+
 @pytest.mark.parametrize("shortest,longest", [(1, 1), (1, 3), (2, 5), (3, 3)])
 def test_it_is_the_naive_look_up(shortest: int, longest: int) -> None:
     rng = random.Random(4)
     lengths = [rng.randint(1, 24) for _ in range(200)]
-    texts = torch.tensor([[rng.randrange(3) for _ in range(24)] for _ in lengths], dtype=torch.int32)
-    drafts = look_up(texts, torch.tensor(lengths) - 1, 4, shortest, longest)
-    expected = [naive(row[:n], 4, shortest, longest) for row, n in zip(texts.tolist(), lengths, strict=True)]
-    assert drafts.tolist() == expected
+    texts = [[rng.randrange(3) for _ in range(24)] for _ in lengths]
+    expected = [naive(row[:n], 4, shortest, longest) for row, n in zip(texts, lengths, strict=True)]
+    assert look_up(texts, lengths, 4, shortest, longest) == expected
 
 
 def test_what_lies_behind_the_known_tokens_is_not_read() -> None:
-    texts = torch.tensor([[1, 2, 3, 1, 2, 9, 9, 9]], dtype=torch.int32)
-    assert look_up(texts, torch.tensor([4]), 2, 1, 3).tolist() == [[3, 1]]
+    assert look_up([[1, 2, 3, 1, 2, 9, 9, 9]], [5], 2, 1, 3) == [[3, 1]]
 
 
 def test_a_text_that_repeats_itself_goes_round() -> None:
-    texts = torch.tensor([[7, 8, 7, 8, 7, 0]], dtype=torch.int32)
-    assert look_up(texts, torch.tensor([4]), 5, 1, 3).tolist() == [[8, 7, 8, 7, 8]]
+    assert look_up([[7, 8, 7, 8, 7, 0]], [5], 5, 1, 3) == [[8, 7, 8, 7, 8]]
 
 
 def random_wishes(num: int) -> list[SamplingParams]:

@@ -21,8 +21,10 @@ from triton.runtime import driver
 from pellucid import LLM
 from pellucid.kernels.advance_slots import advance_slots, write_drafts
 from pellucid.kernels.compilations import Collected, noted_by
+from pellucid.kernels.draft_places import draft_places
 from pellucid.kernels.gather_rows import gather_rows
-from pellucid.kernels.verify_chain import verify_chain
+from pellucid.kernels.prompt_lookup import prompt_lookup
+from pellucid.kernels.verify_chain import take_by_chance, verify_chain
 from pellucid.layers.leaf import FUSED
 from pellucid.sample.draw import FusedDraw
 from pellucid.worker.rehearsal import largest_step, rehearsals
@@ -40,6 +42,9 @@ KERNELS: dict[str, Any] = {
     "pellucid.worker.slots.advance_slots_ref": advance_slots,
     "pellucid.worker.slots.write_drafts_ref": write_drafts,
     "pellucid.spec.verify.verify_chain_ref": verify_chain,
+    "pellucid.spec.synthetic.take_by_chance_ref": take_by_chance,
+    "pellucid.spec.ngram.prompt_lookup_ref": prompt_lookup,
+    "pellucid.spec.passes.draft_places_ref": draft_places,
     "pellucid.sample.sampler.choose_draw": FusedDraw,
     "pellucid.models.build.choose_leaf": lambda device: FUSED,
     "pellucid.attention.triton.TritonAttention.supports": lambda spec, platform: None,

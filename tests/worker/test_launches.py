@@ -16,7 +16,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid import LLM
-from pellucid.spec import verify
+from pellucid.spec import ngram, passes, verify
+from pellucid.spec.draft_model import DraftModelProposer
+from pellucid.spec.synthetic import SyntheticVerifier
 from pellucid.worker.device_step import DeviceStep
 from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 
@@ -36,11 +38,12 @@ class Launches(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        returns = func._schema.returns
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        returns, made = func._schema.returns, func(*args, **(kwargs or {}))
+        may_be_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        is_view = may_be_view and not is_copy(made, args[0])
         if self._is_counting and not is_view and "empty" not in func.name():
             self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+        return made
 
     @contextmanager
     def as_if(self, names: list[str]) -> Iterator[None]:
@@ -63,7 +66,47 @@ class Launches(TorchDispatchMode):
         return counted
 
 
+def is_copy(made: object, of: object) -> bool:
+    """Whether what may be a view of a tensor, as `to` and `flatten` may, is none."""
+    both = isinstance(made, torch.Tensor) and isinstance(of, torch.Tensor)
+    return both and made.untyped_storage().data_ptr() != of.untyped_storage().data_ptr()
+
+
+NUM_GROUPS = 2  # the model's and the drafter's
 FUSED = ["gather_rows", "draw", "best", "verify_chain", "advance_slots"]
+
+
+Part = tuple[object, str, list[str]]  # an object, the name of what it calls, and what that counts as
+
+
+def parts_of(step: DeviceStep) -> list[Part]:
+    """What is one kernel on a GPU, or the model's own."""
+    model, forward = step.model, step.forward
+    return [
+        (verify, "verify_chain_ref", ["verify_chain"]),
+        (forward.inputs, "_gather", ["gather_rows"]),
+        (forward.slots, "_advance", ["advance_slots"]),
+        (forward.slots, "_write_drafts", ["write_drafts"]),
+        (step.sampler, "draw", ["draw", "best"]),
+        (forward.backend, "plan", []),
+        (model, "logits", []),
+        (forward, "model", []),
+    ]
+
+
+def launched(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, more: Callable[[DeviceStep], list[Part]]
+) -> list[str]:
+    """What a recorded step of four rows launches, but for `more` parts."""
+    launcher = graphed(worker_of(llm))
+    step, launches = launcher.eager.step, Launches()
+    assert isinstance(step, DeviceStep)
+    for owner, name, names in parts_of(step) + more(step):
+        monkeypatch.setattr(owner, name, launches.wrap(getattr(owner, name), *names))
+    rows = launcher.static.view(4)
+    with torch.inference_mode(), launches:
+        step.finish(rows, step.begin(rows))
+    return launches.names
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
@@ -72,23 +115,31 @@ def test_a_recorded_step_is_a_handful_of_launches_beside_the_model(
 ) -> None:
     drafts = {"speculative_config": {"model": "ngram", "num_speculative_tokens": num_drafts}}
     with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
-        launcher = graphed(worker_of(llm))
-        step, launches = launcher.eager.step, Launches()
-        assert isinstance(step, DeviceStep)
-        model, forward = step.model, step.forward
-        for owner, name, *names in (
-            (verify, "verify_chain_ref", "verify_chain"),
-            (forward.inputs, "_gather", "gather_rows"),
-            (forward.slots, "_advance", "advance_slots"),
-            (forward.slots, "_write_drafts", "write_drafts"),
-            (step.sampler, "draw", "draw", "best"),
-            (step.proposer, "propose"),
-            (forward.backend, "plan"),
-            (model, "logits"),
-            (forward, "model"),
-        ):
-            monkeypatch.setattr(owner, name, launches.wrap(getattr(owner, name), *names))
-        rows = launcher.static.view(4)
-        with torch.inference_mode(), launches:
-            step.finish(rows, step.begin(rows))
-        assert launches.names == FUSED + ["write_drafts"] * (num_drafts > 0)
+        names = launched(llm, monkeypatch, lambda _: [(ngram, "prompt_lookup_ref", ["prompt_lookup"])])
+    assert names == FUSED + ["prompt_lookup", "write_drafts"] * (num_drafts > 0)
+
+
+def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
+    tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_chance = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}
+    spec = {"model": str(tiny_draft), "num_speculative_tokens": 3} | by_chance
+
+    def more(step: DeviceStep) -> list[Part]:
+        assert isinstance(step.proposer, DraftModelProposer) and isinstance(step.verifier, SyntheticVerifier)
+        drafter = step.proposer._drafter
+        assert drafter is not None
+        return [
+            (drafter.built.backend, "plan", []),
+            (drafter.built.model, "forward", []),
+            (drafter.built.model, "logits", []),
+            (passes, "draft_places_ref", ["draft_places"] * NUM_GROUPS),
+            (step.verifier, "_take", ["take_by_chance"]),
+        ]
+
+    with LLM(str(tiny), **OPTIONS, speculative_config=spec) as llm:
+        assert len(worker_of(llm).groups) == NUM_GROUPS
+        names = launched(llm, monkeypatch, more)
+    draw, last_of_each_row = ["draw", "best"], ["aten::contiguous"]
+    chain = ["draft_places"] * NUM_GROUPS + last_of_each_row + 3 * draw + ["aten::stack", "write_drafts"]
+    assert names == ["gather_rows", *draw, "take_by_chance", "verify_chain", "advance_slots", *chain]

@@ -1,0 +1,73 @@
+"""A drafter's own passes: what it sees of a chain, from each row's newest known tokens on.
+
+Legend: B rows, n queries of a row in the first pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import Tensor
+
+from pellucid.forward import ForwardInput
+from pellucid.kernels.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
+from pellucid.platform import has_triton
+from pellucid.spec.base import Known
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The same rows as in a step, a pass for every draft; each has its token from the one before."""
+
+    fwd: ForwardInput  # the step's
+    num_query: int  # n
+    places: DraftPlaces
+
+    @classmethod
+    def behind(cls, fwd: ForwardInput, known: Known, *, num_query: int = 1) -> Self:
+        """As many passes as drafts are wanted.
+
+        num_query: n, 1 or 2 tokens that are fed first, the newest known one the last.  With 2 a row that has
+        nothing new goes on behind what the step has fed: it never goes back to what is published.
+        """
+        make = draft_places if known.newest.is_cuda and has_triton() else draft_places_ref
+        behind = Behind(
+            slots=fwd.slots,
+            newest=known.newest,
+            token_ids=known.token_ids,
+            positions=fwd.positions,
+            cu_seqlens_q=fwd.cu_seqlens_q,
+            block_tables=fwd.block_tables,
+            block_sizes=fwd.block_sizes,
+        )
+        return cls(fwd, num_query, make(behind, num_query, known.num_wanted))
+
+    def first(self) -> ForwardInput:
+        """The input of the first pass, `num_query` queries a row."""
+        return self._input(0, self.places.input_ids, self.num_query)
+
+    def next(self, index: int, tokens: Tensor) -> ForwardInput:
+        """The input of pass `index`, at least 1, one query a row: tokens [B] int32, of the pass before."""
+        return self._input(index, tokens, 1)
+
+    def drawn(self, index: int) -> Tensor:
+        """[B] int64: the positions of the tokens that pass `index` is to draw."""
+        return self.places.drawn[index]
+
+    def _input(self, index: int, tokens: Tensor, num_query: int) -> ForwardInput:
+        places, kind = self.places, min(index, 1)
+        return replace(
+            self.fwd,
+            input_ids=tokens,
+            positions=places.positions[index],
+            cu_seqlens_q=places.cu_seqlens_q[kind],
+            seq_lens=places.seq_lens[index],
+            slot_mappings=places.slot_mappings[index],
+            logits_index=places.logits_index[kind],
+            tree=None,
+            query_lens=[num_query] * self.fwd.num_rows,
+            max_query=num_query,
+            attn=(),
+            taps={},
+        )
