@@ -159,8 +159,9 @@ def compiled_together(
 ) -> Iterator[None]:
     """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
-    What kernels should have written is zero.  running: those that do run.  compilers: processes that compile
-    meanwhile; threads do so behind, since they would take Python's lock from the one that launches.
+    What kernels should have written is zero, which has to be in range wherever torch's own kernels look by it
+    (tests/worker/rehearse.py).  running: those that do run.  compilers: processes that compile meanwhile;
+    threads do so behind, since they would take Python's lock from the one that launches.
     """
     from triton.runtime.cache import triton_key
 
