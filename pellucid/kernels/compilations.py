@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -171,6 +172,16 @@ def compiled_together(
         with noted_by(collected):
             yield
     collected.compile(device)
+
+
+def any_compiled() -> bool:
+    """Whether this process has compiled kernels of ours: such variants are not noted, they run."""
+    from triton.runtime.jit import JITFunction
+
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
+    values = [value for module in modules for value in vars(module).values()]
+    kernels = [value for value in values if isinstance(value, JITFunction)]
+    return any(caches[0] for kernel in kernels for caches in kernel.device_caches.values())
 
 
 @contextmanager
