@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -159,8 +160,9 @@ def compiled_together(
 ) -> Iterator[None]:
     """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
-    What kernels should have written is zero.  running: those that do run.  compilers: processes that compile
-    meanwhile; threads do so behind, since they would take Python's lock from the one that launches.
+    What kernels should have written is zero, which has to be in range wherever torch's own kernels look by it
+    (tests/worker/rehearse.py).  running: those that do run.  compilers: processes that compile meanwhile;
+    threads do so behind, since they would take Python's lock from the one that launches.
     """
     from triton.runtime.cache import triton_key
 
@@ -170,6 +172,16 @@ def compiled_together(
         with noted_by(collected):
             yield
     collected.compile(device)
+
+
+def any_compiled() -> bool:
+    """Whether this process has compiled kernels of ours: such variants are not noted, they run."""
+    from triton.runtime.jit import JITFunction
+
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
+    values = [value for module in modules for value in vars(module).values()]
+    kernels = [value for value in values if isinstance(value, JITFunction)]
+    return any(caches[0] for kernel in kernels for caches in kernel.device_caches.values())
 
 
 @contextmanager

@@ -20,9 +20,11 @@ from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Seat
-from pellucid.kernels.compilations import LateCompilations, compiled_together
+from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
+from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
 from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.resolve import Resolved
@@ -57,6 +59,8 @@ from pellucid.worker.slots import Slots
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
+# Kernels that say where a row stands.
+INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel)
 
 
 class Worker:
@@ -242,10 +246,7 @@ class Worker:
         if self.device.type == "cpu":
             return 0
         self._bind_kv(tuple(0 for _ in self.groups))
-        # A backend that cannot be recorded may ask where rows stand, and take memory by their lengths.
-        asks = any(model.backend.max_graph_query == 0 for model in self.models)
-        running = (rows_kernel,) if asks else ()
-        with compiled_together(self.device, running=running, compilers=compilers):
+        with compiled_together(self.device, running=self._running(), compilers=compilers):
             with self.abridged():
                 for plan in rehearsals(self.resolved, len(self.groups)):
                     self._try(plan)
@@ -255,6 +256,15 @@ class Worker:
             most_bytes = torch.cuda.max_memory_reserved()
             phases.end("rehearsals")
         return most_bytes
+
+    def _running(self) -> tuple[object, ...]:
+        """Kernels that run in rehearsals: none, unless something else may run that goes by where rows stand.
+
+        That is what an earlier engine of this process has compiled; and a backend that cannot be recorded may
+        ask for rows' lengths, and take memory by them.
+        """
+        asks = any(model.backend.max_graph_query == 0 for model in self.models)
+        return INDEXING if asks or any_compiled() else ()
 
     def _try(self, plan: StepPlan) -> None:
         """Run a step that is no sequence's, and forget it."""

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from pellucid.kernels import compilers as compilers_of_all
-from pellucid.kernels.compilations import compiled_together
+from pellucid.kernels.compilations import any_compiled, compiled_together
 from pellucid.kernels.compilers import Absent, Compilers
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_kernel
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_kernel
@@ -42,6 +42,7 @@ def main() -> None:
     num_workers, found = int(sys.argv[1]), []
     compilers_of_all.FEW = 0  # even the first of them is waited for
     compilers = Compilers(num_workers) if num_workers else None
+    assert not any_compiled()
     driver.set_active(Pretended())  # type: ignore[arg-type]
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
     with compiled_together(torch.device("cpu"), compilers=compilers):
@@ -49,6 +50,7 @@ def main() -> None:
             gated = silu_mul(torch.ones(4, 64, dtype=dtype))
             assert not gated.any() and torch.ones(3).all(), "what kernels write is zero, and nothing else"
             add_rms_norm(torch.ones(4, 64, dtype=dtype), None, torch.ones(64, dtype=dtype), 1e-6)
+    assert any_compiled()
     if compilers is not None:
         compilers.close()
     assert torch.ones(2, 2).new_empty(1 << 20).shape == (1 << 20,)

@@ -35,10 +35,9 @@ from tests.tiny import write_checkpoint
 from tests.worker.pipeline import LazyPipeline
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "max_num_seqs": 5, "max_num_batched_tokens": 20}
-ROWS = "pellucid.worker.inputs.gather_rows_ref"
 # What takes the place of what on a GPU.
 KERNELS: dict[str, Any] = {
-    ROWS: gather_rows,
+    "pellucid.worker.inputs.gather_rows_ref": gather_rows,
     "pellucid.worker.slots.advance_slots_ref": advance_slots,
     "pellucid.worker.slots.write_drafts_ref": write_drafts,
     "pellucid.spec.verify.verify_chain_ref": verify_chain,
@@ -83,8 +82,6 @@ CASES: dict[str, tuple[Drafts | None, dict[str, object]]] = {
     "stages ngram": (ngram(), STAGES),
     "stages model": (model(), STAGES),
     "stages tree": (tree, STAGES),
-    "reading back model": (model(), {"attention_backend": "torch"}),
-    "reading back tree": (tree, {"attention_backend": "torch"}),
 }
 
 
@@ -96,22 +93,17 @@ def main() -> None:
         if drafts is not None:
             options["speculative_config"] = drafts(folder)
         collected = Collected((), None)
-        with (
-            kernels(runs_rows=options["attention_backend"] == "torch"),
-            LLM(str(folder), **options) as llm,
-            noted_by(collected),
-        ):
+        with kernels(), LLM(str(folder), **options) as llm, noted_by(collected):
             rehearse(workers_of(llm))
         sys.stdout.write(f"{name}: {len(collected.noted)}\n")
 
 
 @contextmanager
-def kernels(*, runs_rows: bool) -> Iterator[None]:
-    """As on a GPU, where backends that read back have `rows_kernel` run."""
+def kernels() -> Iterator[None]:
+    """As on a GPU."""
     with ExitStack() as stack:
         for place, kernel in KERNELS.items():
-            if not (runs_rows and place == ROWS):
-                stack.enter_context(patch(place, kernel))
+            stack.enter_context(patch(place, kernel))
         yield
 
 
