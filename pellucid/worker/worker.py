@@ -23,6 +23,7 @@ from pellucid.executor.base import Capacity, Seat
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
+from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
@@ -60,7 +61,7 @@ from pellucid.worker.slots import Slots
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
 # Kernels that say where a row stands.
-INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel)
+INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel, draft_places_kernel)
 
 
 class Worker:
