@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.paged_attention import LOG2_E
 from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
-from pellucid.kernels.small_matmul import small_matmul_ref
+from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
 from tests.attention.paged import make_rows
 from tests.kernels.emulator import emulated
@@ -119,3 +119,13 @@ def test_products_of_single_rows_match(tile: Gemv, act: str | None, num_rows: in
     module.small_matmul(x, weight, out, tile, act=act)
     expected = small_matmul_ref(x, weight, act=act)
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_fp8_products_of_few_rows_match() -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=64)
+    tile, scales = Wgmma(128, 128, 2, 6), Scales(weight=torch.rand(272) + 0.5, x=torch.rand(100) + 0.5)
+    x, weight = (each.to(torch.float8_e4m3fn) for each in operands(100, 272, 1104))
+    out = torch.full((100, 272), torch.nan, dtype=torch.bfloat16)
+    arrivals = torch.zeros(module.num_arrivals(272, 100, tile), dtype=torch.int32)
+    module.hopper_matmul(x, weight, out, tile, scales=scales, arrivals=arrivals)
+    torch.testing.assert_close(out.float(), small_matmul_ref(x, weight, scales=scales), atol=2e-2, rtol=2e-2)
