@@ -220,8 +220,10 @@ def main() -> None:
             index, task = owner.recv()
             pool.submit(compile_task, task).add_done_callback(partial(tell, index))
         except (EOFError, OSError, RuntimeError):  # the owner has gone, or a worker has
-            for worker in multiprocessing.active_children():
+            workers = multiprocessing.active_children()
+            for worker in workers:
                 worker.kill()
+            for worker in workers:  # which end beside each other
                 worker.join()
             os._exit(0)
 
