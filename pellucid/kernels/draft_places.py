@@ -29,7 +29,7 @@ class Behind:
     """The rows of a step, and behind what to go on.  block_sizes: tokens, per KV group."""
 
     slots: Tensor  # [B] int64
-    newest: Tensor  # [B] int64, the place of the newest token, at least n - 1
+    newest: Tensor  # [B] int64, the place of the newest token that is known
     token_ids: Tensor  # [slots, L] int32
     positions: Tensor  # [T] int64, of the step's tokens
     cu_seqlens_q: Tensor  # [B + 1] int32, whose they are
