@@ -200,8 +200,9 @@ def show(watch: Watch, began: float, ended: float, num_requests: int) -> None:
     inner = seconds["step"][: len(seconds["engine"])]
     seconds["outputs"] = [a - b for a, b in zip(inner, seconds["engine"], strict=True)]
     first, last = steady[2], steady[-2]
-    figures = {part: 1e6 * statistics.median(seconds[part][first:last]) for part in PARTS}
-    print("     " + "  ".join(f"{part} {micros:5.0f}" for part, micros in figures.items()) + "  us a step")
+    for name, summary in (("median", statistics.median), ("mean", statistics.mean), ("most", max)):
+        figures = {part: 1e6 * summary(seconds[part][first:last]) for part in PARTS}
+        print(f"{name:>6} " + "  ".join(f"{part} {micros:5.0f}" for part, micros in figures.items()))
 
 
 if __name__ == "__main__":

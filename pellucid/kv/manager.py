@@ -122,11 +122,14 @@ class KVManager:
     def grow(self, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]]:
         """Add the blocks that `num_tokens` tokens lack; `can_grow` must hold.  Returns (group, blocks)."""
         grown: list[tuple[int, list[int]]] = []
-        for group, (pool, size) in enumerate(zip(self.pools, self.block_sizes, strict=True)):
-            need = -(-num_tokens // size) - len(table.blocks[group])
+        for group, size in enumerate(self.block_sizes):
+            blocks = table.blocks[group]
+            need = -(-num_tokens // size) - len(blocks)
             if need > 0:
-                grown.append((group, [pool.take() for _ in range(need)]))
-                table.blocks[group] += grown[-1][1]
+                take = self.pools[group].take
+                new = [take() for _ in range(need)]
+                grown.append((group, new))
+                blocks += new
         self._measure(table)
         return grown
 
@@ -135,11 +138,13 @@ class KVManager:
         if not self.enable_prefix_caching:
             return
         self._hash(table, tokens)
-        for group, (pool, size) in enumerate(zip(self.pools, self.block_sizes, strict=True)):
-            blocks, digests = table.blocks[group], table.digests[size]
-            for i in range(table.num_published[group], num_tokens // size):
-                pool.publish(blocks[i], digests[i])
-            table.num_published[group] = max(table.num_published[group], num_tokens // size)
+        for group, size in enumerate(self.block_sizes):
+            num_full, num_published = num_tokens // size, table.num_published[group]
+            if num_full > num_published:
+                blocks, digests, pool = table.blocks[group], table.digests[size], self.pools[group]
+                for i in range(num_published, num_full):
+                    pool.publish(blocks[i], digests[i])
+                table.num_published[group] = num_full
         self._measure(table)
 
     def release(self, table: BlockTable) -> None:
@@ -216,8 +221,12 @@ class KVManager:
             hasher.extend(table.digests[size], tokens, table.root)
 
     def _measure(self, table: BlockTable) -> None:
-        sizes = self.block_sizes
-        table.capacity = min(len(blocks) * size for blocks, size in zip(table.blocks, sizes, strict=True))
+        capacity = publish_at = NEVER
+        for size, blocks, num_published in zip(
+            self.block_sizes, table.blocks, table.num_published, strict=True
+        ):
+            capacity = min(capacity, len(blocks) * size)
+            publish_at = min(publish_at, (num_published + 1) * size)
+        table.capacity = capacity
         if self.enable_prefix_caching:
-            full = zip(table.num_published, sizes, strict=True)
-            table.publish_at = min((num + 1) * size for num, size in full)
+            table.publish_at = publish_at

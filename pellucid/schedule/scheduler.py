@@ -160,7 +160,8 @@ class Scheduler:
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        self.settle()
+        if self._chorus is not None:
+            self._chorus.settle(None)  # for its tokens; nobody will find what it publishes
         updates = [seq.update(seq.take_untold()) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
@@ -567,6 +568,7 @@ class Scheduler:
 
     def clear_prefix_cache(self) -> None:
         """Forget every prefix.  Sequences that run keep their blocks, and go on publishing."""
+        self.settle()
         self.kv.clear()
 
     def _running(self) -> Iterable[Sequence]:
@@ -588,7 +590,8 @@ class Scheduler:
             num_ahead = num_planned - num_landed
             assert seq.num_planned + num_ahead == seq.num_computed + sum(mine), "upper bound"
             assert seq.num_inflight + num_ahead == len(mine), "rows in flight"
-            assert self.kv.is_private_from(seq.table, seq.first_write), "its next row writes a shared block"
+            first_write = seq.first_write + num_planned
+            assert self.kv.is_private_from(seq.table, first_write), "its next row writes a shared block"
         resting = {key: num_rows for key, (_, num_rows) in self._quarantine.items()}
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 PLAIN = ("pellucid.kernels.tiles",)  # without kernels, and with types that callers have already
+MOST_SECONDS = 300.0  # of a launch
 MAX_TURNS = 2_000_000  # of all threads of a launch
 
 
@@ -342,19 +343,27 @@ class Machine:
         if not self.threads:
             self.ended.set()
             return
-        while self.copies and self.rng.random() < 0.5:
-            self.copies.pop(self.rng.randrange(len(self.copies)))()
-        ready = self._ready()
-        while not ready and self.copies:
-            self.copies.pop(self.rng.randrange(len(self.copies)))()
+        try:
             ready = self._ready()
+        except BaseException as error:  # of a copy, for instance
+            self.error = self.error or error
+            ready = []
         if not ready:
             self.error = self.error or Deadlock(f"{len(self.threads)} threads wait for one another")
-            ready = self.threads
-        self.rng.choice(ready).turn.set()
+        self.rng.choice(self.threads if self.error else ready).turn.set()
 
     def _ready(self) -> list[Thread]:
-        return [thread for thread in self.threads if self.error is not None or thread.may_go_on()]
+        """Who may go on, when as many copies have ended as chance wants, or as it takes."""
+        while self.copies and self.rng.random() < 0.5:
+            self._end_copy()
+        ready = [thread for thread in self.threads if thread.may_go_on()]
+        while not ready and self.copies:
+            self._end_copy()
+            ready = [thread for thread in self.threads if thread.may_go_on()]
+        return ready
+
+    def _end_copy(self) -> None:
+        self.copies.pop(self.rng.randrange(len(self.copies)))()
 
 
 class Kernel:
@@ -385,7 +394,7 @@ class Kernel:
         for thread in threads:
             thread.start()
         machine.pass_on()
-        machine.ended.wait()
+        assert machine.ended.wait(MOST_SECONDS), "a launch does not end"
         if machine.error is not None:
             raise machine.error
 

@@ -57,6 +57,10 @@ FAULTS = {
     "copies do not wait for room": ("mbarrier.wait(empty.index(stage), phase ^ 1)", ""),
     "queries lie where results are": ("mbarrier.wait(q_empty.index(buffer), (round // 2 & 1) ^ 1)", ""),
     "fewer bytes are expected than come": ("GROUPS * ROWS * HEAD_DIM * 2", "GROUPS * ROWS * HEAD_DIM"),
+    "fewer bytes of keys": (
+        "mbarrier.expect(full, KEYS * HEAD_DIM * 2)",
+        "mbarrier.expect(full, KEYS * HEAD_DIM)",
+    ),
     "the future is seen": ("if start + KEYS > seen_by_all:", "if False:"),
     "what lies behind the end counts": ("if more & (seq_len - start < KEYS):", "if False:"),
     "pages behind the last one": ("gl.minimum(key + PART, (num_keys - 1) // PART * PART)", "key + PART"),

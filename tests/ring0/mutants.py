@@ -102,9 +102,10 @@ FAULTS: dict[str, list[Edit]] = {
     "5 a chorus settles without its rows in flight": [
         ("chorus", "seq.num_inflight += num_planned - num_landed", "seq.num_inflight += 0")
     ],
-    "3 a chorus lets a text lag behind": [
-        ("chorus", "            self.settle(kv)\n", "            self._unread = []\n")
+    "3 a chorus reads too late": [
+        ("chorus", "            self._read(index, kv)\n        if self", "            pass\n        if self")
     ],
+    "3 a chorus reads twice": [("chorus", "        self._num_read[index] = self._num_landed\n", "")],
     "5 one leaves a chorus with counts of old": [
         (
             "scheduler",
@@ -115,8 +116,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a chorus publishes what it has planned": [
         (
             "chorus",
-            "kv.publish(seq.table, seq.tokens, seq.num_computed)",
-            "kv.publish(seq.table, seq.tokens, seq.num_planned)",
+            "seq.num_computed + self._num_landed - self._settled_landed",
+            "seq.num_computed + self._num_planned - self._settled_landed",
         )
     ],
     "3 blocks without end": [

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pytest
+
 from pellucid.schedule.chorus import AHEAD
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
@@ -84,6 +88,21 @@ def test_one_that_leaves_takes_the_counts_of_its_rows_in_flight_with_it() -> Non
     updates = [scheduler.commit(plan, device.run(plan)) for plan in plans]
     assert [[update.request_id for update in each] for each in updates] == [["b"]] * 3
     scheduler.check([])
+
+
+def test_a_failure_while_it_reads_is_answered_all_the_same() -> None:
+    scheduler, device = make_scheduler(), Device()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, 5, max_tokens=40, is_quiet=True))
+    told = {"a": 0, "b": 0}
+    for _ in range(12):
+        for update in step(scheduler, device)[1]:
+            told[update.request_id] += len(update.new_token_ids)
+    with patch.object(scheduler.kv, "publish", side_effect=MemoryError), pytest.raises(MemoryError):
+        scheduler.settle()
+    for update in scheduler.fail_all("it failed"):
+        told[update.request_id] += len(update.new_token_ids)
+    assert told == {"a": 12, "b": 12}
 
 
 def test_a_stop_token_ends_one_of_them() -> None:

@@ -45,6 +45,7 @@ KERNELS: dict[str, Any] = {
     "pellucid.spec.ngram.prompt_lookup_ref": prompt_lookup,
     "pellucid.spec.passes.draft_places_ref": draft_places,
     "pellucid.sample.sampler.choose_draw": FusedDraw,
+    "pellucid.sample.noise._on_gpu": lambda numbers: True,
     "pellucid.models.build.choose_leaf": lambda device: FUSED,
     "pellucid.attention.triton.TritonAttention.supports": lambda spec, platform: None,
 }
