@@ -6,7 +6,7 @@ Plans carry counts and differences, never sampled token ids (but at admission). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from pellucid.types import SamplingParams, TokenLogprobs
@@ -86,8 +86,8 @@ class StepResult:
     @property
     def tokens(self) -> list[list[int]]:
         """Each row's new tokens."""
-        ids = iter(self.token_ids)
-        return [list(islice(ids, num)) for num in self.num_new]
+        ends = accumulate(self.num_new, initial=0)
+        return [self.token_ids[start:end] for start, end in pairwise(ends)]
 
     @property
     def has_extras(self) -> bool:

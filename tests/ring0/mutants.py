@@ -264,7 +264,11 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "8 a hit that ends within a block": [("manager", "max_tokens // self.unit * self.unit", "max_tokens")],
     "8 blocks counted in the first group only": [
-        ("manager", "table.capacity = min(", "table.capacity = next(")
+        (
+            "manager",
+            "capacity = min(capacity, len(blocks) * size)",
+            "capacity = len(table.blocks[0]) * self.block_sizes[0]",
+        )
     ],
     "9 noise depends on the step": [
         ("worker", "slot.seed, position, bits", "slot.seed + plan.id, position, bits")
