@@ -3,9 +3,9 @@
     python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--profile]
 
 All of the engine is real, the worker's host part included, but for the step on the device, which gives token
-7 to every row that samples.  Times of the parts are medians over the steps in which every request decodes and
-none ends; *before* is from the call of `generate` to the first plan's launch, *prompts* from there to the
-last chunk's, *decodes* to the last launch, and *after* from there to the return.
+7 to every row that samples.  Times of the parts are of the steps in which every request decodes and none
+ends; *before* is from the call of `generate` to the first plan's launch, *prompts* from there to the last
+chunk's, *decodes* to the last launch, and *after* from there to the return.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def profile(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams]) 
 
 
 def show(watch: Watch, began: float, ended: float, num_requests: int) -> None:
-    """One run on two lines."""
+    """One run: where its time goes, and the steps."""
     steady = [i for i, rows in enumerate(watch.num_rows) if rows == (num_requests, num_requests)]
     submits = watch.spans["submit"]
     chunks = [i for i, (rows, tokens) in enumerate(watch.num_rows) if tokens > rows]
@@ -202,7 +202,8 @@ def show(watch: Watch, began: float, ended: float, num_requests: int) -> None:
     first, last = steady[2], steady[-2]
     for name, summary in (("median", statistics.median), ("mean", statistics.mean), ("most", max)):
         figures = {part: 1e6 * summary(seconds[part][first:last]) for part in PARTS}
-        print(f"{name:>6} " + "  ".join(f"{part} {micros:5.0f}" for part, micros in figures.items()))
+        parts = "  ".join(f"{part} {micros:5.0f}" for part, micros in figures.items())
+        print(f"{name:>6}  {parts}  us a step")
 
 
 if __name__ == "__main__":
