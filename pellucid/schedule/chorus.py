@@ -79,7 +79,7 @@ class Chorus:
         if seq.table.capacity < seq.limit:
             last = self._num_planned + seq.table.capacity - self._planned(seq)
             together = last - last % AHEAD
-            self._short[together if together > self._num_planned or not last else last].append(seq)
+            self._short[together if together > self._num_planned else last].append(seq)
 
     def land(self, tokens: list[int], kv: KVManager) -> list[SeqUpdate] | None:
         """Take in a token for each; None if one of them may end a text."""
