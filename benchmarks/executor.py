@@ -45,7 +45,7 @@ class ClockWorker:
 
     def execute(self, plan: StepPlan) -> Done:
         self.arrivals.append(time.monotonic())
-        return Done(StepResult(plan_id=plan.id, tokens=[[1]] * len(plan.rows)))
+        return Done(StepResult(plan_id=plan.id, token_ids=[1] * len(plan.rows), num_new=[1] * len(plan.rows)))
 
     def arrival(self) -> float:
         return self.arrivals[-1]

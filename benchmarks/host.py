@@ -1,6 +1,6 @@
 """What the host does around a device: whole runs of `LLM.generate` on a device that answers at once.
 
-    python benchmarks/host.py [--requests N] [--input-len N] [--output-len N] [--model M] [--profile]
+    python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--profile]
 
 All of the engine is real, the worker's host part included, but for the step on the device, which gives token
 7 to every row that samples.  Times of the parts are medians over the steps in which every request decodes and
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--model", default="shape:qwen3-0.6b", help="one with a tokenizer makes text, too")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--ragged", type=int, default=0, help="most tokens by which prompts are shorter")
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="show where a run's time goes, too")
@@ -155,8 +156,9 @@ def main() -> None:
         max_num_batched_tokens=16_384,
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    size = (args.requests, args.input_len)
-    prompts = rng.integers(0, min(10_000, llm.llm_engine.vocab_size), size).tolist()
+    lengths = rng.integers(args.input_len - args.ragged, args.input_len, args.requests, endpoint=True)
+    vocab_size = min(10_000, llm.llm_engine.vocab_size)
+    prompts = [rng.integers(0, vocab_size, length).tolist() for length in lengths]
     sampling = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=args.output_len) for _ in prompts]
     if args.profile:
         profile(llm, prompts, sampling)

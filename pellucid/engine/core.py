@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from operator import attrgetter
 from typing import Any, Protocol
 
 from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
@@ -24,7 +23,6 @@ from pellucid.schedule.scheduler import HostBoundRow, Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
-num_query = attrgetter("num_query")
 POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or for a grammar
 
 
@@ -248,7 +246,7 @@ class Engine:
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
         self.scheduler.pace.took(self._clock.waited(since))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
-        self._sizes.add(sum(map(num_query, plan.rows)))
+        self._sizes.add(plan.num_tokens)
         updates += self.scheduler.commit(plan, result)
         self.xray.landed(plan, result)
         if self._check_invariants:

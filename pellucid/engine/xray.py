@@ -144,6 +144,7 @@ class LiveXRay:
 
     def _make_frame(self, now: float) -> Frame:
         scheduler = self._scheduler
+        scheduler.settle()
         running = scheduler.running()
         self._touch_passing()
         for group, board in enumerate(self._boards):
@@ -179,8 +180,8 @@ class LiveXRay:
             if num_rows > MOST_ROWS and steps:
                 break
             rows: Flat = []
-            for row, new in zip(plan.rows[:MOST_ROWS], result.tokens, strict=False):
-                rows += RowView(row.seq_id, row.num_query, row.num_draft, len(new))
+            for row, num_new in zip(plan.rows[:MOST_ROWS], result.num_new, strict=False):
+                rows += RowView(row.seq_id, row.num_query, row.num_draft, num_new)
             steps.append(StepView(plan.id, rows))
         return steps[::-1]
 

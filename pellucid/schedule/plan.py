@@ -6,6 +6,7 @@ Plans carry counts and differences, never sampled token ids (but at admission). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from pellucid.types import SamplingParams, TokenLogprobs
@@ -59,6 +60,7 @@ class StepPlan:
     committed: int  # newest plan whose result the host has seen; -1 is none
     num_propose: int = 0  # drafts wanted from this step
     rows: list[Row] = field(default_factory=list[Row])  # decodes first
+    num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])
     grown: list[Growth] = field(default_factory=list[Growth])
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
@@ -71,7 +73,8 @@ class StepResult:
     """What one plan yielded, on the host."""
 
     plan_id: int
-    tokens: list[list[int]]  # per row: 0 to 1+k new tokens
+    token_ids: list[int]  # the new ones of all rows, row by row
+    num_new: list[int]  # of these, each row's: 0 to 1+k
     # The dicts below are keyed by row index.
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
@@ -79,6 +82,12 @@ class StepResult:
     drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
     kv_done: list[object] = field(default_factory=list[object])
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each row's new tokens."""
+        ids = iter(self.token_ids)
+        return [list(islice(ids, num)) for num in self.num_new]
 
     @property
     def has_extras(self) -> bool:

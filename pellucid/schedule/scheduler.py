@@ -160,6 +160,7 @@ class Scheduler:
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
+        self.settle()
         updates = [seq.update(seq.take_untold()) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
@@ -225,14 +226,13 @@ class Scheduler:
         """If a plan has the same rows as the one before, and all that decode, the next ones are like it."""
         are_all = len(seqs) == len(self._decoding) and seqs == self._last
         if are_all and self.options.pp == 1 and not self.options.num_spec:
-            self._chorus = Chorus.form(seqs, rows, self.options.min_chorus)
+            self._chorus = Chorus.form(seqs, rows, self.options)
         self._last = seqs
 
     def _break_up(self) -> None:
         """From now on each sequence goes its own way."""
-        if self._chorus is not None:
-            self._chorus.settle()
-            self._chorus = None
+        self.settle()
+        self._chorus = None
 
     def _plan_decode(self, step: Step, seq: Sequence, kept: int) -> None:
         """A row, if there are blocks for it, that leaves `kept` tokens of the budget."""
@@ -447,12 +447,12 @@ class Scheduler:
         seqs, updates = self._inflight.popleft(), None
         if self._chorus is not None and seqs is self._chorus.seqs:
             if not result.has_extras:
-                updates = self._chorus.land(result.tokens, self.kv)
+                updates = self._chorus.land(result.token_ids, self.kv)
             if updates is None:
                 self._break_up()
         if updates is None:
             updates = self._commit_rows(seqs, plan, result)
-        self.counters.num_sampled_tokens += sum(map(len, result.tokens))
+        self.counters.num_sampled_tokens += len(result.token_ids)
         self._end_transfers(result.kv_done)
         return updates
 
@@ -539,6 +539,11 @@ class Scheduler:
         """Requests without a slot, those that wait for a load included."""
         return len(self._sequences) - self.num_running
 
+    def settle(self) -> None:
+        """Bring all sequences up to date: those of a chorus may be some steps behind."""
+        if self._chorus is not None:
+            self._chorus.settle(self.kv)
+
     def running(self) -> list[Sequence]:
         """Sequences in slots, oldest first."""
         return sorted(self._running(), key=lambda seq: seq.key)
@@ -569,8 +574,6 @@ class Scheduler:
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
-        if self._chorus is not None:
-            self._chorus.settle()
         self.kv.check([*(s.table.blocks for s in self._running()), *(t.blocks for t in self._transfers)])
         taken = [*(s.slot for s in self._running()), *(slot for slot, _ in self._quarantine.values())]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"
@@ -579,9 +582,12 @@ class Scheduler:
             queries.setdefault((row.seq_id, row.epoch), []).append(row.num_query)
         for seq in self._running():
             mine = queries.pop((seq.id, seq.epoch), [])
+            chorus = self._chorus
+            num_planned, num_landed = chorus.unsettled if chorus and seq in chorus.seqs else (0, 0)
             assert seq.status is Status.RUNNING, f"sequence {seq.id} runs, but is {seq.status}"
-            assert seq.num_planned == seq.num_computed + sum(mine), "upper bound"
-            assert seq.num_inflight == len(mine), "rows in flight"
+            num_ahead = num_planned - num_landed
+            assert seq.num_planned + num_ahead == seq.num_computed + sum(mine), "upper bound"
+            assert seq.num_inflight + num_ahead == len(mine), "rows in flight"
             assert self.kv.is_private_from(seq.table, seq.first_write), "its next row writes a shared block"
         resting = {key: num_rows for key, (_, num_rows) in self._quarantine.items()}
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"

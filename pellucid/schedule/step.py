@@ -21,6 +21,7 @@ class SchedulerOptions:
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
     min_chorus: int = 8  # plans that a chorus must last, or else it is not worth forming
+    most_unread: int = 64  # landings after which a chorus brings its sequences up to date
     # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
     choose_num_propose: Callable[[int], int] | None = None
 
@@ -100,6 +101,7 @@ class Step:
             committed=committed,
             num_propose=self.num_propose,
             rows=self.rows,
+            num_tokens=self.num_tokens,
             admitted=self.admitted,
             grown=self.grown,
             retired=retired,

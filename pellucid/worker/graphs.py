@@ -10,6 +10,7 @@ chunks have recordings of another kind (chunks.py).  Whatever is not recorded is
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ class StaticRows:
     def __init__(self, max_rows: int, num_query: int, spare: int, device: torch.device) -> None:
         self.max_rows, self.num_query, self.spare, self.device = max_rows, num_query, spare, device
         self._host = np.full(max_rows, spare, dtype=np.int64)
+        self._loaded: tuple[np.ndarray, int] | None = None  # what `load` was last asked for
         self._slots = torch.full((max_rows,), spare, dtype=torch.int64, device=device)
         self._num_query = torch.full_like(self._slots, num_query)
         self._num_drafts = torch.full_like(self._slots, num_query - 1)
@@ -132,6 +134,9 @@ class StaticRows:
 
     def load(self, slots: np.ndarray, num_rows: int) -> None:
         """Bring the rows' slots to the device, padded to `num_rows`, if they are not the last step's."""
+        if self._loaded is not None and slots is self._loaded[0] and num_rows == self._loaded[1]:
+            return
+        self._loaded = slots, num_rows
         wanted = np.full(num_rows, self.spare, dtype=np.int64)
         wanted[: len(slots)] = slots
         if not np.array_equal(wanted, self._host[:num_rows]):
@@ -181,6 +186,7 @@ class GraphLauncher(Generic[B, Y]):
         self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
         self._chunks = chunks
         self._recordings: dict[int, Recording[B, Y]] = {}  # by rows
+        self._sizes: list[int] = []  # of these, ascending
         self._begun: list[B] = []  # what the last replay of a forward has begun
         self._bits = eager.masks.room(static.max_rows * static.num_query)
 
@@ -219,11 +225,12 @@ class GraphLauncher(Generic[B, Y]):
         """The rows of the recording that serves this step, or at least its forward."""
         if counts.uniform_query != self.static.num_query or counts.num_propose != self.static.num_query - 1:
             return None
-        return min((n for n in self._recordings if n >= counts.num_rows), default=None)
+        place = bisect_left(self._sizes, counts.num_rows)
+        return self._sizes[place] if place < len(self._sizes) else None
 
     def _is_plain(self, counts: StepCounts) -> bool:
         """Does no row that samples ask for more than a temperature?"""
-        return not self.state.features_of(counts.slots[counts.num_sampled > 0]) & ~Feature.RANDOM
+        return not self.state.features_of(counts.sampled_slots) & ~Feature.RANDOM
 
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""
@@ -232,6 +239,7 @@ class GraphLauncher(Generic[B, Y]):
         self._capture([self.static.max_rows], only_largest=True)
         num_bytes = torch.cuda.memory_reserved() - before
         self._recordings.clear()
+        self._sizes.clear()
         self._begun.clear()
         if self._chunks is not None:
             num_bytes += self._chunks.kept_bytes()
@@ -249,6 +257,7 @@ class GraphLauncher(Generic[B, Y]):
         self.static.load(np.empty(0, dtype=np.int64), self.static.max_rows)
         for num_rows in sorted(sizes, reverse=True):
             self._recordings[num_rows] = self._record(record, num_rows)
+        self._sizes = sorted(self._recordings)
         if self._chunks is not None:
             self._chunks.capture(record, self.eager.step.finish, only_largest=only_largest)
         torch.cuda.empty_cache()  # of what ran before it was recorded

@@ -53,6 +53,11 @@ class StepCounts:
         return bool(self.num_sampled.any())
 
     @cached_property
+    def sampled_slots(self) -> np.ndarray:
+        """Of the rows that sample."""
+        return self.slots[self.num_sampled > 0]
+
+    @cached_property
     def has_chunks(self) -> bool:
         """Whether some row computes more than its last known token and the drafts behind it."""
         return bool((self.num_query > self.num_sampled).any())
@@ -128,8 +133,10 @@ class InputBuilder:
 
     def count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
         """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
-        if self._last is not None and self._last[0] == plan_rows and self._last[1].num_propose == num_propose:
-            return self._last[1]  # decodes all, the same as before: the slots have nothing to be told
+        if self._last is not None:
+            rows, counts = self._last
+            if (rows is plan_rows or rows == plan_rows) and counts.num_propose == num_propose:
+                return counts  # decodes all, the same as before: the slots have nothing to be told
         counts = self._count(plan_rows, num_propose)
         self._last = (plan_rows, counts) if (counts.num_sampled > 0).all() else None
         return counts

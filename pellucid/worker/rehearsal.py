@@ -118,7 +118,14 @@ def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int) -> StepP
         Row(-1 - slot, 0, slot, part.num_query, part.num_drafts, num_logits(part))
         for slot, part in enumerate(parts)
     ]
-    return StepPlan(id=-1, committed=-1, num_propose=resolved.num_spec, rows=rows, admitted=admitted)
+    return StepPlan(
+        id=-1,
+        committed=-1,
+        num_propose=resolved.num_spec,
+        rows=rows,
+        num_tokens=sum(part.num_query for part in parts),
+        admitted=admitted,
+    )
 
 
 def num_logits(part: Part) -> int:

@@ -65,7 +65,7 @@ class EmptyResult:
         self.plan_id = plan_id
 
     def result(self) -> StepResult:
-        return StepResult(plan_id=self.plan_id, tokens=[])
+        return StepResult(plan_id=self.plan_id, token_ids=[], num_new=[])
 
 
 class Reader(Protocol):
@@ -137,17 +137,21 @@ class PendingResult:
         places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
         tokens, num_new = tokens[places], num_new[places]
-        new_tokens: list[list[int]] = tokens.tolist()
-        if (num_new != tokens.shape[1]).any():
-            new_tokens = [row[:count] for row, count in zip(new_tokens, num_new.tolist(), strict=True)]
-        result = StepResult(plan_id=self.plan_id, tokens=new_tokens, num_late_compilations=self._late.num)
+        is_new = np.arange(tokens.shape[1]) < num_new[:, None]
+        result = StepResult(
+            plan_id=self.plan_id,
+            token_ids=tokens[is_new].tolist(),
+            num_new=num_new.tolist(),
+            num_late_compilations=self._late.num,
+        )
         if packed.has_drafts:
             drafts, *rest = rest
             rows = [row for row in self._counts.host_bound if num_new[row]]
             result.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
-            entries, counts = _entries(rest[:3]), num_new.tolist()
-            result.logprobs.update({row: entries[row][:count] for row, count in enumerate(counts) if count})
+            entries = _entries(rest[:3])
+            counts = enumerate(result.num_new)
+            result.logprobs.update({row: entries[row][:count] for row, count in counts if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
             num_scores = self._counts.num_scores

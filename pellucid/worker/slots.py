@@ -56,7 +56,8 @@ class Slots:
 
     def retire(self, slots: list[int]) -> None:
         """Mark slots dead.  A plan never has a row on a dead slot."""
-        self._alive[slots] = False
+        if slots:
+            self._alive[slots] = False
 
     def are_alive(self, slots: np.ndarray) -> np.ndarray:
         """Which of the slots are in use by the sequence that has last been admitted; [B] bool."""

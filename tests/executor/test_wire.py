@@ -67,6 +67,7 @@ PLAN = StepPlan(
     committed=39,
     num_propose=4,
     rows=[Row(2**40, 3, 255, 1, 0, 1), Row(8, 0, 2, 16384, 0, 16384)],
+    num_tokens=16385,
     admitted=[ADMISSION],
     grown=[Growth(3, 1, [70000, 2])],
     retired=[9, 10],
@@ -76,7 +77,8 @@ PLAN = StepPlan(
 ENTRY = TokenLogprobs([4, 9], [-0.25, float("-inf")], 1)
 RESULT = StepResult(
     plan_id=41,
-    tokens=[[1], [], [2, 3, 151643]],
+    token_ids=[1, 2, 3, 151643],
+    num_new=[1, 0, 3],
     logprobs={2: [ENTRY, ENTRY]},
     prompt_logprobs={1: [ENTRY]},
     drafts={0: [5, 6]},
@@ -142,7 +144,8 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
     )
     result = StepResult(
         plan_id=number(),
-        tokens=[numbers(6) for _ in range(rng.randrange(300))],
+        token_ids=numbers(600),
+        num_new=[rng.randrange(6) for _ in range(rng.randrange(300))],
         logprobs={number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]},
     )
     assert decode(encode(plan)) == plan

@@ -47,7 +47,11 @@ class ToyWorker:
             what, rank = str(item).split()
             self.happen(what, is_here=int(rank) == self.seat.rank)
         num_tokens = sum(len(admission.token_ids) for admission in plan.admitted)
-        return Done(StepResult(plan_id=plan.id, tokens=[[num_tokens] for _ in plan.rows]))
+        return Done(
+            StepResult(
+                plan_id=plan.id, token_ids=[num_tokens for _ in plan.rows], num_new=[1 for _ in plan.rows]
+            )
+        )
 
     def happen(self, what: str, *, is_here: bool) -> None:
         if what in ("stop", "sleep"):  # within a collective, in which the others wait

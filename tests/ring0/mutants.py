@@ -99,6 +99,12 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a chorus gets no blocks": [("chorus", "self._short.pop(self._num_planned, ())", "()")],
     "3 a chorus goes on past an end": [("chorus", "if self._num_planned == self._num_plans:", "if False:")],
     "3 a chorus overlooks a stop": [("chorus", "if not self._stop_token_ids.isdisjoint", "if () and")],
+    "5 a chorus settles without its rows in flight": [
+        ("chorus", "seq.num_inflight += num_planned - num_landed", "seq.num_inflight += 0")
+    ],
+    "3 a chorus lets a text lag behind": [
+        ("chorus", "            self.settle(kv)\n", "            self._unread = []\n")
+    ],
     "5 one leaves a chorus with counts of old": [
         (
             "scheduler",
@@ -109,8 +115,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a chorus publishes what it has planned": [
         (
             "chorus",
-            "+ self._num_landed - self._settled_landed\n",
-            "+ self._num_planned - self._settled_landed\n",
+            "kv.publish(seq.table, seq.tokens, seq.num_computed)",
+            "kv.publish(seq.table, seq.tokens, seq.num_planned)",
         )
     ],
     "3 blocks without end": [
@@ -270,7 +276,9 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "10 too long is not answered": [("scheduler", "if prompt_len >= longest:", "if False:")],
     "10 a dead worker is not noticed": [("core", "updates += self._die(error)", "pass")],
-    "10 death answers nobody": [("core", "return self.scheduler.fail_all(self.error)", "return []")],
+    "10 death answers nobody": [
+        ("core", "return compiling + self.scheduler.fail_all(self.error)", "return []")
+    ],
     "10 who comes after death waits for ever": [
         ("core", "        if self.error is not None:\n", "        if False:\n")
     ],

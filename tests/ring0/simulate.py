@@ -235,6 +235,7 @@ class Simulation:
             num_spec=worker.num_spec,
             policy=config.policy,
             min_chorus=1,
+            most_unread=3,
             watermark=config.watermark,
             choose_num_propose=(lambda _: self.rng.randint(0, worker.num_spec))
             if config.vary_drafts

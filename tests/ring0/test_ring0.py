@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pellucid.types import FinishReason
+from tests.ring0.mutants import EQUIVALENT, FAULTS, MODULES, source_of
 from tests.ring0.simulate import Config, Simulation, random_requests, run
 from tests.ring0.worker import TREES, WorkerConfig
 
@@ -108,3 +109,9 @@ def test_a_broken_law_is_noticed(name: str) -> None:
     command = [sys.executable, "-m", "tests.ring0.mutants", "100", name]
     report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert report.returncode == 0 and report.stdout.startswith("caught"), report.stdout + report.stderr
+
+
+def test_every_mutant_still_finds_what_it_changes() -> None:
+    edits = [edit for each in (FAULTS | EQUIVALENT).values() for edit in each]
+    lost = [(module, old) for module, old, _ in edits if source_of(MODULES[module]).count(old) != 1]
+    assert not lost

@@ -291,7 +291,7 @@ class ToyExecutor:
         """The last stage: forward, logits, sample or verify, propose."""
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
-        result = StepResult(plan_id=plan.id, tokens=[], kv_done=self.connector.report())
+        result = StepResult(plan_id=plan.id, token_ids=[], num_new=[], kv_done=self.connector.report())
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]
@@ -299,12 +299,13 @@ class ToyExecutor:
             if scores:
                 result.prompt_logprobs[i] = scores
             if not slot.samples(row, start):
-                result.tokens.append([])
+                result.num_new.append(0)
                 continue
             assert row.num_logits > row.num_draft, "a row samples, but asks for no logits"
             bits = (flight.masks or {}).get(i)
             learned.append(self.verify(plan, row, slot, hidden[i], bits))
-            result.tokens.append(list(learned[-1].tokens))
+            result.token_ids.extend(learned[-1].tokens)
+            result.num_new.append(len(learned[-1].tokens))
             if slot.sampling.logprobs is not None:
                 result.logprobs[i] = learned[-1].logprobs
             if bits is not None:

@@ -25,6 +25,7 @@ def make_request(
     grammar: str | None = None,
     sampling: SamplingParams | None = None,
     eos: tuple[int, ...] = (),
+    is_quiet: bool = False,
 ) -> Request:
     """A prompt given by its length has tokens that no other request has."""
     own = sum(map(ord, id)) * 1000
@@ -36,6 +37,7 @@ def make_request(
         arrival=arrival,
         grammar=grammar,
         eos_token_ids=eos,
+        is_quiet=is_quiet,
     )
 
 
@@ -78,7 +80,7 @@ class Device:
         for new in plan.admitted:
             self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
             self.computed[new.slot] = new.num_computed
-        result = StepResult(plan_id=plan.id, tokens=[])
+        result = StepResult(plan_id=plan.id, token_ids=[], num_new=[])
         for index, row in enumerate(plan.rows):
             start = self.computed[row.slot]
             end = start + row.num_query - row.num_draft
@@ -93,7 +95,8 @@ class Device:
                 scores = [TokenLogprobs([p + 1], [0.0], 1) for p in range(first, first + num_entries)]
                 result.prompt_logprobs[index] = scores
             self.computed[row.slot] = end + max(0, len(new) - 1)
-            result.tokens.append(new)
+            result.token_ids.extend(new)
+            result.num_new.append(len(new))
         return result
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pellucid.schedule.chorus import AHEAD
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import FinishReason
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
 STOP = 77
+MOST_UNREAD = make_scheduler().options.most_unread
 
 
 def scheduler_with(*names: str, max_tokens: int = 40) -> Scheduler:
@@ -17,13 +19,45 @@ def scheduler_with(*names: str, max_tokens: int = 40) -> Scheduler:
     return scheduler
 
 
-def test_its_plans_share_their_rows_and_give_each_a_block_when_it_needs_one() -> None:
-    scheduler, device = scheduler_with("a", "b"), Device()
+def test_its_plans_share_their_rows_and_give_blocks_to_all_at_once_ahead_of_need() -> None:
+    scheduler, device = scheduler_with("a", "b", max_tokens=3 * AHEAD), Device()
     for _ in range(3):
         step(scheduler, device)
-    plans = [step(scheduler, device)[0] for _ in range(2 * BLOCK)]
+    plans = [step(scheduler, device)[0] for _ in range(2 * AHEAD)]
     assert all(plan.rows is plans[0].rows for plan in plans) and len(plans[0].rows) == 2
-    assert [len(plan.grown) for plan in plans].count(2) == 2, "two tables, two blocks each"
+    grown = [plan.grown for plan in plans if plan.grown]
+    assert len(grown) == 2 and all(len({growth.slot for growth in each}) == 2 for each in grown)
+
+
+def test_without_blocks_to_spare_each_gets_one_when_it_needs_it() -> None:
+    num_tokens = 5 + AHEAD + BLOCK
+    scheduler, device = make_scheduler(num_blocks=2 * -(-num_tokens // BLOCK)), Device()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, 5, max_tokens=num_tokens - 5))
+    assert {len(new) for new in run_to_end(scheduler, device).values()} == {num_tokens - 5}
+    assert scheduler.counters.num_preemptions == 0
+
+
+def test_long_texts_are_whole_and_their_blocks_are_published_on_the_way() -> None:
+    scheduler, device = make_scheduler(max_model_len=1000, num_blocks=500), Device()
+    scheduler.add(make_request("a", 5, max_tokens=3 * MOST_UNREAD))
+    for _ in range(2 * MOST_UNREAD):
+        step(scheduler, device)
+    (seq,) = scheduler.running()
+    assert len(seq.tokens) > MOST_UNREAD and seq.table.num_published[0] * BLOCK > MOST_UNREAD - BLOCK
+    scheduler.settle()
+    assert len(seq.tokens) == 5 + 2 * MOST_UNREAD == seq.num_computed + 1
+    assert seq.tokens[5:] == [device.next_token(seq.id, position) for position in range(5, len(seq.tokens))]
+    update = scheduler.abort("a")
+    assert update is not None and scheduler.num_running == 0
+
+
+def test_a_failure_answers_with_all_that_has_landed() -> None:
+    scheduler, device = make_scheduler(), Device()
+    scheduler.add(make_request("a", 5, max_tokens=40, is_quiet=True))
+    updates = [update for _ in range(12) for update in step(scheduler, device)[1]]
+    updates += scheduler.fail_all("it failed")
+    assert sum(len(update.new_token_ids) for update in updates) == 12
 
 
 def test_an_arrival_is_admitted_at_once_and_sings_along_later() -> None:

@@ -1,0 +1,131 @@
+"""Kernels for Hopper GPUs, against their references, on a CPU that plays one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.paged_attention import LOG2_E
+from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
+from pellucid.kernels.small_matmul import Scales, small_matmul_ref
+from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
+from tests.attention.paged import make_rows
+from tests.kernels.emulator import emulated
+from tests.kernels.test_attention_kernels import paged
+
+LENGTHS = [[(1, 1), (65, 65), (200, 330)], [(130, 600), (3, 64), (129, 129)]]  # queries, keys
+
+
+def attend(
+    lengths: list[tuple[int, int]],
+    head_dim: int,
+    heads: tuple[int, int],
+    *edits: tuple[str, str],
+    **how: int,
+) -> None:
+    """Attend with the kernel, and compare."""
+    module = emulated("hopper_prefill", *edits, **how)
+    shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
+    rows = make_rows(lengths, **shape, spare_columns=0)
+    view = paged(rows, rows.fwd.max_query)
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, queries_per_tile(heads[0] // heads[1])))
+    out = torch.full_like(rows.q, torch.nan)
+    scales = {"scale": rows.scale * LOG2_E, "v_scale": 1.0}
+    module.hopper_prefill(rows.q, rows.kv_cache, view, tiles=tiles, **scales, out=out)
+    torch.testing.assert_close(out.flatten(1).double(), rows.expected(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("heads", [(2, 2), (8, 2)], ids=str)
+def test_prompt_chunks_match(lengths: list[tuple[int, int]], head_dim: int, heads: tuple[int, int]) -> None:
+    attend(lengths, head_dim, heads)
+
+
+RELEASE = "mbarrier.arrive(k_empty.index(stage), pred=more)"
+WAIT = "scores = warpgroup_mma_wait(1, deps=[scores])"
+FAULTS = {
+    "scores before there are keys": (
+        "mbarrier.wait(k_full.index(stage), step // K_STAGES & 1, pred=more)",
+        "",
+    ),
+    "keys go while they are used": (f"{WAIT}\n            {RELEASE}", f"{RELEASE}; {WAIT}"),
+    "nobody says that keys may go": (RELEASE, ""),
+    "copies do not wait for room": ("mbarrier.wait(empty.index(stage), phase ^ 1)", ""),
+    "queries lie where results are": ("mbarrier.wait(q_empty.index(buffer), (round // 2 & 1) ^ 1)", ""),
+    "fewer bytes are expected than come": ("GROUPS * ROWS * HEAD_DIM * 2", "GROUPS * ROWS * HEAD_DIM"),
+    "the future is seen": ("if start + KEYS > seen_by_all:", "if False:"),
+    "what lies behind the end counts": ("if more & (seq_len - start < KEYS):", "if False:"),
+    "pages behind the last one": ("gl.minimum(key + PART, (num_keys - 1) // PART * PART)", "key + PART"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_would_be_noticed(fault: tuple[str, str]) -> None:
+    old, new = fault
+    lengths = [(20, 20)] * 4 + [(200, 330), (130, 650)]
+    with pytest.raises(AssertionError):
+        for seed in range(4):
+            attend(lengths, 64, (2, 2), (old, new), num_multiprocessors=1, seed=seed)
+
+
+def operands(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """x and weight, such that results are about 1."""
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, num_in, generator=generator)
+    weight = torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+    return [each.to(dtype) for each in (x, weight)]
+
+
+@pytest.mark.parametrize("tile", [Persistent(128, 16), Persistent(192, 2)], ids=str)
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(300, 1056, 200), (500, 512, 448)], ids=str)
+def test_gated_products_of_prompts_match(tile: Persistent, act: str, shape: tuple[int, int, int]) -> None:
+    module = emulated("persistent_matmul")
+    x, weight = operands(*shape)
+    out = torch.full((len(x), len(weight) // 2), torch.nan, dtype=x.dtype)
+    module.persistent_matmul(x, weight, out, tile, act=act)
+    expected = small_matmul_ref(x, weight, act=act)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+TILES = [Wgmma(64, 64, 1, 8), Wgmma(64, 128, 4, 8), Wgmma(128, 128, 2, 6), Wgmma(192, 128, 1, 4)]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("act", [None, "silu"])
+def test_products_of_few_rows_match(tile: Wgmma, act: str | None) -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=64)
+    x, weight = operands(tile.rows + 5, 272, 1096)
+    bias = torch.randn(272).to(x.dtype)
+    out = torch.full((len(x), 272 // 2 if act else 272), torch.nan, dtype=x.dtype)
+    arrivals = torch.zeros(module.num_arrivals(272, len(x), tile), dtype=torch.int32)
+    module.hopper_matmul(x, weight, out, tile, bias=bias, act=act, arrivals=arrivals)
+    assert not arrivals.any()
+    expected = small_matmul_ref(x, weight, bias=bias, act=act)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("tile", [Gemv(8, 256, 4), Gemv(2, 1024, 4)], ids=str)
+@pytest.mark.parametrize("act", [None, "silu"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_products_of_single_rows_match(tile: Gemv, act: str | None, num_rows: int) -> None:
+    module = emulated("small_matmul")
+    x, weight = operands(num_rows, 36, 1096)
+    out = torch.full((len(x), 36 // 2 if act else 36), torch.nan, dtype=x.dtype)
+    module.small_matmul(x, weight, out, tile, act=act)
+    expected = small_matmul_ref(x, weight, act=act)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_fp8_products_of_few_rows_match() -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=64)
+    tile, scales = Wgmma(128, 128, 2, 6), Scales(weight=torch.rand(272) + 0.5, x=torch.rand(100) + 0.5)
+    x, weight = (each.to(torch.float8_e4m3fn) for each in operands(100, 272, 1104))
+    out = torch.full((100, 272), torch.nan, dtype=torch.bfloat16)
+    arrivals = torch.zeros(module.num_arrivals(272, 100, tile), dtype=torch.int32)
+    module.hopper_matmul(x, weight, out, tile, scales=scales, arrivals=arrivals)
+    torch.testing.assert_close(out.float(), small_matmul_ref(x, weight, scales=scales), atol=2e-2, rtol=2e-2)
