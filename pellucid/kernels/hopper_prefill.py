@@ -9,15 +9,16 @@ the TMA unit, as far ahead as there is room.  Two groups of four warps multiply,
 and both with the same keys.  A group's products and its softmax overlap: it makes one tile's weights while
 the next tile's keys are multiplied, and finds that tile's maximum while the values of the one are; what
 remains of the tensor cores the other group has.  Programs go from item to item, a tile of queries and a KV
-head each, so that what an item needs is copied while the one before it ends.  Where there is much to do, they
-go on to other heads together, and find keys and values in the L2 cache.
+head each, as prefill_plan.py has planned, so that what an item needs is copied while the one before it ends.
+Where items are few, programs share some: each gives what it has made of its keys to the program with the
+newest ones, by way of memory.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
 Reaches on an H200, bfloat16, head dim 128, in bursts: 618 TFLOP/s for a prompt of 16,384 tokens and 423 for
 sixteen of 1,024 with 16 heads on 8; 572 for four of 4,096 and 585 for 2,048 tokens behind 6,000 with 32 on 8;
-at the power limit 530 for two of 8,000.  With all heads at once keys and values overflow the L2 cache, which
-cost an older form of this kernel 5 to 8 % there.
+at the power limit 530 for two of 8,000: an older form, in which all items were whole.  With all heads at once keys and values overflow the L2 cache, which
+cost a still older one 5 to 8 % there.
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
