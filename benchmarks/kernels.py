@@ -26,12 +26,8 @@ from torch.nn import functional as F
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.own_products import OwnProducts, choices_for
 from pellucid.kernels.paged_attention import PagedRows
-from pellucid.kernels.prefill_attention import (
-    longest_first,
-    prefill_attention,
-    prefill_tiles,
-    queries_per_tile,
-)
+from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.sample import draw
@@ -175,7 +171,7 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     out = torch.empty_like(q)
     tile_queries = queries_per_tile(case.heads[0] // case.heads[1])
     tiles = torch.from_numpy(prefill_tiles([q for q, _ in case.lens], tile_queries)).cuda()
-    tiles = longest_first(tiles, views[0])
+    tiles = PromptTiles(tiles, views[0], tile_queries)
     scale = HEAD_DIM**-0.5
 
     def launch(rows: PagedRows) -> Callable[[], object]:

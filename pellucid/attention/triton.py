@@ -23,6 +23,7 @@ from pellucid.transfer import upload
 
 if TYPE_CHECKING:
     from pellucid.kernels.paged_attention import PagedRows, TreeRows
+    from pellucid.kernels.prefill_plan import PromptTiles
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -51,18 +52,14 @@ class TritonAttention:
         from pellucid.kernels.decode_attention import decode_attention
         from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.paged_attention import PagedRows, TreeRows
-        from pellucid.kernels.prefill_attention import (
-            longest_first,
-            prefill_attention,
-            prefill_tiles,
-            queries_per_tile,
-        )
+        from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+        from pellucid.kernels.prefill_plan import PromptTiles
         from pellucid.kernels.qkv_rope import qkv_rope
 
         self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
-        self.prefill_tiles, self.longest_first = prefill_tiles, longest_first
+        self.prefill_tiles, self.prompt_tiles = prefill_tiles, PromptTiles
         self.queries_per_tile = queries_per_tile
         self.paged_rows, self.tree_rows = PagedRows, TreeRows
 
@@ -143,7 +140,7 @@ class TritonAttention:
             positions=fwd.positions, ancestors=fwd.tree.ancestors, first_drafts=fwd.tree.first_drafts[rows]
         )
 
-    def tiles(self, step: TritonMetadata, fwd: ForwardInput, group_size: int) -> Tensor:
+    def tiles(self, step: TritonMetadata, fwd: ForwardInput, group_size: int) -> PromptTiles:
         """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""
         if group_size not in step.tiles:
             tile_queries = self.queries_per_tile(group_size)
@@ -153,7 +150,7 @@ class TritonAttention:
                 tiles = upload(
                     self.prefill_tiles(step.long_query_lens, tile_queries), step.slot_mapping.device
                 )
-            step.tiles[group_size] = self.longest_first(tiles, step.long)
+            step.tiles[group_size] = self.prompt_tiles(tiles, step.long, tile_queries)
         return step.tiles[group_size]
 
 
@@ -165,4 +162,4 @@ class TritonMetadata:
     short: PagedRows  # decodes and verifications
     long: PagedRows  # prompt chunks
     long_query_lens: list[int]  # on the host
-    tiles: dict[int, Tensor] = field(default_factory=dict)  # by query heads a KV head
+    tiles: dict[int, PromptTiles] = field(default_factory=dict)  # by query heads a KV head

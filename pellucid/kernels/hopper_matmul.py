@@ -44,8 +44,10 @@ from pellucid.kernels.hopper_prefill import (
     barrier,
     boxes_of,
     copy_box,
+    in_fragments,
     is_hopper,
     num_multiprocessors,
+    out_of_fragments,
 )
 from pellucid.kernels.silu_mul import gate
 from pellucid.kernels.small_matmul import Scales
@@ -234,19 +236,6 @@ def copy_steps(
 
 
 @gluon.jit
-def in_fragments(y, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
-    """y [LINES, ROWS] of the tensor cores as [warps, numbers], of which a thread holds four in a row."""
-    parts = y.reshape([4, 2, 8, ROWS // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4, ROWS * 16])
-    return gl.convert_layout(parts, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def out_of_fragments(parts, ROWS: gl.constexpr):
-    """The opposite."""
-    return parts.reshape([4, ROWS // 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5)).reshape([LINES, ROWS])
-
-
-@gluon.jit
 def rounded(y, dtype: gl.constexpr):
     """y, float32, in dtype; two numbers at a time, since one alone takes as long as its exponential."""
     if dtype == gl.bfloat16:
@@ -352,7 +341,7 @@ def multiply_steps(
         FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
         warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
         number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
-        y = in_fragments(y, ROWS, FRAGMENTS)
+        y = in_fragments(y, ROWS)
         share = number // (SHARE * 16)
         is_others = (share != split) & (row + share * SHARE < num_rows)
         gl.store(partials + split * (LINES * ROWS) + warp + number, y, mask=is_others)

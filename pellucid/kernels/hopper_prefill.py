@@ -9,15 +9,16 @@ the TMA unit, as far ahead as there is room.  Two groups of four warps multiply,
 and both with the same keys.  A group's products and its softmax overlap: it makes one tile's weights while
 the next tile's keys are multiplied, and finds that tile's maximum while the values of the one are; what
 remains of the tensor cores the other group has.  Programs go from item to item, a tile of queries and a KV
-head each, so that what an item needs is copied while the one before it ends.  Where there is much to do, they
-go on to other heads together, and find keys and values in the L2 cache.
+head each, as prefill_plan.py has planned, so that what an item needs is copied while the one before it ends.
+Where items are few, programs share some: each gives what it has made of its keys to the program with the
+newest ones, by way of memory.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
 Reaches on an H200, bfloat16, head dim 128, in bursts: 618 TFLOP/s for a prompt of 16,384 tokens and 423 for
 sixteen of 1,024 with 16 heads on 8; 572 for four of 4,096 and 585 for 2,048 tokens behind 6,000 with 32 on 8;
-at the power limit 530 for two of 8,000.  With all heads at once keys and values overflow the L2 cache, which
-cost an older form of this kernel 5 to 8 % there.
+at the power limit 530 for two of 8,000.  All this is of an older form, whose items were whole.  With all
+heads at once keys and values overflow the L2 cache, which cost a still older one 5 to 8 % there.
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
@@ -41,14 +42,28 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.prefill_plan import (
+    BEGIN_AT,
+    END_AT,
+    FLAGS_AT,
+    HEAD_AT,
+    KEYS,
+    LENGTH_AT,
+    PARTS_AT,
+    POSITION_AT,
+    PROGRAM_FIELDS,
+    QUERIES_AT,
+    SEGMENT_FIELDS,
+    TOKEN_AT,
+    PromptTiles,
+    room_for_parts,
+)
 
 ROWS = gl.constexpr(64)  # packed rows of a group of warps: queries times heads
-KEYS = gl.constexpr(128)  # of a tile
 PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled lines of 128 bytes hold
 K_STAGES = gl.constexpr(2)  # tiles of keys on their way or in use
 V_STAGES = gl.constexpr(3)  # tiles of values: each is in use for longer
 GROUPS = gl.constexpr(2)
-MIN_ROUNDS = 3  # of items, before programs go on to other heads
 
 # Triton 3.6 has these under other names than later versions.
 barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
@@ -67,42 +82,10 @@ def seen_as(parts, num: gl.constexpr, lines: gl.constexpr, width: gl.constexpr):
 
 
 @gluon.jit
-def num_rounds(batch):
-    """Items of this program."""
-    _, _, _, num_items, _ = batch
-    width, program = gl.num_programs(0), gl.program_id(0)
-    whole = num_items // width
-    last = whole * width + gl.where(whole % 2 == 0, program, width - 1 - program)
-    return whole + (last < num_items).to(gl.int32)
-
-
-@gluon.jit
-def item_of(round, rounds, batch, NUM_KV_HEADS: gl.constexpr):
-    """What a program takes in a round: back and forth, so that all programs get long tiles and short ones.
-
-    Some heads after others, whose keys and values the L2 cache then holds for all tiles; from the shortest
-    tile to the longest and back, and at last to the shortest, so that programs end together.  Behind the last
-    round, that of the last one.  Returns (KV head, row, first query of the tile).
-    """
-    tiles_ptr, _, _, num_items, heads = batch
-    width, program = gl.num_programs(0), gl.program_id(0)
-    round = gl.minimum(round, rounds - 1)
-    item = round * width + gl.where(round % 2 == 0, program, width - 1 - program)
-    num_tiles = num_items // NUM_KV_HEADS
-    section, item = item // (num_tiles * heads), item % (num_tiles * heads)
-    descends = (NUM_KV_HEADS // heads - section) % 2 == 1
-    tile = gl.where(descends, item // heads, num_tiles - 1 - item // heads)
-    return section * heads + item % heads, gl.load(tiles_ptr + tile * 2), gl.load(tiles_ptr + tile * 2 + 1)
-
-
-@gluon.jit
-def row_of(row, first_query, batch, TILE_QUERIES: gl.constexpr):
-    """(first token of the row, one behind the tile's last query, keys before the row's queries, tokens)."""
-    _, seq_lens_ptr, cu_seqlens_q_ptr, _, _ = batch
-    first_token = gl.load(cu_seqlens_q_ptr + row)
-    num_query = gl.load(cu_seqlens_q_ptr + row + 1) - first_token
-    seq_len = gl.load(seq_lens_ptr + row)
-    return first_token, gl.minimum(first_query + TILE_QUERIES, num_query), seq_len - num_query, seq_len
+def work_of(plan_ptr):
+    """This program's (first segment, a pointer; number of segments)."""
+    at = plan_ptr + gl.program_id(0) * PROGRAM_FIELDS
+    return plan_ptr + gl.load(at), gl.load(at + 1)
 
 
 @gluon.jit
@@ -139,7 +122,7 @@ def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STA
 
 @gluon.jit
 def copy_tiles(
-    parts, bars, batch, queries, lines, block_table_ptr, block_table_stride,
+    parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
     NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: all tiles of this program, in the order in which they are used."""
@@ -148,20 +131,17 @@ def copy_tiles(
     VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
     q_parts, k_parts, v_parts = parts
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    rounds = num_rounds(batch)
+    segment, rounds = work_of(plan_ptr)
     step = 0
-    # Loads run ahead, since nothing else hides them: the next item's row, and the item after that.
-    kv_head, row, first_query = item_of(0, rounds, batch, NUM_KV_HEADS)
-    next_head, next_row, next_query = item_of(1, rounds, batch, NUM_KV_HEADS)
-    first_token, end_query, prefix, _ = row_of(row, first_query, batch, QUERIES * GROUPS)
-    num_tiles = (prefix + end_query + KEYS - 1) // KEYS
+    # Loads run ahead, since nothing else hides them.
+    row, kv_head, first_token, num_keys, begin, end = what_to_copy(segment)
     line, other = lines_of(
-        num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+        end - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
         NUM_KV_HEADS, BLOCK_SIZE,
     )  # fmt: skip
     for round in range(rounds):
-        next_token, next_end, next_prefix, _ = row_of(next_row, next_query, batch, QUERIES * GROUPS)
-        later_head, later_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
+        segment += gl.where(round + 1 < rounds, SEGMENT_FIELDS, 0)
+        next_row, next_head, next_token, next_keys, next_begin, next_end = what_to_copy(segment)
         buffer = round % 2
         mbarrier.wait(q_empty.index(buffer), (round // 2 & 1) ^ 1)
         mbarrier.expect(q_full.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
@@ -169,13 +149,13 @@ def copy_tiles(
             for split in gl.static_range(SPLITS):
                 copy_box(
                     queries,
-                    [first_token + first_query + group * QUERIES, kv_head * GROUP_SIZE, split * PART],
+                    [first_token + group * QUERIES, kv_head * GROUP_SIZE, split * PART],
                     q_full.index(buffer),
                     q_parts.index((buffer * GROUPS + group) * SPLITS + split),
                 )
-        for tile in range(num_tiles - 1, -1, -1):
+        for tile in range(end - 1, begin - 1, -1):
             next_line, next_other = lines_of(
-                tile - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+                tile - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
                 NUM_KV_HEADS, BLOCK_SIZE,
             )  # fmt: skip
             copy_tile(lines, line, other, k_parts, (k_full, k_empty), step, HEAD_DIM, K_STAGES)
@@ -184,25 +164,46 @@ def copy_tiles(
             )
             line, other = next_line, next_other
             step += 1
-        kv_head, row, first_token, first_query = next_head, next_row, next_token, next_query
-        end_query, prefix = next_end, next_prefix
-        next_head, next_row, next_query = later_head, later_row, later_query
-        num_tiles = (prefix + end_query + KEYS - 1) // KEYS
+        row, kv_head, first_token, num_keys = next_row, next_head, next_token, next_keys
+        begin, end = next_begin, next_end
         line, other = lines_of(
-            num_tiles - 1, row, kv_head, prefix + end_query, block_table_ptr, block_table_stride,
+            end - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
             NUM_KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
 
 
 @gluon.jit
+def what_to_copy(segment):
+    """Of a segment: row, KV head, first token, keys that its last query sees, and the range of its tiles."""
+    num_keys = gl.load(segment + QUERIES_AT) + gl.load(segment + POSITION_AT)
+    row, kv_head, first_token = gl.load(segment), gl.load(segment + HEAD_AT), gl.load(segment + TOKEN_AT)
+    return row, kv_head, first_token, num_keys, gl.load(segment + BEGIN_AT), gl.load(segment + END_AT)
+
+
+@gluon.jit
+def what_to_attend(segment, is_there):
+    """Of a segment: position of the first query, tokens of the row, number of its tiles, end of the newest.
+
+    Behind the last segment there is a tile for nobody.
+    """
+    position = gl.load(segment + POSITION_AT, mask=is_there, other=0)
+    seq_len = gl.load(segment + LENGTH_AT, mask=is_there, other=0)
+    begin, end = (
+        gl.load(segment + BEGIN_AT, mask=is_there, other=0),
+        gl.load(segment + END_AT, mask=is_there, other=1),
+    )
+    return position, seq_len, end - begin, end * KEYS
+
+
+@gluon.jit
 def attend_tiles(
-    tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
-    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
+    tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
+    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its half of the queries of all tiles of this program.
 
     In each step weights are made of one tile's scores while the next tile's keys are multiplied, and the next
-    tile's maximum is found while the values of the one are.  So an item ends in the first step of the next
+    tile's maximum is found while the values of the one are.  So a segment ends in the first step of the next
     one, and behind the last one comes a step for nobody.
     """
     QUERIES: gl.constexpr = ROWS // GROUP_SIZE
@@ -212,30 +213,24 @@ def attend_tiles(
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP_SIZE
-    rounds = num_rounds(batch)
-    kv_head, row, first_query = item_of(0, rounds, batch, NUM_KV_HEADS)
-    next_head, next_row, next_query = item_of(1, rounds, batch, NUM_KV_HEADS)
-    first_token, end_query, prefix, seq_len = row_of(row, first_query, batch, QUERIES * GROUPS)
-    ended_head, ended_token, ended_query, ended_end = 0, 0, 0, 0
+    segment, rounds = work_of(plan_ptr)
     none = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     exponents = none
     accumulator = gl.zeros([ROWS, HEAD_DIM], gl.float32, RESULT)
     maximum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     total, shrink = maximum, maximum
     step = 0
-    previous = 0  # tile of the item
+    previous = 0  # tile of the segment
     for round in range(rounds + 1):
-        next_token, next_end, next_prefix, next_len = row_of(next_row, next_query, batch, QUERIES * GROUPS)
-        later_head, next_row, later_query = item_of(round + 2, rounds, batch, NUM_KV_HEADS)
         more = round < rounds
+        first_position, seq_len, num_tiles, end = what_to_attend(segment, more)
         buffer = round % 2
         q = q_tiles.index(buffer * GROUPS + GROUP)
-        position = prefix + first_query + query
-        seen_by_all = prefix + first_query + GROUP * QUERIES + 1
-        num_tiles = gl.where(more, (prefix + end_query + KEYS - 1) // KEYS, 1)
+        position = first_position + query
+        seen_by_all = first_position + GROUP * QUERIES + 1
         mbarrier.wait(q_full.index(buffer), round // 2 & 1, pred=more)
         for tile in range(num_tiles):
-            start = (num_tiles - 1 - tile) * KEYS
+            start = end - (tile + 1) * KEYS
             is_first = tile == 0
             stage, before = step % K_STAGES, (step + V_STAGES - 1) % V_STAGES
             mbarrier.wait(k_full.index(stage), step // K_STAGES & 1, pred=more)
@@ -251,6 +246,7 @@ def attend_tiles(
             if start + KEYS > seen_by_all:
                 key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
                 scores = gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+            ended_maximum = maximum
             # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
             maximum = gl.where(is_first, -1.0e30, maximum)
             higher = gl.maximum(maximum, gl.max(scores, 1))
@@ -261,45 +257,116 @@ def attend_tiles(
             mbarrier.arrive(v_empty.index(before), pred=step > 0)
             if is_first:
                 if round > 0:
-                    factor = gl.convert_layout(v_scale / total, gl.SliceLayout(1, RESULT))
-                    write(
-                        accumulator * factor[:, None], q_tiles.index((1 - buffer) * GROUPS + GROUP),
-                        q_empty.index(1 - buffer), (ended_head, ended_token, ended_query, ended_end),
-                        out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEAD_DIM,
-                    )  # fmt: skip
+                    ended, empty = segment - SEGMENT_FIELDS, q_empty.index(1 - buffer)
+                    parts = gl.load(ended + PARTS_AT)
+                    if parts < 0:
+                        give(accumulator, ended_maximum, total, -1 - parts, plan_ptr, room_ptr, GROUP)
+                        mbarrier.arrive(empty)
+                    else:
+                        if parts > 0:
+                            accumulator, total = take(
+                                accumulator, ended_maximum, total, parts, plan_ptr, room_ptr, scale, GROUP
+                            )  # fmt: skip
+                            exponents = none  # who takes has ended: nobody needs them
+                        write(
+                            accumulator, v_scale / total, q_tiles.index((1 - buffer) * GROUPS + GROUP), empty,
+                            ended, out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEAD_DIM,
+                        )  # fmt: skip
                 if more & (seq_len - start < KEYS):
                     mbarrier.wait(v_full.index(step % V_STAGES), step // V_STAGES & 1)
                     clear(v_parts, step % V_STAGES, seq_len - start, HEAD_DIM)
-                ended_head, ended_token, ended_query, ended_end = kv_head, first_token, first_query, end_query
             total = gl.where(is_first, 0.0, total)
             accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
             previous = tile
             step += 1
-        kv_head, first_token, first_query, end_query = next_head, next_token, next_query, next_end
-        prefix, seq_len, next_head, next_query = next_prefix, next_len, later_head, later_query
+        segment += SEGMENT_FIELDS
+
+
+@gluon.jit
+def give(result, maximum, total, program, plan_ptr, room_ptr, GROUP: gl.constexpr):
+    """Leave a program's part of an item, maxima and sums of weights [ROWS] to the one that takes it."""
+    numbers, statistics = room_of(program, room_ptr, GROUP, result.shape[1])
+    gl.store(numbers, in_fragments(result, result.shape[1]))
+    gl.store(statistics, maximum)
+    gl.store(statistics + ROWS, total)
+    # All of this group's threads have stored before one of them reports.
+    barrier()
+    gl.atomic_add(plan_ptr + program * PROGRAM_FIELDS + FLAGS_AT + GROUP, 1, sem="release")
+
+
+@gluon.jit
+def take(result, maximum, total, num_parts, plan_ptr, room_ptr, scale, GROUP: gl.constexpr):
+    """A part of an item with those that programs before this one give: (sum of values, of weights)."""
+    RESULT: gl.constexpr = result.type.layout
+    for i in range(num_parts):
+        program = gl.program_id(0) - 1 - i
+        numbers, statistics = room_of(program, room_ptr, GROUP, result.shape[1])
+        flag = plan_ptr + program * PROGRAM_FIELDS + FLAGS_AT + GROUP
+        while gl.atomic_add(flag, 0, sem="acquire") == 0:
+            pass
+        barrier()
+        gl.store(flag, 0)
+        others = gl.load(statistics, cache_modifier=".cg")
+        weight = gl.load(statistics + ROWS, cache_modifier=".cg")
+        part = out_of_fragments(gl.load(numbers, cache_modifier=".cg"), result.shape[1])
+        part = gl.convert_layout(part, RESULT, assert_trivial=True)
+        higher = gl.maximum(maximum, others)
+        mine, theirs = gl.exp2((maximum - higher) * scale), gl.exp2((others - higher) * scale)
+        total = total * mine + weight * theirs
+        maximum = higher
+        mine = gl.convert_layout(mine, gl.SliceLayout(1, RESULT))[:, None]
+        theirs = gl.convert_layout(theirs, gl.SliceLayout(1, RESULT))[:, None]
+        result = result * mine + part * theirs
+    return result, total
+
+
+@gluon.jit
+def room_of(program, room_ptr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Where a program leaves a part: (sum of values, in fragments; maxima, and ROWS on sums of weights)."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    WARP: gl.constexpr = ROWS * HEAD_DIM // 4
+    part = program * GROUPS + GROUP
+    at = part * (4 * WARP) + gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * WARP
+    at += gl.arange(0, WARP, gl.SliceLayout(0, FRAGMENTS))[None, :]
+    statistics = gl.num_programs(0) * (GROUPS * 4 * WARP) + part * (2 * ROWS)
+    return room_ptr + at, room_ptr + statistics + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+
+
+@gluon.jit
+def in_fragments(y, WIDTH: gl.constexpr):
+    """y [64, WIDTH] of the tensor cores as [warps, numbers], of which a thread holds four in a row."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    parts = y.reshape([4, 2, 8, WIDTH // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4, WIDTH * 16])
+    return gl.convert_layout(parts, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def out_of_fragments(parts, WIDTH: gl.constexpr):
+    """The opposite."""
+    return parts.reshape([4, WIDTH // 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5)).reshape([ROWS, WIDTH])
 
 
 @gluon.jit
 def write(
-    result, by_way_of, empty, at, out_ptr, out_token_stride,
+    result, factor, by_way_of, empty, segment, out_ptr, out_token_stride,
     GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
-    """Write an item's result [ROWS, HEAD_DIM], by way of where its queries were: so threads write lines.
-
-    at: (KV head, first token of the row, first query, one behind the last).
-    """
+    """Write result [ROWS, HEAD_DIM] times factor [ROWS], by way of where the queries were: thus in lines."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    kv_head, first_token, first_query, end_query = at
+    kv_head, first_token = gl.load(segment + HEAD_AT), gl.load(segment + TOKEN_AT)
+    num_queries = gl.load(segment + QUERIES_AT)
+    result = result * gl.convert_layout(factor, gl.SliceLayout(1, result.type.layout))[:, None]
     by_way_of.store(result.to(by_way_of.dtype))
     result = by_way_of.load(LINES)
     fence_async_shared()
     mbarrier.arrive(empty)
     packed = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
     dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINES))
-    query = first_query + GROUP * (ROWS // GROUP_SIZE) + packed // GROUP_SIZE
+    query = GROUP * (ROWS // GROUP_SIZE) + packed // GROUP_SIZE
     line = (first_token + query).to(gl.int64) * out_token_stride
     line = line + (kv_head * GROUP_SIZE + packed % GROUP_SIZE) * HEAD_DIM
-    gl.store(out_ptr + line[:, None] + dim[None, :], result, mask=(query < end_query)[:, None])
+    gl.store(out_ptr + line[:, None] + dim[None, :], result, mask=(query < num_queries)[:, None])
 
 
 @gluon.jit
@@ -321,35 +388,25 @@ def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
     barrier()
 
 
-# Views of a step's tensors, whose alignment changes with the rows before them: not a variant each.
-STEADY = ["block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr"]
-
-
-@gluon.jit(
-    do_not_specialize=["num_items", "heads_at_once", "block_table_stride"],
-    do_not_specialize_on_alignment=STEADY,
-)
+@gluon.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["block_table_ptr"])
 def hopper_prefill_kernel(
     queries,  # descriptor of [T, N, H], in boxes [queries, G, PART]
     lines,  # descriptor of the cache as lines of one token and head, in boxes [PART, PART]
     out_ptr,
-    tiles_ptr,
+    plan_ptr,  # as prefill_plan.py makes it
+    room_ptr,  # for what is given: [programs, GROUPS, ROWS * H] and [programs, GROUPS, 2, ROWS]
     block_table_ptr,
-    seq_lens_ptr,
-    cu_seqlens_q_ptr,
     scale,
     v_scale,
     out_token_stride,
     block_table_stride,
-    num_items,
-    heads_at_once,  # a divisor of NUM_KV_HEADS
     NUM_KV_HEADS: gl.constexpr,
     GROUP_SIZE: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
-    """One program a multiprocessor; an item is a tile of queries and a KV head."""
+    """One program a multiprocessor."""
     let_next_start(DEPENDENT)
     SPLITS: gl.constexpr = HEAD_DIM // PART
     dtype: gl.constexpr = lines.dtype
@@ -380,19 +437,18 @@ def hopper_prefill_kernel(
     wait(DEPENDENT)
     parts, tiles = (q_parts, k_parts, v_parts), (q_tiles, k_tiles, v_tiles)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_items, heads_at_once)
     gl.warp_specialize(
         [
             (attend_tiles, (
-                tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(0), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
+                tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
+                gl.constexpr(0), GROUP_SIZE, HEAD_DIM,
             )),
             (attend_tiles, (
-                tiles, bars, batch, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(1), NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM,
+                tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
+                gl.constexpr(1), GROUP_SIZE, HEAD_DIM,
             )),
             (copy_tiles, (
-                parts, bars, batch, queries, lines, block_table_ptr, block_table_stride,
+                parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
                 NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, BLOCK_SIZE,
             )),
         ],
@@ -421,7 +477,7 @@ def hopper_prefill(
     kv_cache: Tensor,
     rows: PagedRows,
     *,
-    tiles: Tensor,
+    tiles: PromptTiles,
     scale: float,
     v_scale: float,
     out: Tensor,
@@ -429,22 +485,18 @@ def hopper_prefill(
     """prefill_attention, for what `hopper_takes`.  scale: to base 2, with that of the keys."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     group_size = q.shape[1] // num_kv_heads
-    num_items = tiles.shape[0] * num_kv_heads
-    width = min(num_items, num_multiprocessors(q.device))
+    width = num_multiprocessors(q.device)
     hopper_prefill_kernel[(width,)](
         boxes_of(q, [ROWS.value // group_size, group_size, PART.value]),
         boxes_of(kv_cache.view(-1, head_dim), [PART.value, PART.value]),
         out,
-        tiles,
+        tiles.plan(num_kv_heads, width),
+        room_for_parts(width * GROUPS.value * ROWS.value * (head_dim + 2), q.device),
         rows.block_table,
-        rows.seq_lens,
-        rows.cu_seqlens_q,
         scale,
         v_scale,
         out.stride(0),
         rows.block_table.stride(0),
-        num_items,
-        heads_at_once(num_items, num_kv_heads, width),
         NUM_KV_HEADS=num_kv_heads,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
@@ -453,14 +505,6 @@ def hopper_prefill(
         **dependent(),
     )
     return out
-
-
-def heads_at_once(num_items: int, num_kv_heads: int, width: int) -> int:
-    """KV heads whose items programs take together: few, but enough to give each program some of them."""
-    heads = num_kv_heads
-    while heads % 2 == 0 and num_items * heads >= 2 * MIN_ROUNDS * width * num_kv_heads:
-        heads //= 2
-    return heads
 
 
 def boxes_of(x: Tensor, box: list[int]) -> TensorDescriptor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.hopper_prefill import STEADY, hopper_prefill, hopper_takes
+from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
     SHARED_MEMORY,
@@ -34,9 +34,9 @@ from pellucid.kernels.paged_attention import (
     paged_attention_ref,
     tree_arguments,
 )
+from pellucid.kernels.prefill_plan import STEADY, PromptTiles
 
 PACKED_ROWS = 128  # of a tile: queries times heads
-KEYS_ALIKE = 128  # tiles whose numbers of keys differ by less count as equally long
 
 prefill_attention_ref = paged_attention_ref
 
@@ -54,18 +54,6 @@ def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
         for start in reversed(range(0, length, tile_queries))
     ]
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
-
-
-def longest_first(tiles: Tensor, rows: PagedRows) -> Tensor:
-    """Sort tiles [num_tiles, 2] on the device by the keys they see, which evens out the end of the kernel.
-
-    Tiles of a row that see about as many stay together, and find their keys in the L2 cache.
-    """
-    row, first_query = tiles.unbind(1)
-    num_query = rows.cu_seqlens_q.diff()
-    num_keys = (rows.seq_lens - num_query)[row] + first_query
-    order = torch.argsort(num_keys // KEYS_ALIKE, descending=True, stable=True)
-    return tiles[order]
 
 
 def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
@@ -86,7 +74,7 @@ def prefill_attention(
     kv_cache: Tensor,
     rows: PagedRows,
     *,
-    tiles: Tensor,
+    tiles: PromptTiles,
     scale: float,
     window: int | None = None,
     k_scale: float = 1.0,
@@ -95,14 +83,15 @@ def prefill_attention(
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
-    tiles: prefill_tiles of these rows with queries_per_tile(N // K), on the device.  window: keys a query
+    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query
     sees, itself included.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on
     the host.
     """
     check_operands(q, kv_cache, rows)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
-    if tiles.shape[0] == 0:
+    num_tiles = len(tiles.tiles)
+    if num_tiles == 0:
         return out
     if window is None and hopper_takes(q, kv_cache, rows):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
@@ -111,12 +100,12 @@ def prefill_attention(
     dim_padded = triton.next_power_of_2(head_dim)
     tile = keys_per_tile(block_size, q.dtype)
     padded = max(PACKED_ROWS, triton.next_power_of_2(group_size))
-    prefill_kernel[(num_kv_heads, tiles.shape[0])](
+    prefill_kernel[(num_kv_heads, num_tiles)](
         q,
         kv_cache,
         cache_lines(kv_cache, tile) if kv_cache.dtype == q.dtype and dim_padded == head_dim else None,
         out,
-        tiles,
+        tiles.longest_first(),
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
@@ -160,7 +149,7 @@ def has_tma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-STEP_POINTERS = STEADY + ["positions_ptr", "ancestors_ptr", "first_drafts_ptr"]
+STEP_POINTERS = STEADY + ["block_table_ptr", "positions_ptr", "ancestors_ptr", "first_drafts_ptr"]
 
 
 @triton.jit

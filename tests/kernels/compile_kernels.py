@@ -33,6 +33,7 @@ from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
+from pellucid.kernels.prefill_plan import plan_kernel
 from pellucid.kernels.prompt_lookup import BLOCK as LOOKED_AT
 from pellucid.kernels.prompt_lookup import prompt_lookup_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
@@ -46,13 +47,21 @@ from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_ke
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPE = torch.bfloat16
-POINTERS = {"block_table_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "tiles_ptr", "first_drafts_ptr"} | {
+POINTERS = {
+    "plan_ptr",
+    "block_table_ptr",
+    "seq_lens_ptr",
+    "cu_seqlens_q_ptr",
+    "tiles_ptr",
+    "first_drafts_ptr",
+} | {
     *("arrivals_ptr", "tokens_ptr", "part_tokens_ptr", "token_ids_ptr", "input_ids_ptr"),
     *("cu_seqlens_ptr", "logit_inputs_ptr", "table_ptr", "rows_ptr"),
     *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr", "taken_ptr", "fed_ptr"),
 }
 PARTIAL = {
     "partial_ptr",
+    "room_ptr",
     "statistics_ptr",
     "rope_ptr",
     "values_ptr",
@@ -335,6 +344,8 @@ def compile_hopper_prefill() -> None:
         types |= {"lines": f"tensordesc<bf16{[part, part]},{layouts[1]!r}>"}
         size = compiled_size(hopper_prefill_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_prefill_kernel {head_dim}x{group_size} {size}\n")
+    size = shared_memory(plan_kernel, "", {"PROGRAMS": 256}, num_warps=4)
+    sys.stdout.write(f"plan_kernel 256 {size}\n")
 
 
 def compile_hopper_matmul() -> None:

@@ -25,6 +25,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 PLAIN = ("pellucid.kernels.tiles",)  # without kernels, and with types that callers have already
@@ -169,6 +170,9 @@ class Pointer:
         return Pointer(self.memory, self.at + tensor_of(other))
 
     __radd__ = __add__
+
+    def __sub__(self, other: object) -> Pointer:
+        return self + Value(-tensor_of(other))
 
     def __getitem__(self, index: Any) -> Pointer:
         return Pointer(self.memory, self.at[index])
@@ -737,5 +741,8 @@ def emulated(name: str, *edits: tuple[str, str], num_multiprocessors: int = 3, s
     with replaced_modules(stand_ins(seed)):
         sys.modules[spec.name] = module
         exec(compile(source, spec.origin, "exec"), module.__dict__)
+    # Of modules that are Triton's, whose constants are, too.
+    constants = {name: value for name, value in vars(module).items() if isinstance(value, tl.constexpr)}
+    module.__dict__.update({name: constexpr(value.value) for name, value in constants.items()})
     module.__dict__["num_multiprocessors"] = lambda _: num_multiprocessors
     return module

@@ -22,15 +22,15 @@ from pellucid.kernels.decode_attention import (
     padded_queries,
     tile_for,
 )
-from pellucid.kernels.hopper_prefill import MIN_ROUNDS, heads_at_once, hopper_takes
+from pellucid.kernels.hopper_prefill import hopper_takes
 from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
-    longest_first,
     prefill_attention,
     prefill_attention_ref,
     prefill_tiles,
     queries_per_tile,
 )
+from pellucid.kernels.prefill_plan import PromptTiles, longest_first
 from tests.attention.paged import Rows, make_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,11 +73,15 @@ def decode(rows: Rows, max_query: int) -> Tensor:
 
 def prefill(rows: Rows) -> Tensor:
     view = paged(rows, rows.fwd.max_query)
-    tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1])
-    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
     out = torch.full_like(rows.q, torch.nan)
     how = {"scale": rows.scale, "window": rows.window}
-    return prefill_attention(rows.q, rows.kv_cache, view, tiles=tiles, **how, out=out)
+    return prefill_attention(rows.q, rows.kv_cache, view, tiles=tiles_of(rows, view), **how, out=out)
+
+
+def tiles_of(rows: Rows, view: PagedRows) -> PromptTiles:
+    tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1])
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
+    return PromptTiles(tiles, view, tile_queries)
 
 
 def reference(rows: Rows) -> Tensor:
@@ -188,8 +192,7 @@ def test_an_fp8_cache_is_read_with_its_scales(dtype: torch.dtype, window: int | 
         if lens is VERIFICATIONS:
             decode_attention(rows.q, cache, view, **how, out=out)
         else:
-            tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, queries_per_tile(2))).to(DEVICE)
-            prefill_attention(rows.q, cache, view, tiles=tiles, **how, out=out)
+            prefill_attention(rows.q, cache, view, tiles=tiles_of(rows, view), **how, out=out)
         expected = decode_attention_ref(rows.q, cache, view, **how)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
 
@@ -366,19 +369,6 @@ def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int],
     assert_matches_reference(prefill(long), long)
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 6, 8])
-def test_few_heads_are_taken_at_once_where_there_is_much_to_do(num_kv_heads: int) -> None:
-    heads = [heads_at_once(rounds * 132, num_kv_heads, 132) for rounds in range(1, 100)]
-    assert heads[0] == num_kv_heads
-    assert heads == sorted(heads, reverse=True)
-    assert all(num_kv_heads % n == 0 for n in heads)
-    assert all(
-        n == num_kv_heads or rounds * n / num_kv_heads >= MIN_ROUNDS
-        for rounds, n in enumerate(heads, start=1)
-    )
-    assert heads[-1] == num_kv_heads // (num_kv_heads & -num_kv_heads)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -387,10 +377,12 @@ def test_few_heads_are_taken_at_once_where_there_is_much_to_do(num_kv_heads: int
 def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads: tuple[int, int]) -> None:
     lens = [(20, 20), (9, 130), (64, 64), (128, 128), (300, 1000), (63, 129), (130, 257), (1500, 1500)]
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": dtype}
-    rows = make_rows(lens * 3, **shape, device="cuda")
-    if not hopper_takes(rows.q, rows.kv_cache, paged(rows, 1500)):
-        pytest.skip("no Hopper GPU")
-    assert_matches_reference(prefill(rows), rows)
+    few = [(130, 4000)], [(512, 4512)], [(1, 3000), (700, 700)], [(40, 40)] * 20, [(1200, 6000), (9, 10_000)]
+    for batch in (lens * 3, *few):
+        rows = make_rows(batch, **shape, device="cuda")
+        if not hopper_takes(rows.q, rows.kv_cache, paged(rows, 1500)):
+            pytest.skip("no Hopper GPU")
+        assert_matches_reference(prefill(rows), rows)
 
 
 @pytest.mark.gpu

@@ -8,13 +8,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.kernels import prefill_plan
 from pellucid.kernels.paged_attention import LOG2_E
 from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
+from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
 from tests.attention.paged import make_rows
 from tests.kernels.emulator import emulated
 from tests.kernels.test_attention_kernels import paged
+from tests.kernels.test_prefill_plan import is_cut, programs_of
 
 LENGTHS = [[(1, 1), (65, 65), (200, 330)], [(130, 600), (3, 64), (129, 129)]]  # queries, keys
 
@@ -31,10 +34,13 @@ def attend(
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
     rows = make_rows(lengths, **shape, spare_columns=0)
     view = paged(rows, rows.fwd.max_query)
-    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, queries_per_tile(heads[0] // heads[1])))
+    tile_queries = queries_per_tile(heads[0] // heads[1])
+    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries))
     out = torch.full_like(rows.q, torch.nan)
     scales = {"scale": rows.scale * LOG2_E, "v_scale": 1.0}
-    module.hopper_prefill(rows.q, rows.kv_cache, view, tiles=tiles, **scales, out=out)
+    module.hopper_prefill(
+        rows.q, rows.kv_cache, view, tiles=PromptTiles(tiles, view, tile_queries), **scales, out=out
+    )
     torch.testing.assert_close(out.flatten(1).double(), rows.expected(), atol=2e-2, rtol=2e-2)
 
 
@@ -43,6 +49,21 @@ def attend(
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2)], ids=str)
 def test_prompt_chunks_match(lengths: list[tuple[int, int]], head_dim: int, heads: tuple[int, int]) -> None:
     attend(lengths, head_dim, heads)
+
+
+@pytest.mark.parametrize("lengths", [[(70, 900)], [(130, 1300)]], ids=str)
+@pytest.mark.parametrize("heads", [(2, 1), (8, 2)], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_prompt_chunks_of_few_items_match(
+    lengths: list[tuple[int, int]], heads: tuple[int, int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs then take parts of items, and some take what others give."""
+    monkeypatch.setattr(prefill_plan, "CUT", 0)
+    plans = []
+    plan = PromptTiles.plan
+    monkeypatch.setattr(PromptTiles, "plan", lambda *args: plans.append(plan(*args)) or plans[-1])
+    attend(lengths, 64, heads, num_multiprocessors=7, seed=seed)
+    assert is_cut(programs_of(plans[0], 7)), "all items are whole"
 
 
 RELEASE = "mbarrier.arrive(k_empty.index(stage), pred=more)"
