@@ -52,6 +52,7 @@ class ForwardInput:
     slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset of each token
     logits_index: Tensor  # [S] int64, tokens whose logits are sampled
     tree: TreeMask | None = None  # None: drafts are a chain, and all is causal
+    all_wanted: bool = True  # else nobody reads hidden states but those whose logits are sampled
 
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row
@@ -73,6 +74,12 @@ class ForwardInput:
     def num_rows(self) -> int:
         return self.slots.shape[0]
 
+    def wanted(self, x: Tensor) -> Tensor:
+        """Of x [T, D] the rows that are read behind the last layer: all, or [S, D], but one at least."""
+        if self.all_wanted:
+            return x
+        return self.sampled(x) if len(self.logits_index) else x[:1]
+
     def sampled(self, x: Tensor) -> Tensor:
-        """Of x [T, D] the rows whose logits are sampled, [S, D]."""
+        """Of x, all rows [T, D] or those that are `wanted`, the ones whose logits are sampled, [S, D]."""
         return x if len(self.logits_index) == len(x) else x[self.logits_index]

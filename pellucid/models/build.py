@@ -38,7 +38,10 @@ class BuiltModel:
     weight_bytes: int  # on this device, before repacking
 
     def run(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D].  `fwd` stays as it is: another model may have planned its attention there."""
+        """Hidden states [T, D], or of the tokens that are wanted.
+
+        `fwd` stays as it is: another model may have planned its attention there.
+        """
         attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
         return self.model(replace(fwd, attn=attn))
 

@@ -100,6 +100,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, cfg: DecoderConfig, b: Builder, index: int) -> None:
         super().__init__()
         dim, heads = cfg.hidden_size, cfg.heads
+        self.is_last = index == cfg.num_layers - 1
         self.input_norm = b.norm("input_layernorm", dim, cfg.rms_norm_eps)
         a = b.at("self_attn")
         self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias, norm=self.input_norm)
@@ -121,8 +122,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor | Unsummed, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
-        x = self.o(self.attention(self.qkv(x, fwd), fwd), fwd)
-        x, stream = self.post_norm(x, stream)
+        attended = self.attention(self.qkv(x, fwd), fwd)
+        if self.is_last:  # each token is on its own from here on, and most of a prompt's have done their part
+            attended, stream = fwd.wanted(attended), fwd.wanted(stream)
+        x, stream = self.post_norm(self.o(attended, fwd), stream)
         return self.mlp(x, fwd), stream
 
     @staticmethod
@@ -160,7 +163,7 @@ class Decoder(nn.Module):
         return key
 
     def forward(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D] of this step's tokens, behind the last norm."""
+        """Hidden states [T, D] of this step's tokens, or of those that are wanted, behind the last norm."""
         x, residual = self.embed(fwd.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, fwd)

@@ -27,7 +27,7 @@ class Model(Protocol):
         ...
 
     def __call__(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D]."""
+        """Hidden states [T, D], or of the tokens that are wanted."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -83,8 +83,7 @@ def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
             if batch.features & READ_TEXT:
                 _write(known, fwd.slots, passes.drawn(i - 1), chain[-1].tokens)
         hidden = drafter.built.run(step)
-        last = hidden.view(fwd.num_rows, -1, hidden.shape[-1])[:, -1]
-        logits = drafter.built.model.logits(last.contiguous())
+        logits = drafter.built.model.logits(step.sampled(hidden))
         chain.append(drafter.draw(logits, replace(batch, positions=passes.drawn(i)), known.token_ids))
     probs = [drawn.probs for drawn in chain if drawn.probs is not None]
     return Drafts(

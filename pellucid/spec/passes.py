@@ -65,6 +65,7 @@ class Passes:
             seq_lens=places.seq_lens[index],
             slot_mappings=places.slot_mappings[index],
             logits_index=places.logits_index[kind],
+            all_wanted=False,
             tree=None,
             query_lens=[num_query] * self.fwd.num_rows,
             max_query=num_query,

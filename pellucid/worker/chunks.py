@@ -247,7 +247,7 @@ class ChunkForward(Forward):
     def __init__(
         self, forward: Forward, *, weight_bytes: int, max_tokens: int, max_rows: int, num_drafts: int = 0
     ) -> None:
-        super().__init__(forward.model, forward.backend, forward.inputs)
+        super().__init__(forward.model, forward.backend, forward.inputs, needs=forward.needs)
         longest = min(self.slots.max_len, max_tokens, int(WORTH_RECORDING / weight_bytes))
         self.shapes, self.num_drafts = chunk_shapes(longest, max_rows, num_drafts), num_drafts
         self._recordings: dict[ChunkShape, ChunkRecording] = {}
@@ -267,11 +267,13 @@ class ChunkForward(Forward):
             return torch.cat((x[:num_decodes], chunked))
 
         step.fwd.taps.update({name: without_padding(tap) for name, tap in padded.fwd.taps.items()})
-        return step, without_padding(hidden)
+        if step.fwd.all_wanted:
+            return step, without_padding(hidden)
+        return step, hidden[: counts.num_sampled.sum()]  # padding's are the last
 
     def step(self, counts: StepCounts) -> Packed | None:
         """Replay a step whose rows sample with nothing but a temperature; None: there is no recording."""
-        if counts.num_propose != self.num_drafts or counts.num_scores.any():
+        if counts.num_propose != self.num_drafts:
             return None
         if (found := self.find(counts)) is None:
             return None
@@ -282,7 +284,7 @@ class ChunkForward(Forward):
 
     def find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
         """The smallest recording with room for the step, and the step's decodes; None: there is none."""
-        if not self._recordings or counts.uniform_query is not None:
+        if not self._recordings or counts.uniform_query is not None or counts.num_scores.any():
             return None
         is_longer = (counts.num_query > 1) | (self.num_drafts > 0)
         num_decodes = int(is_longer.argmax()) if is_longer.any() else counts.num_rows
@@ -306,9 +308,15 @@ class ChunkForward(Forward):
         if not self.shapes:
             return 0
         step, hidden = self._recordings[self.shapes[0]].first()
-        by_token = sum(x.nbytes // len(x) for x in (hidden, *step.fwd.taps.values()))
+        per_hidden = hidden.nbytes // len(hidden)
+        per_token = sum(tap.nbytes // len(tap) for tap in step.fwd.taps.values())
         tables = sum(table.nbytes for table in step.fwd.block_tables)
-        return sum(by_token * shape.num_tokens + tables for shape in self.shapes[1:])
+
+        def kept(shape: ChunkShape) -> int:
+            num_hidden = shape.num_tokens if step.fwd.all_wanted else shape.num_logits
+            return per_hidden * num_hidden + per_token * shape.num_tokens + tables
+
+        return sum(map(kept, self.shapes[1:]))
 
     def forget(self) -> None:
         """Give the recordings up."""

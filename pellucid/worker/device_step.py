@@ -19,7 +19,7 @@ from pellucid.sample.grammar import Constrain, unconstrained
 from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Known, Proposer
+from pellucid.spec.base import Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput, StepRows
 from pellucid.worker.results import Packed, pack
@@ -29,7 +29,7 @@ class Model(Protocol):
     """What a model file offers."""
 
     def __call__(self, fwd: ForwardInput) -> Tensor:
-        """Hidden states [T, D]."""
+        """Hidden states [T, D], or of the tokens that are wanted."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -37,14 +37,18 @@ class Model(Protocol):
         ...
 
 
-Begun = tuple[StepInput, Tensor]  # a step whose forward has run: its input, and hidden states [T, D]
+Begun = tuple[StepInput, Tensor]  # a step whose forward has run: its input, and the hidden states wanted
 
 
 class Forward:
     """The model on what the slots hold."""
 
-    def __init__(self, model: Model, backend: AttentionBackend, inputs: InputBuilder) -> None:
+    def __init__(
+        self, model: Model, backend: AttentionBackend, inputs: InputBuilder, *, needs: Needs
+    ) -> None:
+        """needs: what the proposer wants to see of it."""
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
+        self.needs = needs
 
     def __call__(self, rows: StepRows) -> Begun:
         step = self.gather(rows)
@@ -55,6 +59,7 @@ class Forward:
         step = self.inputs.gather(rows)
         fwd = step.fwd
         fwd.tiles = tiles
+        fwd.all_wanted = self.needs.hidden or bool(rows.counts.num_scores.any())
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
         return step
 

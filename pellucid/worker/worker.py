@@ -152,7 +152,7 @@ class Worker:
         slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
         block_sizes = tuple(group.block_size for group in self.groups)
         inputs = InputBuilder(slots, block_sizes, self._make_layout(target, proposer.shape, block_sizes))
-        forward = Forward(target.model, target.backend, inputs)
+        forward = Forward(target.model, target.backend, inputs, needs=proposer.needs)
         if target.inlet is not None:
             target.inlet.make_room(resolved.max_tokens_of_step, self.device)
         chunks = self._chunks_of(forward, target, proposer.shape)
