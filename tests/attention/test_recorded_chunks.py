@@ -42,10 +42,8 @@ PLAIN = [
     SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, ignore_eos=True)
     for i in range(len(PROMPTS))
 ]
-PARAMS = [
-    replace(sampling, top_k=20 * (i % 3), prompt_logprobs=1 if i == 3 else None)
-    for i, sampling in enumerate(PLAIN)
-]
+FILTERED = [replace(sampling, top_k=20 * (i % 3)) for i, sampling in enumerate(PLAIN)]
+SCORED = [replace(sampling, prompt_logprobs=1 if i == 3 else None) for i, sampling in enumerate(FILTERED)]
 T = TypeVar("T")
 
 
@@ -120,7 +118,7 @@ def test_padded_chunks_give_the_same_tokens(
     tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, config: dict | None
 ) -> None:
     by_model = config in (STANDARD, SYNTHETIC)  # with them other drafts are other tokens
-    wishes = (PLAIN,) if by_model else (PLAIN, PARAMS)
+    wishes = (PLAIN,) if by_model else (PLAIN, FILTERED, SCORED)
     drafts = (
         {"speculative_config": config | ({"model": str(tiny_draft)} if by_model else {})} if config else {}
     )
