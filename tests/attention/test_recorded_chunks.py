@@ -123,7 +123,7 @@ def test_padded_chunks_give_the_same_tokens(
         {"speculative_config": config | ({"model": str(tiny_draft)} if by_model else {})} if config else {}
     )
     monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
-    monkeypatch.setattr(chunks, "ROOMS", dict.fromkeys((0, 8), (16, 32)))
+    monkeypatch.setattr(chunks, "ROOMS", {0: (16, 32), 8: (21, 37)})
     with LLM(str(tiny), **OPTIONS, **(drafts if by_model else {})) as llm:
         expected = [tokens(llm, params) for params in wishes]
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
@@ -201,11 +201,12 @@ def test_rows_lie_among_padding_as_they_would_alone(
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
     shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256 + 70, 70, 0) and shapes[-1] == (64, 0, 0)
+    assert shapes[0] == (256, 64, 0) and shapes[-1] == (64, 0, 0)
+    assert all(shape.num_chunked <= 300 for shape in shapes)
     assert all(shape.num_decodes <= shape.num_chunked for shape in chunk_shapes(4096, 256))
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 32, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 32, 64, 256}
     assert {shape.num_decodes for shape in chunk_shapes(4096, 300, num_drafts=3)} == {0}
 
 
