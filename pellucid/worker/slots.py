@@ -87,6 +87,8 @@ class Slots:
 
     def grow(self, growths: list[Growth]) -> None:
         """Append blocks to the tables of their slots."""
+        if not growths:
+            return
         for group, table in enumerate(self.block_tables):
             lens = self._table_lens[group]
             cells: list[tuple[int, int, int]] = []
