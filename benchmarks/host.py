@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--ragged", type=int, default=0, help="most tokens by which prompts are shorter")
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--cold", type=int, default=64, help="MiB that pass through the caches each step")
+    parser.add_argument("--cold", type=int, default=32, help="MiB that pass through the caches each step")
     parser.add_argument("--profile", action="store_true", help="show where a run's time goes, too")
     parser.add_argument("--cpu-time", action="store_true", help="of the thread alone: on a busy machine")
     args = parser.parse_args()
