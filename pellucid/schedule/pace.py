@@ -13,12 +13,14 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
-GRAIN = 64  # room comes in multiples of it: chunks end where blocks and tiles of products do
+TILE = 128  # rows that products compute at once, needed or not: a step has room for whole tiles of tokens
+# Decodes that share tiles with a chunk, and are so many whenever they are fewer; more have tiles of their own.
+PADDED_DECODES = (32, 64)
 
 # The target of those who name none, in steps that only decode.  At four, a prompt has three quarters of each
 # step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
 # prompts hardly ever cease, that third is what makes them queue without end: there they get a bit more.
-EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.4
+EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.7
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
 LEAST_TARGET = 4.8e-3
@@ -109,7 +111,7 @@ class LearnedPace:
         # n tokens behind `start` others reach n * (start + n / 2): solve for n.
         first = token + attention * start
         n = 2 * spare / (first + math.sqrt(first * first + 2 * attention * spare))
-        return max(FLOOR, int(n) // GRAIN * GRAIN)
+        return max(FLOOR, fill_tiles(num_decode, int(n)))
 
     def _target_beside(self, decode: float, crowd: float) -> float:
         if self._target is not None:
@@ -170,6 +172,12 @@ class LearnedPace:
             return 0.0
         bucket = _bucket(num_tokens)
         return self._decodes[min(self._decodes, key=lambda known: abs(known - bucket))].value
+
+
+def fill_tiles(num_decode: int, num_prompt: int) -> int:
+    """So many prompt tokens or some fewer, that fill tiles together with the decodes beside them."""
+    beside = next((most for most in PADDED_DECODES if num_decode <= most), 0)
+    return (num_prompt + beside) // TILE * TILE - beside
 
 
 class Mean:

@@ -23,12 +23,14 @@ from pellucid.worker.device_step import Begun, Forward
 from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
 from pellucid.worker.results import Packed
 
-# Tokens of all chunks, by the decodes beside them.  Few of these are as often as not streams, for which
-# prompts are cut into chunks of middle size.
+# Tokens of a step, by how many of them may be decodes.  A few decodes are as often as not streams, for which
+# prompts are cut into chunks of middle size, so that products have whole tiles of rows (schedule/pace.py).
+MIDDLE = (384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560)
 ROOMS = {
     0: (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
-    64: (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560),
-    256: (256, 512, 768, 1024, 1536, 2048, 3072, 4096),
+    32: (96, 128, 192, 256, *MIDDLE),
+    64: (128, 192, 256, *MIDDLE),
+    256: (512, 768, 1024, 1280, 1792, 2304, 3328, 4352),
 }
 CHUNKS = 32  # of a recording, at most
 # Tokens times bytes of weights beyond which the device takes longer than launching does.
@@ -77,10 +79,11 @@ def chunk_shapes(max_tokens: int, max_rows: int, num_drafts: int = 0) -> list[Ch
     """
     rooms = {0: ROOMS[0]} if num_drafts else ROOMS
     shapes = {
-        ChunkShape(size + min(decodes, max_rows), min(decodes, max_rows), num_drafts)
-        for decodes, sizes in rooms.items()
-        for size in sizes
-        if size <= max_tokens
+        ChunkShape(num_tokens, num_decodes, num_drafts)
+        for most_decodes, sizes in rooms.items()
+        for num_decodes in [min(most_decodes, max_rows)]
+        for num_tokens in sizes
+        if num_tokens - num_decodes <= max_tokens
     }
     return sorted(shapes, reverse=True)
 

@@ -42,10 +42,8 @@ PLAIN = [
     SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, ignore_eos=True)
     for i in range(len(PROMPTS))
 ]
-PARAMS = [
-    replace(sampling, top_k=20 * (i % 3), prompt_logprobs=1 if i == 3 else None)
-    for i, sampling in enumerate(PLAIN)
-]
+FILTERED = [replace(sampling, top_k=20 * (i % 3)) for i, sampling in enumerate(PLAIN)]
+SCORED = [replace(sampling, prompt_logprobs=1 if i == 3 else None) for i, sampling in enumerate(FILTERED)]
 T = TypeVar("T")
 
 
@@ -120,12 +118,12 @@ def test_padded_chunks_give_the_same_tokens(
     tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, config: dict | None
 ) -> None:
     by_model = config in (STANDARD, SYNTHETIC)  # with them other drafts are other tokens
-    wishes = (PLAIN,) if by_model else (PLAIN, PARAMS)
+    wishes = (PLAIN,) if by_model else (PLAIN, FILTERED, SCORED)
     drafts = (
         {"speculative_config": config | ({"model": str(tiny_draft)} if by_model else {})} if config else {}
     )
     monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
-    monkeypatch.setattr(chunks, "ROOMS", dict.fromkeys((0, 8), (16, 32)))
+    monkeypatch.setattr(chunks, "ROOMS", {0: (16, 32), 8: (21, 37)})
     with LLM(str(tiny), **OPTIONS, **(drafts if by_model else {})) as llm:
         expected = [tokens(llm, params) for params in wishes]
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
@@ -203,11 +201,12 @@ def test_rows_lie_among_padding_as_they_would_alone(
 
 def test_the_largest_comes_first_and_decodes_are_few() -> None:
     shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256 + 70, 70, 0) and shapes[-1] == (64, 0, 0)
+    assert shapes[0] == (256, 64, 0) and shapes[-1] == (64, 0, 0)
+    assert all(shape.num_chunked <= 300 for shape in shapes)
     assert all(shape.num_decodes <= shape.num_chunked for shape in chunk_shapes(4096, 256))
     assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 64, 256}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 32, 64, 256}
+    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 32, 64, 256}
     assert {shape.num_decodes for shape in chunk_shapes(4096, 300, num_drafts=3)} == {0}
 
 
