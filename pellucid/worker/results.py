@@ -88,9 +88,8 @@ class HostBuffer:
         self._ints = torch.empty(size, dtype=torch.int32, pin_memory=True)
         self._array = self._ints.numpy()
         self._part = self._ints  # for as many as came last: seldom another number
-        self._arrived = torch.Event(
-            "cuda", enable_timing=False
-        )  # torch.cuda's looks for its stream in Python
+        # Not torch.cuda.Event, which looks for the current stream in Python.
+        self._arrived = torch.Event("cuda", enable_timing=False)
 
     def __len__(self) -> int:
         return len(self._array)
