@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
@@ -24,10 +24,13 @@ EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.7
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
 LEAST_TARGET = 4.8e-3
+# Seconds, up to which the busy multiple applies: 35 tokens a second are as good as all at once.
+SMOOTH_TARGET = 28e-3
 # Of what any chunk adds to a step, however small: so much its tokens may take at least, lest prompts crawl.
 WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
 FAIR_CROWD, FEW_DECODES = 0.1, 32
+LOOKS = 3  # steps without prompts, once for every four times as many decodes; all but the last can tell
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
 AIM = 0.9  # of a target that the user names: steps scatter around what was expected of them
 
@@ -42,8 +45,9 @@ class Pace(Protocol):
     """Asked before a step is planned, told of it when it is, and once more when it has come home."""
 
     def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
-        """Prompt tokens, at least 1, that may join `num_decode` tokens of a step in which somebody streams.
+        """Prompt tokens that may join `num_decode` tokens of a step in which somebody streams.
 
+        At least 1 if there are no decodes, and now and then at any rate.
         start: tokens before the first chunk.  num_waiting: requests that have no first token yet.
         """
         ...
@@ -95,15 +99,19 @@ class LearnedPace:
         self._loads: deque[Load] = deque()  # of steps under way
         self._decodes: dict[int, Mean] = {}  # seconds of steps without prompts, by bit length of their tokens
         self._factors: Factors | None = None
+        self._looks: Counter[int] = Counter()  # at what decodes take without prompts, by the same
         self._busy = 0.0  # share of the last time in which steps had prompts
         self._was_surprised = False  # by the last step whose decodes had to be guessed
 
     def room(self, num_decode: int, start: int, num_waiting: int = 0) -> int:
         if self._factors is None:
             return FLOOR
+        crowd = num_waiting / max(num_decode, FEW_DECODES)
+        if crowd <= FAIR_CROWD and self._wants_look(num_decode):
+            return 0
         fixed, token, attention = self._factors.values
         decode = self._decode_seconds(num_decode)
-        spare = self._target_beside(decode, num_waiting / max(num_decode, FEW_DECODES)) - fixed * decode
+        spare = self._target_beside(decode, crowd) - fixed * decode
         if self._target is None:
             spare = max(spare, (fixed - 1.0) * decode * WORTHWHILE)
         if spare <= 0:
@@ -116,8 +124,9 @@ class LearnedPace:
     def _target_beside(self, decode: float, crowd: float) -> float:
         if self._target is not None:
             return AIM * self._target
-        multiple = EASY_MULTIPLE + (BUSY_MULTIPLE - EASY_MULTIPLE) * self._busy
-        target = decode * multiple * max(1.0, crowd / FAIR_CROWD)
+        easy, busy = EASY_MULTIPLE * decode, BUSY_MULTIPLE * decode
+        busy = min(busy, max(easy, SMOOTH_TARGET))
+        target = (easy + (busy - easy) * self._busy) * max(1.0, crowd / FAIR_CROWD)
         return max(target, LEAST_TARGET) if target else target
 
     def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
@@ -162,8 +171,15 @@ class LearnedPace:
             fewer = (mean.value for known, mean in self._decodes.items() if known < bucket)
             self._decodes[bucket] = Mean(max(seconds - prompts, *fewer, 0.0))
 
+    def _wants_look(self, num_decode: int) -> bool:
+        """Streams where prompts never cease: unless some steps do without, nobody learns what they take."""
+        if not num_decode or self._target is not None or self._is_measured(num_decode):
+            return False
+        self._looks[_bucket(num_decode)] += 1
+        return self._looks[_bucket(num_decode)] <= LOOKS
+
     def _is_measured(self, num_tokens: int) -> bool:
-        """Or are decodes of about this number, or half of it, unknown or guessed?"""
+        """Or are decodes of about this number, or of half of it, unknown or guessed?"""
         bucket = _bucket(num_tokens)
         known = (self._decodes.get(near) for near in (bucket, bucket - 1))
         return any(mean.num > 0 for mean in known if mean is not None)
