@@ -19,7 +19,7 @@ from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import detect
 from pellucid.resolve import resolve
-from pellucid.schedule.plan import Row, StepPlan, StepResult
+from pellucid.schedule.plan import Row, StepPlan, StepResult, ints
 
 NUM_PLANS = 500
 
@@ -45,7 +45,8 @@ class ClockWorker:
 
     def execute(self, plan: StepPlan) -> Done:
         self.arrivals.append(time.monotonic())
-        return Done(StepResult(plan_id=plan.id, token_ids=[1] * len(plan.rows), num_new=[1] * len(plan.rows)))
+        ones = ints([1] * len(plan.rows))
+        return Done(StepResult(plan_id=plan.id, token_ids=ones, num_new=ones))
 
     def arrival(self) -> float:
         return self.arrivals[-1]

@@ -1,11 +1,14 @@
 """What the host does around a device: whole runs of `LLM.generate` on a device that answers at once.
 
-    python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--profile]
+    python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--cold MIB]
+        [--profile]
 
-All of the engine is real, the worker's host part included, but for the step on the device, which gives token
-7 to every row that samples.  Times of the parts are of the steps in which every request decodes and none
-ends; *before* is from the call of `generate` to the first plan's launch, *prompts* from there to the last
-chunk's, *decodes* to the last launch, and *after* from there to the return.
+All of the engine is real, the worker's host part included, but for the step on the device, which gives a
+random token to every row that samples.  Where the host would wait for the device it goes through some memory,
+so that its caches are as cold as behind a wait; no figure counts that time.  Times of the parts are of the
+steps in which every request decodes and none ends; *before* is from the call of `generate` to the first
+plan's launch, *prompts* from there to the last chunk's, *decodes* to the last launch, and *after* from there
+to the return.
 """
 
 from __future__ import annotations
@@ -17,7 +20,12 @@ import pstats
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +39,7 @@ from pellucid.llm import LLM
 from pellucid.resolve import Resolved
 from pellucid.sample.grammar import Constrain, TokenMasks, unconstrained
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.types import SamplingParams
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.handover import NoHandover
@@ -41,8 +49,30 @@ from pellucid.worker.results import Packed, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
-NUM_BLOCKS, TOKEN = 65_536, 7
+NUM_BLOCKS = 65_536
+NUM_YIELDS = 1021  # other tokens in each of so many steps
+T = TypeVar("T")
 PARTS = ("plan", "submit", "unpack", "commit", "outputs", "step")
+
+
+class Clock:
+    """Of all figures; it stands still while the device would be at work."""
+
+    def __init__(self) -> None:
+        self.now = time.perf_counter
+        self._stood = 0.0
+
+    def __call__(self) -> float:
+        return self.now() - self._stood
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        since = self.now()
+        yield
+        self._stood += self.now() - since
+
+
+CLOCK = Clock()
 
 
 class NoDeviceExecutor:
@@ -58,14 +88,15 @@ class NoDeviceExecutor:
         inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
         static = StaticRows(max_rows, 1, slots.spare, cpu)
         masks = TokenMasks(resolved.checkpoint.vocab_size, cpu)
-        launcher = GraphLauncher(EagerLauncher(NoStep(), inputs, masks), static, state, lambda: record)
+        step = NoStep(max_rows, resolved.checkpoint.vocab_size)
+        launcher = GraphLauncher(EagerLauncher(step, inputs, masks), static, state, lambda: Recorder(step))
         launcher.capture()
         handover = NoHandover(ResultReader(LateCompilations()))
         self._runner = ModelRunner(slots, state, inputs, launcher, handover)
         return Capacity(groups=(group,), num_blocks=(NUM_BLOCKS,), max_model_len=resolved.max_model_len)
 
     def submit(self, plan: StepPlan) -> LocalTicket:
-        return LocalTicket(self._runner.execute(plan))
+        return NoDeviceTicket(self._runner.execute(plan))
 
     def call(self, name: str, *args: object) -> object:
         raise NotImplementedError(name)
@@ -77,31 +108,59 @@ class NoDeviceExecutor:
         """Nothing to give back."""
 
 
+class NoDeviceTicket(LocalTicket):
+    """A plan whose step has long ended; what is waited for is what else passes through the caches."""
+
+    others = np.zeros(0, dtype=np.uint8)
+
+    def result(self) -> StepResult:
+        with CLOCK.stopped():
+            np.add(self.others, 1, out=self.others)
+        return super().result()
+
+
 class NoStep:
     """What a device would do, but for a token to every row that samples."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        tokens = np.random.default_rng(0).integers(0, vocab_size, (NUM_YIELDS, max_rows), dtype=np.int32)
+        self._tokens = cycle(list(torch.from_numpy(tokens)))
 
     def begin(self, rows: StepRows) -> None:
         """There is no forward."""
 
     def finish(self, rows: StepRows, begun: None, constrain: Constrain = unconstrained) -> Packed:
         num_new = (rows.num_sampled > 0).to(torch.int32)
-        shape = (len(num_new),)
-        flat = torch.cat([num_new * TOKEN, num_new])
-        shapes = ((*shape, 1), shape)
-        return Packed(flat=flat, shapes=shapes, has_drafts=False, has_logprobs=False, has_scores=False)
+        shapes = ((len(num_new), 1), (len(num_new),))
+        flat = torch.cat([num_new, num_new])
+        return self.repeat(
+            Packed(flat=flat, shapes=shapes, has_drafts=False, has_logprobs=False, has_scores=False)
+        )
+
+    def repeat(self, packed: Packed) -> Packed:
+        """The same with other tokens; in memory of its own, for a device's yield is copied where it lies."""
+        with CLOCK.stopped():
+            flat, num_rows = packed.flat.clone(), len(packed.flat) // 2
+            flat[:num_rows] = next(self._tokens)[:num_rows]
+            return replace(packed, flat=flat)
 
 
-def record(run: Callable[[], Packed]) -> Callable[[], Packed]:
-    """A recording costs nothing to replay."""
-    yielded = run()
-    return lambda: yielded
+class Recorder:
+    """A recording costs no more than its yield."""
+
+    def __init__(self, step: NoStep) -> None:
+        self._step = step
+
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
+        yielded = run()
+        return partial(self._step.repeat, yielded) if isinstance(yielded, Packed) else lambda: yielded
 
 
 class Watch:
-    """Notes when the engine's parts are at work, in seconds of `clock`."""
+    """Notes when the engine's parts are at work."""
 
-    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
-        engine, self.clock = llm.llm_engine.engine, clock
+    def __init__(self, llm: LLM) -> None:
+        engine = llm.llm_engine.engine
         assert isinstance(engine, Engine), "one engine, in this process"
         self.spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.num_rows: list[tuple[int, int]] = []  # of each plan: rows, tokens
@@ -115,12 +174,12 @@ class Watch:
         gc.callbacks.append(self._collected)
 
     def _wrap(self, owner: object, name: str, part: str) -> None:
-        call, spans, clock = getattr(owner, name), self.spans[part], self.clock
+        call, spans = getattr(owner, name), self.spans[part]
 
         def timed(*args: object) -> object:
-            began = clock()
+            began = CLOCK()
             result = call(*args)
-            spans.append((began, clock()))
+            spans.append((began, CLOCK()))
             if isinstance(result, StepPlan):
                 self.num_rows.append((len(result.rows), sum(row.num_query for row in result.rows)))
             return result
@@ -128,7 +187,7 @@ class Watch:
         setattr(owner, name, timed)
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
-        now = self.clock()
+        now = CLOCK()
         self.pauses.append(now if phase == "start" else now - self.pauses.pop())
 
     def clear(self) -> None:
@@ -146,10 +205,12 @@ def main() -> None:
     parser.add_argument("--ragged", type=int, default=0, help="most tokens by which prompts are shorter")
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cold", type=int, default=32, help="MiB that pass through the caches each step")
     parser.add_argument("--profile", action="store_true", help="show where a run's time goes, too")
     parser.add_argument("--cpu-time", action="store_true", help="of the thread alone: on a busy machine")
     args = parser.parse_args()
-    clock = time.thread_time if args.cpu_time else time.perf_counter
+    CLOCK.now = time.thread_time if args.cpu_time else time.perf_counter
+    NoDeviceTicket.others = np.zeros(args.cold << 20, dtype=np.uint8)
     EXECUTORS.register("no device", f"{__name__}:NoDeviceExecutor")
     llm = LLM(
         args.model, executor="no device", device="cpu", dtype="float32", depth=2, max_num_seqs=256,
@@ -163,13 +224,13 @@ def main() -> None:
     if args.profile:
         profile(llm, prompts, sampling)
         return
-    watch = Watch(llm, clock)
+    watch = Watch(llm)
     for _ in range(args.repeat):
         llm.reset_prefix_cache()
         watch.clear()
-        began = clock()
+        began = CLOCK()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        ended = clock()
+        ended = CLOCK()
         assert all(len(output.outputs[0].token_ids) == args.output_len for output in outputs)
         show(watch, began, ended, args.requests)
         del outputs

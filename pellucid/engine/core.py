@@ -159,7 +159,8 @@ class Engine:
         return updates
 
     def _drain_inbox(self, updates: list[SeqUpdate]) -> None:
-        self._arrived.clear()
+        if self._arrived.is_set():
+            self._arrived.clear()
         while self._inbox:
             update = self._inbox.popleft()()
             if update is not None:

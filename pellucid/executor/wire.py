@@ -9,6 +9,7 @@ a dataclass with typed fields that can be imported.
 from __future__ import annotations
 
 import pickle
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,14 +19,16 @@ import msgspec
 from msgspec import Raw
 
 from pellucid.registry import load_object
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import Ints, StepPlan, StepResult, ints
 
 Tagged = tuple[str, Raw]  # "module:Class", and an object of it
 _PLAN, _RESULT, _OTHER = b"PRO"
 
 
 def _plain(value: object) -> object:
-    """What users may hand in beside Python's own numbers: numpy's, for example."""
+    """Arrays as their bytes; what users may hand in beside Python's own numbers: numpy's, for example."""
+    if isinstance(value, array):
+        return value.tobytes()
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -33,9 +36,14 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} is a {type(value).__name__}, which no message can carry")
 
 
+def _array(_: type, packed: bytes) -> Ints:
+    """The only type of ours that msgpack does not have."""
+    return ints(packed)
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _plan_decoder = msgspec.msgpack.Decoder(tuple[StepPlan, list[Tagged]])
-_result_decoder = msgspec.msgpack.Decoder(tuple[StepResult, list[Tagged]])
+_result_decoder = msgspec.msgpack.Decoder(tuple[StepResult, list[Tagged]], dec_hook=_array)
 
 
 def encode(message: object) -> bytes:

@@ -114,10 +114,10 @@ class KVManager:
 
     def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Are there blocks for `num_tokens` tokens in all, in every group?"""
-        return all(
-            pool.num_free >= -(-num_tokens // size) - len(blocks)
-            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
-        )
+        for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True):
+            if pool.num_free < -(-num_tokens // size) - len(blocks):
+                return False
+        return True
 
     def grow(self, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]]:
         """Add the blocks that `num_tokens` tokens lack; `can_grow` must hold.  Returns (group, blocks)."""

@@ -103,6 +103,7 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.features = np.zeros(num_slots, np.int32)  # host
         self.num_logprobs = np.full(num_slots, -1, np.int32)  # host; -1 is not asked for
+        self._plain: tuple[np.ndarray, bool] | None = None  # what `is_plain` last said, until an admission
         self.table = torch.zeros((num_slots, len(Column)), dtype=torch.int64, device=self.device)
         self.codes = token_codes(vocab_size, self.device)
         self.bias = BiasPool(vocab_size, self.device)
@@ -114,6 +115,7 @@ class SamplingState:
         """Write the parameters of newly admitted requests into their slots; at most one a slot."""
         if not admissions:
             return
+        self._plain = None
         packed = np.zeros((len(admissions), 1 + len(Column)), np.int64)
         packed[:, 0] = [a.slot for a in admissions]
         for admission, ints in zip(admissions, packed[:, 1:], strict=True):
@@ -133,7 +135,8 @@ class SamplingState:
         host_slots: [S] integers.  slots, positions: [S] int64 on the device.  One small copy to the device,
         and only if a row asks for more than temperature.
         """
-        features, union = self.features[host_slots], self.features_of(host_slots)
+        features = self.features[host_slots]
+        union = _union(features)
         wanted = [feature for feature in _BY_ROW if feature & union]
         if not wanted:
             return LogitsBatch(slots=slots, positions=positions, features=union)
@@ -148,9 +151,11 @@ class SamplingState:
             branches=branches,
         )
 
-    def features_of(self, host_slots: np.ndarray) -> Feature:
-        """What any of these slots asks for."""
-        return Feature(int(np.bitwise_or.reduce(self.features[host_slots], initial=0)))
+    def is_plain(self, host_slots: np.ndarray) -> bool:
+        """Does none of these slots ask for more than a temperature?  The array must not change afterwards."""
+        if self._plain is None or self._plain[0] is not host_slots:
+            self._plain = host_slots, not _union(self.features[host_slots]) & ~Feature.RANDOM
+        return self._plain[1]
 
     def params(self, slots: Tensor) -> SlotParams:
         """Gather the parameters of `slots` [R]."""
@@ -181,6 +186,10 @@ class SamplingState:
             return self.bias.write(slot, sampling.logit_bias or {}, sampling.allowed_token_ids)
         self.bias.release(slot)
         return 0
+
+
+def _union(features: np.ndarray) -> Feature:
+    return Feature(int(np.bitwise_or.reduce(features, initial=0)))
 
 
 def features_of(admission: Admission, vocab_size: int) -> Feature:

@@ -3,20 +3,25 @@
 A sequence in a chorus has one row of one token in every plan.  The chorus counts for all of them at once and
 keeps what has landed as it came, so a step touches few of the sequences: those whose turn it is to read what
 has landed for them, and at plans known in advance those that need blocks.  `settle` brings all up to date.
+Whatever a step touches has left the processor's caches while the device was at work, so it is to be little:
+what lands becomes objects only when it is read, and neighbours, who share cache lines, read at one turn.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from itertools import chain, islice
+from collections import defaultdict
+from itertools import chain
 from typing import Self
 
+import numpy as np
+
 from pellucid.kv.manager import KVManager
-from pellucid.schedule.plan import Growth, Row
+from pellucid.schedule.plan import Growth, Ints, Row
 from pellucid.schedule.sequence import Sequence
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import SeqUpdate
 
+NEIGHBOURS = 16  # sequences that read at one turn, at least
 AHEAD = 16  # plans for which blocks are taken at once: a plan with new blocks costs a copy of its own
 
 
@@ -28,11 +33,16 @@ class Chorus:
         self._most_unread = most_unread
         self._num_plans = num_plans  # before the first one ends
         self._are_quiet = all(seq.is_quiet for seq in seqs)
-        self._stop_token_ids = frozenset(chain.from_iterable({seq.stop_token_ids for seq in seqs}))
+        stop_token_ids = set(chain.from_iterable({seq.stop_token_ids for seq in seqs}))
+        self._stop_token_ids = np.array([[token] for token in stop_token_ids], dtype=np.intc)  # [S, 1]
         self._num_planned = self._num_landed = 0
         self._settled_planned = self._settled_landed = 0  # of these, counted in the sequences
-        self._landings: deque[list[int]] = deque(maxlen=most_unread)  # the last ones: a token for each
-        self._num_read = [0] * len(seqs)  # landings that each one's tokens hold
+        # A ring of the last landings, each a token for all.  Once a round it is each one's turn to read.
+        self._landings = np.empty((most_unread, len(seqs)), dtype=np.intc)
+        self._num_per_turn = max(NEIGHBOURS, -(-len(seqs) // most_unread))
+        num_turns = -(-len(seqs) // self._num_per_turn)
+        self._turn_every = most_unread // num_turns  # landings
+        self._num_read = [0] * num_turns  # landings that the tokens of those of each turn hold
         self._short: defaultdict[int, list[Sequence]] = defaultdict(list)  # who gets blocks, by plan
         for seq in seqs:
             self._enter(seq)
@@ -81,28 +91,38 @@ class Chorus:
             together = last - last % AHEAD
             self._short[together if together > self._num_planned else last].append(seq)
 
-    def land(self, tokens: list[int], kv: KVManager) -> list[SeqUpdate] | None:
+    def land(self, tokens: Ints, kv: KVManager) -> list[SeqUpdate] | None:
         """Take in a token for each; None if one of them may end a text."""
-        if not self._stop_token_ids.isdisjoint(tokens):
+        landing = np.frombuffer(tokens, dtype=np.intc)
+        if len(self._stop_token_ids) and (landing == self._stop_token_ids).any():
             return None
         assert len(tokens) == len(self.seqs), f"{len(tokens)} tokens for {len(self.seqs)} sequences"
-        self._landings.append(tokens)
+        self._landings[self._num_landed % self._most_unread] = landing
         self._num_landed += 1
-        # By turns, so that no step has much to do.
-        for index in range(self._num_landed % self._most_unread, len(tokens), self._most_unread):
-            self._read(index, kv)
+        turn, rest = divmod(self._num_landed % self._most_unread, self._turn_every)
+        if not rest and turn < len(self._num_read):  # by turns, so that no step has much to do
+            self._read(turn, kv)
         if self._are_quiet:
             return []
-        return [seq.update([token]) for seq, token in zip(self.seqs, tokens, strict=True) if not seq.is_quiet]
+        news = zip(self.seqs, tokens, strict=True)
+        return [seq.update([token]) for seq, token in news if not seq.is_quiet]
 
-    def _read(self, index: int, kv: KVManager | None) -> None:
-        """Give a sequence the tokens that have landed for it, and publish the blocks that it has filled."""
-        seq, num_unread = self.seqs[index], self._num_landed - self._num_read[index]
-        self._num_read[index] = self._num_landed
-        seq.tokens += [tokens[index] for tokens in islice(reversed(self._landings), num_unread)][::-1]
-        num_computed = seq.num_computed + self._num_landed - self._settled_landed
-        if kv is not None and num_computed >= seq.table.publish_at:  # law 8: sampled tokens' at commit
-            kv.publish(seq.table, seq.tokens, num_computed)
+    def _read(self, turn: int, kv: KVManager | None) -> None:
+        """Give those of a turn the tokens that have landed for them, and publish the blocks thus filled."""
+        first = turn * self._num_per_turn
+        seqs = self.seqs[first : first + self._num_per_turn]
+        unread = np.arange(self._num_read[turn], self._num_landed)
+        self._num_read[turn] = self._num_landed
+        columns = self._landings[:, first : first + len(seqs)].take(unread, axis=0, mode="wrap").T
+        for seq, tokens in zip(seqs, columns.tolist(), strict=True):
+            seq.tokens += tokens
+        if kv is None:
+            return
+        num_new = self._num_landed - self._settled_landed
+        for seq in seqs:
+            num_computed = seq.num_computed + num_new
+            if num_computed >= seq.table.publish_at:  # law 8: sampled tokens' at commit
+                kv.publish(seq.table, seq.tokens, num_computed)
 
     @property
     def unsettled(self) -> tuple[int, int]:
@@ -111,8 +131,8 @@ class Chorus:
 
     def settle(self, kv: KVManager | None) -> None:
         """Bring the sequences up to date.  kv: where they publish blocks; None: nowhere."""
-        for index in range(len(self.seqs)):
-            self._read(index, kv)
+        for turn in range(len(self._num_read)):
+            self._read(turn, kv)
         num_planned, num_landed = self.unsettled
         self._settled_planned, self._settled_landed = self._num_planned, self._num_landed
         for seq in self.seqs:

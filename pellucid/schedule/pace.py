@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
 TILE = 128  # rows that products compute at once, needed or not: a step has room for whole tiles of tokens
-# Decodes that share tiles with a chunk, and are so many whenever they are fewer; more have tiles of their own.
-PADDED_DECODES = (32, 64)
+# Decodes that share tiles with a chunk: fewer take the place of 32, and more have tiles of their own.
+SHARING = range(32, 97)
 
 # The target of those who name none, in steps that only decode.  At four, a prompt has three quarters of each
 # step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
@@ -163,8 +163,10 @@ class LearnedPace:
             self._decodes[bucket] = Mean(max(seconds - prompts, *fewer, 0.0))
 
     def _is_measured(self, num_tokens: int) -> bool:
-        """Or are decodes of about this number unknown, or guessed?"""
-        return (mean := self._decodes.get(_bucket(num_tokens))) is not None and mean.num > 0
+        """Or are decodes of about this number, or half of it, unknown or guessed?"""
+        bucket = _bucket(num_tokens)
+        known = (self._decodes.get(near) for near in (bucket, bucket - 1))
+        return any(mean.num > 0 for mean in known if mean is not None)
 
     def _decode_seconds(self, num_tokens: int) -> float:
         """Of a step with these decodes alone, or with the nearest number that is known; 0 if none is."""
@@ -176,7 +178,7 @@ class LearnedPace:
 
 def fill_tiles(num_decode: int, num_prompt: int) -> int:
     """So many prompt tokens or some fewer, that fill tiles together with the decodes beside them."""
-    beside = next((most for most in PADDED_DECODES if num_decode <= most), 0)
+    beside = max(num_decode, SHARING[0]) if num_decode <= SHARING[-1] else 0
     return (num_prompt + beside) // TILE * TILE - beside
 
 

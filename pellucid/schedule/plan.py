@@ -5,11 +5,18 @@ Plans carry counts and differences, never sampled token ids (but at admission). 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pellucid.types import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    Ints = array[int]
+else:
+    Ints = array  # which takes no parameters before Python 3.12, where msgspec would look for them
 
 
 class Row(NamedTuple):
@@ -68,13 +75,22 @@ class StepPlan:
     has_grammar: bool = False
 
 
+def ints(values: Iterable[int] | bytes = ()) -> Ints:
+    """Integers of 32 bits, or these bytes as such."""
+    return array("i", values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one plan yielded, on the host."""
+    """What one plan yielded, on the host.
+
+    Its arrays have 32 bits an item: most steps' tokens are read much later, and hundreds of Python's numbers
+    would have to be made, kept and found again.
+    """
 
     plan_id: int
-    token_ids: list[int]  # the new ones of all rows, row by row
-    num_new: list[int]  # of these, each row's: 0 to 1+k
+    token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
+    num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
     # The dicts below are keyed by row index.
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
@@ -86,8 +102,8 @@ class StepResult:
     @property
     def tokens(self) -> list[list[int]]:
         """Each row's new tokens."""
-        ends = accumulate(self.num_new, initial=0)
-        return [self.token_ids[start:end] for start, end in pairwise(ends)]
+        token_ids, ends = self.token_ids.tolist(), accumulate(self.num_new, initial=0)
+        return [token_ids[start:end] for start, end in pairwise(ends)]
 
     @property
     def has_extras(self) -> bool:

@@ -272,9 +272,10 @@ class Scheduler:
 
     def _tell_pace(self, step: Step) -> None:
         num_prompt = reach = 0
-        for seq, row in step.chunks:
-            num_prompt += row.num_query
-            reach += row.num_query * (2 * seq.num_planned - row.num_query) // 2
+        if step.num_chunks:
+            for seq, row in step.chunks:
+                num_prompt += row.num_query
+                reach += row.num_query * (2 * seq.num_planned - row.num_query) // 2
         self.pace.planned(step.num_tokens - num_prompt, num_prompt, reach)
 
     def _let_go_first(self, seq: Sequence) -> None:

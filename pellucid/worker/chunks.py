@@ -295,19 +295,25 @@ class ChunkForward(Forward):
         return replace(recording.whole(), places=places)
 
     def find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
-        """The smallest recording with room for the step, and the step's decodes; None: there is none."""
+        """The smallest recording with room for the step; None: there is none.
+
+        And how many of the step's decodes have their room; what is over is chunks of a token.
+        """
         if not self._recordings or counts.uniform_query is not None or counts.num_scores.any():
             return None
         is_longer = (counts.num_query > 1) | (self.num_drafts > 0)
         num_decodes = int(is_longer.argmax()) if is_longer.any() else counts.num_rows
-        num_chunks, num_chunked = counts.num_rows - num_decodes, counts.num_tokens - num_decodes
+
+        def num_held(shape: ChunkShape) -> int:
+            return min(num_decodes, shape.num_decodes)
 
         def has_room(shape: ChunkShape) -> bool:
-            rows = shape.num_decodes >= num_decodes and shape.num_chunks >= num_chunks
-            return rows and shape.num_chunked >= num_chunked
+            num_chunks, num_chunked = counts.num_rows - num_held(shape), counts.num_tokens - num_held(shape)
+            return shape.num_chunks >= num_chunks and shape.num_chunked >= num_chunked
 
-        shape = min(filter(has_room, self._recordings), default=None)
-        return None if shape is None else (self._recordings[shape], num_decodes)
+        fits = filter(has_room, self._recordings)
+        shape = min(fits, key=lambda shape: (shape.num_tokens, -num_held(shape), shape), default=None)
+        return None if shape is None else (self._recordings[shape], num_held(shape))
 
     def capture(self, record: Recorder, finish: Finish, *, only_largest: bool = False) -> None:
         """Record every shape.  finish: what follows the forward."""

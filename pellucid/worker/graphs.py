@@ -230,7 +230,7 @@ class GraphLauncher(Generic[B, Y]):
 
     def _is_plain(self, counts: StepCounts) -> bool:
         """Does no row that samples ask for more than a temperature?"""
-        return not self.state.features_of(counts.sampled_slots) & ~Feature.RANDOM
+        return self.state.is_plain(counts.sampled_slots)
 
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""

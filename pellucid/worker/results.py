@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
-from pellucid.schedule.plan import StepResult
+from pellucid.schedule.plan import StepResult, ints
 from pellucid.types import TokenLogprobs
 from pellucid.worker.inputs import StepCounts
 
@@ -65,7 +65,7 @@ class EmptyResult:
         self.plan_id = plan_id
 
     def result(self) -> StepResult:
-        return StepResult(plan_id=self.plan_id, token_ids=[], num_new=[])
+        return StepResult(plan_id=self.plan_id)
 
 
 class Reader(Protocol):
@@ -85,8 +85,27 @@ class HostBuffer:
     """Pinned memory for one step's yield, and the event that says it has arrived."""
 
     def __init__(self, size: int) -> None:
-        self.ints = torch.empty(size, dtype=torch.int32, pin_memory=True)
-        self.arrived = torch.cuda.Event()
+        self._ints = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        self._array = self._ints.numpy()
+        self._part = self._ints  # for as many as came last: seldom another number
+        # Not torch.cuda.Event, which looks for the current stream in Python.
+        self._arrived = torch.Event("cuda", enable_timing=False)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def fill(self, flat: Tensor) -> None:
+        """Start a copy of [N] int32 from the device, in stream order."""
+        size = flat.numel()
+        if self._part.numel() != size:
+            self._part = self._ints[:size]
+        self._part.copy_(flat, non_blocking=True)
+        self._arrived.record()
+
+    def wait(self) -> np.ndarray:
+        """What `fill` was given, once it has come; the buffer may then be filled again."""
+        self._arrived.synchronize()
+        return self._array[: self._part.numel()].copy()
 
 
 class ResultReader:
@@ -100,17 +119,13 @@ class ResultReader:
         """Start the copy, in stream order."""
         if not packed.flat.is_cuda:
             return PendingResult(plan_id, counts, packed, packed.flat.numpy, self._late)
-        buffer = self._take(len(packed.flat))
-        ints = buffer.ints[: len(packed.flat)]
-        ints.copy_(packed.flat, non_blocking=True)
-        buffer.arrived.record()
-
+        buffer = self._take(packed.flat.numel())
+        buffer.fill(packed.flat)
         arrays: list[np.ndarray] = []  # once it has come: a result may be asked for again after Ctrl-C
 
         def wait() -> np.ndarray:
             if not arrays:
-                buffer.arrived.synchronize()
-                arrays.append(ints.numpy().copy())
+                arrays.append(buffer.wait())
                 self._free.append(buffer)  # interrupted before this it is lost, but never shared
             return arrays[0]
 
@@ -118,7 +133,7 @@ class ResultReader:
 
     def _take(self, size: int) -> HostBuffer:
         buffer = self._free.pop() if self._free else HostBuffer(size)
-        return buffer if len(buffer.ints) >= size else HostBuffer(size)
+        return buffer if len(buffer) >= size else HostBuffer(size)
 
 
 class PendingResult:
@@ -134,14 +149,15 @@ class PendingResult:
     def result(self) -> StepResult:
         """Wait for the copy, and unpack it."""
         packed = self._packed
-        places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
+        places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens, num_new = tokens[places], num_new[places]
-        is_new = np.arange(tokens.shape[1]) < num_new[:, None]
+        if np.count_nonzero(num_new) < tokens.size:  # not every place of every row has a new one
+            tokens = tokens[np.arange(tokens.shape[1]) < num_new[:, None]]
         result = StepResult(
             plan_id=self.plan_id,
-            token_ids=tokens[is_new].tolist(),
-            num_new=num_new.tolist(),
+            token_ids=ints(tokens.tobytes()),
+            num_new=ints(num_new.tobytes()),
             num_late_compilations=self._late.num,
         )
         if packed.has_drafts:

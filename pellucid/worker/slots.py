@@ -51,7 +51,7 @@ class Slots:
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
         self.num_prompt_logprobs = np.zeros(rows, dtype=np.int64)  # most likely tokens to report of each
-        self._table_lens = np.zeros((len(groups), rows), dtype=np.int64)
+        self._table_lens = [[0] * rows for _ in groups]
         self._alive = np.zeros(rows, dtype=bool)
 
     def retire(self, slots: list[int]) -> None:
@@ -73,7 +73,9 @@ class Slots:
         self.num_prefilled[slots] = [a.num_computed for a in admissions]
         self.num_prompt_logprobs[slots] = [a.sampling.prompt_logprobs or 0 for a in admissions]
         self._alive[slots] = True
-        self._table_lens[:, slots] = 0
+        for lens in self._table_lens:
+            for admission in admissions:
+                lens[admission.slot] = 0
         tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
         positions = np.concatenate([np.arange(length) for length in lengths])
         self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
@@ -87,19 +89,20 @@ class Slots:
 
     def grow(self, growths: list[Growth]) -> None:
         """Append blocks to the tables of their slots."""
-        for group, table in enumerate(self.block_tables):
-            lens = self._table_lens[group]
-            cells: list[tuple[int, int, int]] = []
+        if not growths:
+            return
+        for group, (table, lens) in enumerate(zip(self.block_tables, self._table_lens, strict=True)):
+            slots, columns, values = list[int](), list[int](), list[int]()
             for slot, of, blocks in growths:
                 if of == group:
-                    first = int(lens[slot])
-                    cells += [(slot, first + i, block) for i, block in enumerate(blocks)]
-                    lens[slot] = first + len(blocks)
-                    assert lens[slot] <= table.shape[1], (
-                        f"slot {slot}: {lens[slot]} blocks in {table.shape[1]} columns"
-                    )
-            if cells:
-                self._scatter(table, np.array(cells).T)
+                    first, lens[slot] = lens[slot], lens[slot] + len(blocks)
+                    slots += [slot] * len(blocks)
+                    columns += range(first, lens[slot])
+                    values += blocks
+            if slots:
+                most = max(columns) + 1
+                assert most <= table.shape[1], f"{most} blocks in {table.shape[1]} columns"
+                self._scatter(table, np.array([slots, columns, values]))
 
     def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
         """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""

@@ -10,7 +10,7 @@ import pytest
 
 from pellucid.executor.process import Call
 from pellucid.executor.wire import decode, encode
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult, ints
 from pellucid.types import SamplingParams, StructuredOutputsParams, TokenLogprobs
 
 
@@ -77,8 +77,8 @@ PLAN = StepPlan(
 ENTRY = TokenLogprobs([4, 9], [-0.25, float("-inf")], 1)
 RESULT = StepResult(
     plan_id=41,
-    token_ids=[1, 2, 3, 151643],
-    num_new=[1, 0, 3],
+    token_ids=ints([1, 2, 3, 151643]),
+    num_new=ints([1, 0, 3]),
     logprobs={2: [ENTRY, ENTRY]},
     prompt_logprobs={1: [ENTRY]},
     drafts={0: [5, 6]},
@@ -144,8 +144,8 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
     )
     result = StepResult(
         plan_id=number(),
-        token_ids=numbers(600),
-        num_new=[rng.randrange(6) for _ in range(rng.randrange(300))],
+        token_ids=ints(rng.randrange(1 << 31) for _ in range(rng.randrange(600))),
+        num_new=ints(rng.randrange(6) for _ in range(rng.randrange(300))),
         logprobs={number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]},
     )
     assert decode(encode(plan)) == plan

@@ -12,7 +12,7 @@ from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.platform import Platform
 from pellucid.resolve import Resolved
-from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult, ints
 from pellucid.types import SamplingParams
 
 FOREVER = 60.0  # seconds
@@ -47,11 +47,8 @@ class ToyWorker:
             what, rank = str(item).split()
             self.happen(what, is_here=int(rank) == self.seat.rank)
         num_tokens = sum(len(admission.token_ids) for admission in plan.admitted)
-        return Done(
-            StepResult(
-                plan_id=plan.id, token_ids=[num_tokens for _ in plan.rows], num_new=[1 for _ in plan.rows]
-            )
-        )
+        tokens, num_new = ints([num_tokens for _ in plan.rows]), ints([1 for _ in plan.rows])
+        return Done(StepResult(plan_id=plan.id, token_ids=tokens, num_new=num_new))
 
     def happen(self, what: str, *, is_here: bool) -> None:
         if what in ("stop", "sleep"):  # within a collective, in which the others wait

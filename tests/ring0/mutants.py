@@ -98,14 +98,14 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "3 a chorus gets no blocks": [("chorus", "self._short.pop(self._num_planned, ())", "()")],
     "3 a chorus goes on past an end": [("chorus", "if self._num_planned == self._num_plans:", "if False:")],
-    "3 a chorus overlooks a stop": [("chorus", "if not self._stop_token_ids.isdisjoint", "if () and")],
+    "3 a chorus overlooks a stop": [("chorus", "if len(self._stop_token_ids)", "if ()")],
     "5 a chorus settles without its rows in flight": [
         ("chorus", "seq.num_inflight += num_planned - num_landed", "seq.num_inflight += 0")
     ],
     "3 a chorus reads too late": [
-        ("chorus", "            self._read(index, kv)\n        if self", "            pass\n        if self")
+        ("chorus", "            self._read(turn, kv)\n        if self", "            pass\n        if self")
     ],
-    "3 a chorus reads twice": [("chorus", "        self._num_read[index] = self._num_landed\n", "")],
+    "3 a chorus reads twice": [("chorus", "        self._num_read[turn] = self._num_landed\n", "")],
     "5 one leaves a chorus with counts of old": [
         (
             "scheduler",
@@ -116,8 +116,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a chorus publishes what it has planned": [
         (
             "chorus",
-            "seq.num_computed + self._num_landed - self._settled_landed",
-            "seq.num_computed + self._num_planned - self._settled_landed",
+            "num_new = self._num_landed - self._settled_landed",
+            "num_new = self._num_planned - self._settled_landed",
         )
     ],
     "3 blocks without end": [

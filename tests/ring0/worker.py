@@ -291,7 +291,7 @@ class ToyExecutor:
         """The last stage: forward, logits, sample or verify, propose."""
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
-        result = StepResult(plan_id=plan.id, token_ids=[], num_new=[], kv_done=self.connector.report())
+        result = StepResult(plan_id=plan.id, kv_done=self.connector.report())
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]

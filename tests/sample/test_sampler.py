@@ -225,3 +225,12 @@ def test_the_next_tenant_of_a_slot_starts_afresh(stage):
     assert world.state.features[0] == Feature.RANDOM and torch.equal(
         world.state.table[0], world.state.table[1]
     )
+
+
+def test_whether_slots_are_plain_is_asked_anew_after_an_admission(stage):
+    world = stage(V, num_slots=2)
+    world.admit_all([make(0, SamplingParams(), [1], [], 0, [], [])])
+    slots = np.array([0])
+    assert world.state.is_plain(slots) and world.state.is_plain(slots)
+    world.admit_all([make(0, SamplingParams(top_k=3), [1], [], 0, [], [])])
+    assert not world.state.is_plain(slots)

@@ -80,7 +80,7 @@ class Device:
         for new in plan.admitted:
             self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
             self.computed[new.slot] = new.num_computed
-        result = StepResult(plan_id=plan.id, token_ids=[], num_new=[])
+        result = StepResult(plan_id=plan.id)
         for index, row in enumerate(plan.rows):
             start = self.computed[row.slot]
             end = start + row.num_query - row.num_draft

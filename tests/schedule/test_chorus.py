@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from pellucid.schedule.chorus import AHEAD
+from pellucid.schedule.chorus import AHEAD, NEIGHBOURS
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import FinishReason
@@ -54,6 +54,26 @@ def test_long_texts_are_whole_and_their_blocks_are_published_on_the_way() -> Non
     assert seq.tokens[5:] == [device.next_token(seq.id, position) for position in range(5, len(seq.tokens))]
     update = scheduler.abort("a")
     assert update is not None and scheduler.num_running == 0
+
+
+@pytest.mark.parametrize(
+    "num_seqs", [NEIGHBOURS - 1, 2 * NEIGHBOURS, 2 * NEIGHBOURS + 3, 5 * MOST_UNREAD // 2]
+)
+def test_each_of_many_reads_once_a_round(num_seqs: int) -> None:
+    scheduler = make_scheduler(max_model_len=1000, num_slots=num_seqs, num_blocks=100 * num_seqs, budget=4096)
+    device = Device()
+    for i in range(num_seqs):
+        scheduler.add(make_request(str(i), 5, max_tokens=4 * MOST_UNREAD, is_quiet=i % 3 > 0))
+    told: list[str] = []
+    for _ in range(2 * MOST_UNREAD + 7):
+        told += [update.request_id for update in step(scheduler, device)[1]]
+    assert min(len(seq.tokens) for seq in scheduler.running()) > MOST_UNREAD
+    scheduler.settle()
+    for seq in scheduler.running():
+        positions = range(5, 5 + 2 * MOST_UNREAD + 7)
+        assert seq.tokens[5:] == [device.next_token(seq.id, position) for position in positions]
+    num_streams = -(-num_seqs // 3)
+    assert len(told) == num_streams * (2 * MOST_UNREAD + 7) + num_seqs - num_streams
 
 
 def test_a_failure_answers_with_all_that_has_landed() -> None:

@@ -16,7 +16,7 @@ def test_a_request_waits_for_its_load_without_slot_and_then_computes_the_rest() 
     scheduler.add(make_request("a", 10))
     plan = scheduler.next_plan()
     assert plan and plan.kv_meta and not plan.rows, "a plan with nothing but the load is submitted, too"
-    scheduler.commit(plan, StepResult(plan_id=plan.id, token_ids=[], num_new=[]))
+    scheduler.commit(plan, StepResult(plan_id=plan.id))
     assert scheduler.next_plan() is None and scheduler.num_running == 0 and scheduler.has_transfers
     store.end()
     scheduler.poll()
@@ -77,7 +77,7 @@ def test_blocks_that_are_saved_outlive_their_sequence() -> None:
     plan = scheduler.next_plan()
     assert plan and plan.kv_meta == [*store.active] and plan.retired == [0]
     store.end()
-    scheduler.commit(plan, StepResult(plan_id=plan.id, token_ids=[], num_new=[]))
+    scheduler.commit(plan, StepResult(plan_id=plan.id))
     assert scheduler.kv.usage == 0
 
 
