@@ -26,15 +26,19 @@ class TreeMask:
     first_drafts: Tensor  # [B] int32: the place of each row's first draft, its length if it has none
 
 
-# From queries a row and queries a tile to [num_tiles, 2] int32: each tile's row and its first query there.
-MakeTiles = Callable[[Sequence[int], int], np.ndarray]
+# From queries a row, queries a tile, and how many of each row's last queries are wanted to [num_tiles, 2]
+# int32: each tile's row and its first query there.
+MakeTiles = Callable[[Sequence[int], int, Sequence[int]], np.ndarray]
 
 
 class TileMaps(Protocol):
     """Where a recorded forward finds which tile of queries is of which row: rows change, this stays."""
 
-    def get(self, tile_queries: int, make: MakeTiles) -> Tensor:
-        """[num_tiles, 2] int32 on the device, of what `make` says of the rows that are no decodes."""
+    def get(self, tile_queries: int, make: MakeTiles, *, all_wanted: bool) -> Tensor:
+        """[num_tiles, 2] int32 on the device, of what `make` says of the rows that are no decodes.
+
+        all_wanted: of all queries, not only of those whose logits are sampled.
+        """
         ...
 
 
@@ -56,9 +60,10 @@ class ForwardInput:
 
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row
+    num_sampled: list[int] = field(default_factory=list)  # per row, so many of its last tokens
     max_query: int = 1
     block_sizes: tuple[int, ...] = ()  # per KV group, tokens
-    tiles: TileMaps | None = None  # of a forward that is recorded for any rows: `query_lens` are then bounds
+    tiles: TileMaps | None = None  # of a forward that is recorded for any rows: lengths are then bounds
 
     # Set by the attention backend's plan(), per KV group:
     attn: tuple[object, ...] = ()

@@ -51,6 +51,7 @@ class AttentionLayer(Protocol):
     kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
     qk_norm: QKNorm | None
     rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
+    is_last: bool  # of the model: what it gives is read where fwd.wanted looks
 
 
 class AttentionBackend(Protocol):
@@ -79,7 +80,7 @@ class AttentionBackend(Protocol):
         Normalize and turn q and k as `layer` says, write k and v to the cache, then attend with q.
 
         All rows write before any row reads, so rows of one step may share blocks.
-        Returns [T, num_heads * head_dim].
+        Returns [T, num_heads * head_dim].  The last layer's may be anything where fwd.wanted does not look.
         """
         ...
 

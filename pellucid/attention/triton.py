@@ -109,6 +109,7 @@ class TritonAttention:
                 tree=self.tree(fwd, slice(num_short, None)),
             ),
             long_query_lens=fwd.query_lens[num_short:],
+            long_sampled=fwd.num_sampled[num_short:],
         )
 
     def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
@@ -120,11 +121,13 @@ class TritonAttention:
             qkv, layer.kv_cache, fwd.positions, step.slot_mapping,
             norm=layer.qk_norm, rope=layer.rope, **scales,
         )  # fmt: skip
-        out = torch.empty_like(q)
+        out, all_wanted = torch.empty_like(q), fwd.all_wanted or not layer.is_last
+        if not all_wanted and not step.short.num_rows:
+            out[0] = 0  # read all the same: where nothing is wanted, and for a recording's padding
         how = {"scale": layer.scale, "window": layer.window, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            tiles = self.tiles(step, fwd, q.shape[1] // layer.kv_cache.shape[2])
+            tiles = self.tiles(step, fwd, q.shape[1] // layer.kv_cache.shape[2], all_wanted=all_wanted)
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 
@@ -140,18 +143,24 @@ class TritonAttention:
             positions=fwd.positions, ancestors=fwd.tree.ancestors, first_drafts=fwd.tree.first_drafts[rows]
         )
 
-    def tiles(self, step: TritonMetadata, fwd: ForwardInput, group_size: int) -> PromptTiles:
-        """The map from tiles to rows, shipped by the first layer that packs its heads in this way."""
-        if group_size not in step.tiles:
+    def tiles(
+        self, step: TritonMetadata, fwd: ForwardInput, group_size: int, *, all_wanted: bool
+    ) -> PromptTiles:
+        """The map from tiles to rows, shipped by the first layer that packs its heads in this way.
+
+        all_wanted: of all queries, not only of those whose logits are sampled.
+        """
+        key = group_size, all_wanted
+        if key not in step.tiles:
             tile_queries = self.queries_per_tile(group_size)
             if fwd.tiles is not None:
-                tiles = fwd.tiles.get(tile_queries, self.prefill_tiles)
+                tiles = fwd.tiles.get(tile_queries, self.prefill_tiles, all_wanted=all_wanted)
             else:
-                tiles = upload(
-                    self.prefill_tiles(step.long_query_lens, tile_queries), step.slot_mapping.device
-                )
-            step.tiles[group_size] = self.prompt_tiles(tiles, step.long, tile_queries)
-        return step.tiles[group_size]
+                wanted = step.long_query_lens if all_wanted else step.long_sampled
+                made = self.prefill_tiles(step.long_query_lens, tile_queries, wanted)
+                tiles = upload(made, step.slot_mapping.device)
+            step.tiles[key] = self.prompt_tiles(tiles, step.long, tile_queries, are_few=not all_wanted)
+        return step.tiles[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,4 +171,6 @@ class TritonMetadata:
     short: PagedRows  # decodes and verifications
     long: PagedRows  # prompt chunks
     long_query_lens: list[int]  # on the host
-    tiles: dict[int, PromptTiles] = field(default_factory=dict)  # by query heads a KV head
+    long_sampled: list[int]  # of these queries the last ones, also on the host
+    # By query heads a KV head, and whether all queries are wanted:
+    tiles: dict[tuple[int, bool], PromptTiles] = field(default_factory=dict)

@@ -46,12 +46,18 @@ def queries_per_tile(group_size: int) -> int:
     return max(1, PACKED_ROWS // group_size)
 
 
-def prefill_tiles(query_lens: Sequence[int], tile_queries: int) -> np.ndarray:
-    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first."""
+def prefill_tiles(
+    query_lens: Sequence[int], tile_queries: int, num_wanted: Sequence[int] | None = None
+) -> np.ndarray:
+    """[num_tiles, 2] int32 on the host: each tile's row and its first query there, late queries first.
+
+    num_wanted: how many of each row's last queries are to be in tiles; None: all.
+    """
+    num_wanted = query_lens if num_wanted is None else num_wanted
     tiles = [
         (row, start)
-        for row, length in enumerate(query_lens)
-        for start in reversed(range(0, length, tile_queries))
+        for row, (length, wanted) in enumerate(zip(query_lens, num_wanted, strict=True))
+        for start in reversed(range(length - wanted, length, tile_queries))
     ]
     return np.array(tiles, dtype=np.int32).reshape(-1, 2)
 

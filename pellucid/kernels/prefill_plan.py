@@ -63,11 +63,14 @@ class PromptTiles:
     )
     rows: PagedRows
     tile_queries: int
+    are_few: bool = False  # then they are taken as they come: to sort them would cost more than it brings
     _longest_first: Tensor | None = None
     _plans: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by KV heads and programs
 
     def longest_first(self) -> Tensor:
-        """The tiles, as `longest_first` sorts them."""
+        """The tiles, as `longest_first` sorts them unless they are few."""
+        if self.are_few:
+            return self.tiles
         if self._longest_first is None:
             self._longest_first = longest_first(self.tiles, self.rows)
         return self._longest_first
@@ -100,7 +103,10 @@ def heads_at_once(num_items: int, num_kv_heads: int, width: int) -> int:
 
 
 def plan(tiles: Tensor, rows: PagedRows, tile_queries: int, num_kv_heads: int, num_programs: int) -> Tensor:
-    """Deal out the items of tiles [num_tiles, 2], the longest first, of so many queries each, to programs."""
+    """Deal out the items of tiles [num_tiles, 2], of so many queries each, to programs.
+
+    The longest first is best, but what must be is that padding comes last.
+    """
     num_tiles = tiles.shape[0]
     num_items = num_tiles * num_kv_heads
     num_segments = num_items + num_programs  # at most, those of programs with nothing to do included
@@ -166,8 +172,9 @@ def plan_kernel(
     costs = tl.where(steps > 0, steps + ITEM, 0)
     ends = tl.cumsum(costs, 0)
     cost = tl.sum(costs)
-    # Of so many of the longest items and one, a program has one more than others need to have.
-    longest = cost * 0
+    # Some program has the longest item.  And of so many of the longest items and one, a program has one more
+    # than others need to have.
+    longest = tl.max(costs, 0)
     for round in tl.static_range(MAX_ROUNDS):
         longest = tl.maximum(
             longest, (round + 1) * tl.sum(tl.where(tile == round * width // num_kv_heads, costs, 0))

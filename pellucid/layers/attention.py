@@ -24,6 +24,7 @@ class Attention(nn.Module):
         scale: float,
         rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
+        is_last: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -36,6 +37,7 @@ class Attention(nn.Module):
         self.rope = rope
         self.q_norm, self.k_norm = qk_norm or (None, None)
         self.qk_norm: QKNorm | None = None  # both in one, once their weights are loaded
+        self.is_last = is_last
         self.kv_cache = torch.empty(0)  # the worker's
         self.backend: AttentionBackend | None = None  # bound once the whole model's needs are known
 

@@ -196,11 +196,12 @@ class Builder:
         rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
         window: int | None = None,
+        is_last: bool = False,
     ) -> Attention:
         """Attention over a packed projection, called as attn(qkv, fwd).
 
         scale: of the scores, default head_dim ** -0.5.  qk_norm: of queries and of keys, over each head.
-        window: tokens a query sees, itself included.
+        window: tokens a query sees, itself included.  is_last: only what fwd.wanted says is read of it.
         """
         local = self._local(heads)
         spec = AttentionSpec(
@@ -220,6 +221,7 @@ class Builder:
             scale=heads.dim**-0.5 if scale is None else scale,
             rope=rope,
             qk_norm=qk_norm,
+            is_last=is_last,
         )
         self.site.attention_layers.append(layer)
         return layer

@@ -110,6 +110,7 @@ class DecoderLayer(nn.Module):
             rope=a.rope(cfg.ropes[index]),
             qk_norm=self._qk_norm(cfg, a) if cfg.qk_norm else None,
             window=cfg.windows[index],
+            is_last=self.is_last,
         )
         self.o = a.row("o_proj", heads.num * heads.dim, dim, bias=cfg.o_bias)
         self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)

@@ -68,6 +68,7 @@ class Passes:
             all_wanted=False,
             tree=None,
             query_lens=[num_query] * self.fwd.num_rows,
+            num_sampled=[1] * self.fwd.num_rows,
             max_query=num_query,
             attn=(),
             taps={},

@@ -71,6 +71,13 @@ class ChunkShape(NamedTuple):
     def num_logits(self) -> int:
         return self.num_rows * (1 + self.num_drafts)
 
+    def num_tiles(self, tile_queries: int, *, all_wanted: bool) -> int:
+        """Most tiles of so many queries that hold all queries of chunks, or those that are sampled."""
+        whole = -(-self.num_chunked // tile_queries) + self.num_chunks + 1
+        if all_wanted:
+            return whole
+        return min(whole, self.num_chunks * -(-(1 + self.num_drafts) // tile_queries))
+
 
 def chunk_shapes(max_tokens: int, max_rows: int, num_drafts: int = 0) -> list[ChunkShape]:
     """What is worth recording, the largest first.
@@ -115,19 +122,20 @@ class TileMaps:
 
     def __init__(self, shape: ChunkShape, device: torch.device) -> None:
         self.shape, self.device = shape, device
-        self._maps: dict[int, tuple[Tensor, MakeTiles]] = {}  # by queries a tile
+        # By queries a tile, and whether all are wanted:
+        self._maps: dict[tuple[int, bool], tuple[Tensor, MakeTiles]] = {}
 
-    def get(self, tile_queries: int, make: MakeTiles) -> Tensor:
+    def get(self, tile_queries: int, make: MakeTiles, *, all_wanted: bool) -> Tensor:
         """The map [num_tiles, 2] for tiles of so many queries; what is over looks at padding."""
-        if tile_queries not in self._maps:
-            num_tiles = -(-self.shape.num_chunked // tile_queries) + self.shape.num_chunks + 1
-            self._maps[tile_queries] = self._padding(num_tiles), make
-        return self._maps[tile_queries][0]
+        key = tile_queries, all_wanted
+        if key not in self._maps:
+            self._maps[key] = self._padding(self.shape.num_tiles(tile_queries, all_wanted=all_wanted)), make
+        return self._maps[key][0]
 
-    def fill(self, query_lens: Sequence[int]) -> None:
+    def fill(self, query_lens: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Bring in the chunks of the step that comes."""
-        for tile_queries, (buffer, make) in self._maps.items():
-            tiles = make(query_lens, tile_queries)
+        for (tile_queries, all_wanted), (buffer, make) in self._maps.items():
+            tiles = make(query_lens, tile_queries, query_lens if all_wanted else num_sampled)
             whole = np.empty(buffer.shape, dtype=np.int32)
             whole[:] = self.shape.num_chunks, 0
             whole[: len(tiles)] = tiles
@@ -160,7 +168,8 @@ class StaticChunks:
     def load(self, counts: StepCounts, places: np.ndarray) -> None:
         """Bring in the rows of a step."""
         refill(self._packed, self._arrange(counts, places)[0])
-        self.tiles.fill(counts.num_query[places >= self.shape.num_decodes].tolist())
+        is_chunk = places >= self.shape.num_decodes
+        self.tiles.fill(counts.num_query[is_chunk].tolist(), counts.num_sampled[is_chunk].tolist())
 
     def _arrange(self, counts: StepCounts, places: np.ndarray) -> tuple[np.ndarray, dict[str, slice]]:
         """The rows among padding, of which the last row has all tokens and logits that nobody else has."""

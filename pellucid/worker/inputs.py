@@ -197,6 +197,7 @@ class InputBuilder:
             logits_index=rows.logits_index,
             tree=arranged.tree,
             query_lens=rows.counts.num_query.tolist(),
+            num_sampled=rows.counts.num_sampled.tolist(),
             max_query=asked.max_query,
             block_sizes=self.block_sizes,
         )

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
 from pellucid import LLM, SamplingParams
+from pellucid.attention.base import AttentionLayer
+from pellucid.attention.triton import TritonAttention
+from pellucid.forward import ForwardInput
+from pellucid.kernels import prefill_attention
 from pellucid.kernels.gather_rows import Asked, Gathered, Held, gather_rows_ref
+from pellucid.kernels.prefill_attention import prefill_tiles
+from pellucid.kernels.prefill_plan import PromptTiles
+from pellucid.models.decoder import Decoder, DecoderLayer
 from pellucid.worker import chunks, graphs
 from pellucid.worker.chunks import (
     Bounds,
@@ -22,6 +30,7 @@ from pellucid.worker.chunks import (
     ChunkRecording,
     ChunkShape,
     StaticChunks,
+    TileMaps,
     chunk_shapes,
 )
 from pellucid.worker.device_step import DeviceStep
@@ -29,6 +38,7 @@ from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.results import Packed
 from tests.worker.test_graphs import worker_of
+from tests.worker.test_wanted import forward_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
 OPTIONS = {
@@ -139,6 +149,59 @@ def test_padded_chunks_give_the_same_tokens(
     assert by_model or len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
 
 
+def said(llm: LLM) -> tuple[list[list[int]], list[float]]:
+    """Tokens of what may be replayed whole, and logprobs of what may not."""
+    asked = [replace(sampling, logprobs=2) for sampling in PLAIN]
+    outputs = [output.outputs[0] for output in llm.generate(PROMPTS, asked, use_tqdm=False)]
+    logprobs = [
+        each.logprob for one in outputs for token in one.logprobs or () for each in dict(token).values()
+    ]
+    return tokens(llm, PLAIN), logprobs
+
+
+def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiles of 8 queries, and chunks of up to 24."""
+    monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
+    monkeypatch.setattr(chunks, "ROOMS", {0: (16, 32), 8: (21, 37)})
+    monkeypatch.setattr(prefill_attention, "PACKED_ROWS", 16)
+    options = OPTIONS | {"enable_prefix_caching": False}
+    with LLM(str(tiny), **options) as llm:
+        model = forward_of(llm).model
+        assert isinstance(model, Decoder)
+        attentions = [layer.attention for layer in model.layers if isinstance(layer, DecoderLayer)]
+        assert [attention.is_last for attention in attentions] == [False, True]
+        attentions[-1].is_last = False
+        expected = said(llm)
+    with LLM(str(tiny), **options) as llm:
+        backend = forward_of(llm).backend
+        assert isinstance(backend, TritonAttention)
+        attend, seen = backend.prefill_attention, list[int]()
+        forward = backend.forward
+
+        def note(*args: Any, tiles: PromptTiles, **how: Any) -> Tensor:
+            seen.append(len(tiles.tiles))
+            return attend(*args, tiles=tiles, **how)
+
+        def forward_into_nothing(qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+            """Of the last layer, what nobody has written would spoil whatever it goes into."""
+            with monkeypatch.context() as patch:
+                if layer.is_last:
+                    patch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
+                return forward(qkv, layer, fwd)
+
+        monkeypatch.setattr(backend, "prefill_attention", note)
+        monkeypatch.setattr(backend, "forward", forward_into_nothing)
+        for is_recorded in (False, True):
+            replays = recorded(llm) if is_recorded else None
+            seen.clear()
+            again = said(llm)
+            assert again[0] == expected[0] and again[1] == pytest.approx(expected[1], abs=1e-5)
+            assert replays is None or len(replays.found) > len(replays.whole) > 0
+            first, last = seen[::2], seen[1::2]
+            assert len(first) == len(last) >= 4 and all(a > b for a, b in zip(first, last, strict=True))
+            assert replays is not None or 0 in last, "a chunk of which nothing is sampled"
+
+
 def test_a_budget_below_every_room_has_no_recordings(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         seen = recorded(llm)
@@ -159,6 +222,21 @@ def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int =
         num_scores=np.zeros_like(num_query),
         num_propose=num_drafts,
     )
+
+
+@pytest.mark.parametrize("tile", [1, 4, 64])
+@pytest.mark.parametrize("num_drafts", [0, 10])
+def test_maps_of_what_is_sampled_have_room_for_it_all(tile: int, num_drafts: int) -> None:
+    maps = TileMaps(ChunkShape(128, 0, num_drafts), torch.device("cpu"))
+    every, some = (maps.get(tile, prefill_tiles, all_wanted=all_wanted) for all_wanted in (True, False))
+    assert len(some) <= len(every)
+    queries, sampled = [30, 11, 20] + [5] * 13, [1, 1 + num_drafts, 0] + [min(5, 1 + num_drafts)] * 13
+    maps.fill(queries, sampled)
+    for found, wanted in ((every, queries), (some, sampled)):
+        made = prefill_tiles(queries, tile, wanted).tolist()
+        assert found.tolist() == made + [[16, 0]] * (len(found) - len(made))
+    maps.fill([128], [0])
+    assert some.tolist() == [[16, 0]] * len(some) and every.tolist()[-1] == [16, 0]
 
 
 STEPS = {

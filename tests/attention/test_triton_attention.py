@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.attention.base import AttentionBackend, AttentionSpec, choose_backend
 from pellucid.attention.torch import TorchAttention
 from pellucid.attention.triton import TritonAttention
+from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
 from tests.spec.toy import tree_config
@@ -63,6 +65,58 @@ def test_draft_trees_through_the_engine_change_no_token(tiny: Path) -> None:
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
         assert llm.llm_engine.stats.num_accepted_tokens > 5
     assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+class Attended:
+    """The backend, which notes how many tiles of prompts it attends with; nobody has written its results."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.backend, self.num_tiles = TritonAttention(), list[int]()
+        self.attend = self.backend.prefill_attention
+        monkeypatch.setattr(self.backend, "prefill_attention", self._attend)
+        monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
+
+    def _attend(self, *args: Any, tiles: PromptTiles, **how: Any) -> Tensor:
+        self.num_tiles.append(len(tiles.tiles))
+        return self.attend(*args, tiles=tiles, **how)
+
+
+WANTED = {  # rows, wanted queries of each, and tiles of 64 queries
+    "a chunk alone": ([(150, 200)], [1], 1),
+    "nothing is sampled": ([(150, 200)], [0], 0),
+    "with decodes": ([(1, 40), (3, 33), (150, 200), (70, 70), (9, 50)], [1, 3, 0, 1, 1], 2),
+    "long verifications": ([(11, 50), (70, 90), (80, 80)], [11, 70, 66], 5),
+}
+
+
+@pytest.mark.parametrize(("lens", "wanted", "num_tiles"), WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("window", [None, 25])
+def test_the_last_layer_attends_where_somebody_reads(
+    lens: list[tuple[int, int]], wanted: list[int], num_tiles: int, window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    attended = Attended(monkeypatch)
+    rows = make_rows(lens, block_size=64, window=window, device=DEVICE)
+    rows.fwd.num_sampled = wanted
+    rows.fwd.all_wanted, rows.is_last = False, True
+    out = attend(attended.backend, rows).cpu()
+    ends = torch.tensor([q for q, _ in lens]).cumsum(0).tolist()
+    read = [at for end, num in zip(ends, wanted, strict=True) for at in range(end - num, end)]
+    torch.testing.assert_close(out[read].double(), rows.expected()[read], atol=3e-6, rtol=0)
+    assert not out[0].isnan().any(), "of recordings' padding it is read whoever it is"
+    assert attended.num_tiles == [num_tiles]
+    rows.is_last = False
+    everything = attend(attended.backend, rows).double().cpu()
+    torch.testing.assert_close(everything, rows.expected(), atol=3e-6, rtol=0)
+    assert attended.num_tiles == [num_tiles, sum(-(-q // 64) for q, _ in lens if q > 8)]
+
+
+def test_the_last_layer_attends_with_all_queries_if_all_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    attended = Attended(monkeypatch)
+    rows = make_rows(DECODES + CHUNKS, block_size=64, device=DEVICE)
+    rows.is_last = True
+    out = attend(attended.backend, rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
 
 
 def test_it_agrees_with_the_torch_backend_and_leaves_the_same_cache() -> None:

@@ -246,6 +246,15 @@ def test_as_many_queries_are_columns_as_there_may_be() -> None:
     assert padded_queries(8, torch.float32, is_fp8=True) == 16
 
 
+def test_tiles_hold_the_queries_that_are_wanted() -> None:
+    lens, wanted = [40, 7, 100, 11, 33], [1, 0, 11, 11, 33]
+    assert prefill_tiles(lens, 32).tolist() == prefill_tiles(lens, 32, lens).tolist()
+    assert prefill_tiles(lens, 32, wanted).tolist() == [[0, 39], [2, 89], [3, 0], [4, 32], [4, 0]]
+    assert prefill_tiles(lens, 16, wanted).tolist() == [[0, 39], [2, 89], [3, 0], [4, 32], [4, 16], [4, 0]]
+    assert prefill_tiles(lens, 8, wanted).tolist()[:3] == [[0, 39], [2, 97], [2, 89]]
+    assert prefill_tiles([40, 7], 16, [0, 0]).shape == (0, 2)
+
+
 def test_tiles_that_see_most_keys_come_first() -> None:
     rows = make_rows([(20, 20), (300, 300), (150, 900)], device=DEVICE)
     tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, 64)).to(DEVICE)

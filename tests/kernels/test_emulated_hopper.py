@@ -27,21 +27,28 @@ def attend(
     head_dim: int,
     heads: tuple[int, int],
     *edits: tuple[str, str],
+    num_wanted: list[int] | None = None,
     **how: int,
 ) -> None:
-    """Attend with the kernel, and compare."""
+    """Attend with the kernel, and compare.  num_wanted: of each row's last queries; None: all."""
     module = emulated("hopper_prefill", *edits, **how)
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
     rows = make_rows(lengths, **shape, spare_columns=0)
     view = paged(rows, rows.fwd.max_query)
     tile_queries = queries_per_tile(heads[0] // heads[1])
-    tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries))
+    num_wanted = rows.query_lens if num_wanted is None else num_wanted
+    tiles = torch.from_numpy(prefill_tiles(rows.query_lens, tile_queries, num_wanted))
     out = torch.full_like(rows.q, torch.nan)
     scales = {"scale": rows.scale * LOG2_E, "v_scale": 1.0}
     module.hopper_prefill(
         rows.q, rows.kv_cache, view, tiles=PromptTiles(tiles, view, tile_queries), **scales, out=out
     )
-    torch.testing.assert_close(out.flatten(1).double(), rows.expected(), atol=2e-2, rtol=2e-2)
+    is_wanted = torch.cat(
+        [torch.arange(q, 0, -1) <= num for q, num in zip(rows.query_lens, num_wanted, strict=True)]
+    )
+    wanted, expected = out[is_wanted].flatten(1).double(), rows.expected()[is_wanted]
+    torch.testing.assert_close(wanted, expected, atol=2e-2, rtol=2e-2)
+    assert out[~is_wanted].isnan().all()
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -49,6 +56,14 @@ def attend(
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2)], ids=str)
 def test_prompt_chunks_match(lengths: list[tuple[int, int]], head_dim: int, heads: tuple[int, int]) -> None:
     attend(lengths, head_dim, heads)
+
+
+@pytest.mark.parametrize("num_wanted", [[1, 0, 1], [1, 11, 70], [0, 3, 0]], ids=str)
+@pytest.mark.parametrize("num_programs", [2, 7])
+def test_only_the_queries_that_are_wanted_are_attended_with(num_wanted: list[int], num_programs: int) -> None:
+    """Tiles then begin anywhere within a row."""
+    lengths = [(1, 1), (65, 65), (200, 330)]
+    attend(lengths, 64, (8, 2), num_wanted=num_wanted, num_multiprocessors=num_programs)
 
 
 @pytest.mark.parametrize("lengths", [[(70, 900)], [(130, 1300)]], ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -160,6 +160,42 @@ def test_every_step_is_taken_once_and_every_part_is_taken_by_who_has_the_rest(se
     num_programs = random.choice((1, 5, 16, 33))
     plan = tiles_of(lens, tile).plan(num_kv_heads, num_programs)
     check(programs_of(plan, num_programs), lens, num_kv_heads, tile)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_few_tiles_are_taken_as_they_come(seed: int) -> None:
+    """Each row's last queries, and behind them a tile of padding again and again, which has no queries."""
+    random = Random(200 + seed)
+    lens = random_lens(random)
+    wanted = [random.choice((0, 1, min(11, num_query))) for num_query, _ in lens]
+    tile, num_programs = random.choice((4, 16)), random.choice((1, 5, 33))
+    made = prefill_tiles([*(q for q, _ in lens), 0], tile, [*wanted, 0])
+    padding = torch.tensor([[len(lens), 0]] * random.choice((0, 3)), dtype=torch.int32).reshape(-1, 2)
+    tiles = torch.cat((torch.from_numpy(made), padding)).to(DEVICE)
+    few = PromptTiles(tiles, rows_of([*lens, (0, 1)]), tile, are_few=True)
+    assert few.longest_first() is tiles
+    if not len(tiles):
+        return
+    programs = programs_of(few.plan(2, num_programs), num_programs)
+    # The same as of texts whose only queries are these, but for where their tokens lie.
+    before = {0: 0}
+    for row, (num_query, _) in enumerate(lens):
+        before[row + 1] = before[row] + num_query - wanted[row]
+    moved = [
+        [replace(s, first_token=s.first_token - before[s.row + 1]) for s in program] for program in programs
+    ]
+    check(moved, [(num, seq_len) for num, (_, seq_len) in zip(wanted, lens, strict=True)], 2, tile)
+
+
+def test_the_longest_of_few_items_is_cut_wherever_it_comes() -> None:
+    lens = [(1, 200), (1, 300), (1, 9000), (1, 100)]
+    few = PromptTiles(
+        torch.from_numpy(prefill_tiles([1] * 4, 64)).to(DEVICE), rows_of(lens), 64, are_few=True
+    )
+    programs = programs_of(few.plan(2, 33), 33)
+    check(programs, lens, 2, 64)
+    loads = loads_of(programs)
+    assert is_cut(programs) and max(loads) <= sum(loads) / 33 + 4, loads
 
 
 @pytest.mark.parametrize("cut", [0, 1000], ids=["cut", "whole"])
