@@ -24,8 +24,8 @@ EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.7
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
 LEAST_TARGET = 4.8e-3
-# Seconds, up to which the busy multiple applies: 37 tokens a second are as good as all at once.
-SMOOTH_TARGET = 27e-3
+# Seconds, up to which the busy multiple applies: 35 tokens a second are as good as all at once.
+SMOOTH_TARGET = 28e-3
 # Of what any chunk adds to a step, however small: so much its tokens may take at least, lest prompts crawl.
 WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
@@ -99,7 +99,6 @@ class LearnedPace:
         self._loads: deque[Load] = deque()  # of steps under way
         self._decodes: dict[int, Mean] = {}  # seconds of steps without prompts, by bit length of their tokens
         self._factors: Factors | None = None
-        self._stairs = Stairs()
         self._looks: Counter[int] = Counter()  # at what decodes take without prompts, by the same
         self._busy = 0.0  # share of the last time in which steps had prompts
         self._was_surprised = False  # by the last step whose decodes had to be guessed
@@ -119,14 +118,8 @@ class LearnedPace:
             return FLOOR
         # n tokens behind `start` others reach n * (start + n / 2): solve for n.
         first = token + attention * start
-        n = int(2 * spare / (first + math.sqrt(first * first + 2 * attention * spare)))
-        beside = sharing(num_decode)
-        for num_tiles in range((n + beside) // TILE + 1, beside // TILE, -1):
-            fits = num_tiles * TILE - beside
-            expected = fixed * decode + token * fits + attention * fits * (start + fits // 2)
-            if expected * self._stairs[num_tiles] <= fixed * decode + spare:
-                return max(FLOOR, fits)
-        return FLOOR
+        n = 2 * spare / (first + math.sqrt(first * first + 2 * attention * spare))
+        return max(FLOOR, fill_tiles(num_decode, int(n)))
 
     def _target_beside(self, decode: float, crowd: float) -> float:
         if self._target is not None:
@@ -159,14 +152,8 @@ class LearnedPace:
         if self._factors is None:
             token = max(seconds - decode, seconds / 2) / max(load.num_prompt, FEW_TOKENS)
             self._factors = Factors(1.0, token, token / LONG_REACH)
-            return
-        amounts = decode, load.num_prompt, load.reach
-        num_tiles, rest = divmod(load.num_prompt + sharing(load.num_decode), TILE)
-        if not rest:
-            expected = self._factors.expected(amounts)
-            self._stairs.learn(num_tiles, seconds / expected)
-            seconds /= self._stairs[num_tiles]
-        self._factors.learn(amounts, seconds)
+        else:
+            self._factors.learn((decode, load.num_prompt, load.reach), seconds)
 
     def _guess_decodes(self, load: Load, seconds: float) -> None:
         """What so many decodes may take alone, though none ever are: a crowd always has prompts."""
@@ -205,29 +192,10 @@ class LearnedPace:
         return self._decodes[min(self._decodes, key=lambda known: abs(known - bucket))].value
 
 
-def sharing(num_decode: int) -> int:
-    """The rows of a chunk's tiles that so many decodes take."""
-    return max(num_decode, SHARING[0]) if num_decode <= SHARING[-1] else 0
-
-
-class Stairs:
-    """By how much steps of so many tiles differ from what their tokens let expect.
-
-    A GPU computes a wave of tiles at once, so some numbers of tiles take as long as the next one.
-    """
-
-    FASTEST, SLOWEST = 0.8, 1.25  # more is no stair
-
-    def __init__(self) -> None:
-        self._ratios: dict[int, float] = {}
-
-    def __getitem__(self, num_tiles: int) -> float:
-        return self._ratios.get(num_tiles, 1.0)
-
-    def learn(self, num_tiles: int, ratio: float) -> None:
-        """A step took so many times what was expected of it."""
-        ratio = min(max(ratio, self.FASTEST), self.SLOWEST)
-        self._ratios[num_tiles] = self[num_tiles] + NEWEST * (ratio - self[num_tiles])
+def fill_tiles(num_decode: int, num_prompt: int) -> int:
+    """So many prompt tokens or some fewer, that fill tiles together with the decodes beside them."""
+    beside = max(num_decode, SHARING[0]) if num_decode <= SHARING[-1] else 0
+    return (num_prompt + beside) // TILE * TILE - beside
 
 
 class Mean:
@@ -261,13 +229,9 @@ class Factors:
         self.values, self._units = list(first), first
         self._doubt = [[self.FIRST_DOUBT * (i == j) for j in range(len(first))] for i in range(len(first))]
 
-    def expected(self, amounts: tuple[float, ...]) -> float:
-        """The seconds of a step with so much of each part."""
-        return sum(value * amount for value, amount in zip(self.values, amounts, strict=True))
-
     def learn(self, amounts: tuple[float, ...], seconds: float) -> None:
         """A step with so much of each part took so long."""
-        expected = self.expected(amounts)
+        expected = sum(value * amount for value, amount in zip(self.values, amounts, strict=True))
         error = min(max(seconds / expected, 1 / MOST_SURPRISE), MOST_SURPRISE) - 1
         parts = [unit * amount / expected for unit, amount in zip(self._units, amounts, strict=True)]
         blame = [_dot(row, parts) for row in self._doubt]

@@ -16,7 +16,7 @@ import pytest
 
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.pace import AIM, FLOOR, LOOKS, TILE, LearnedPace, Pace, Stairs, Unpaced
+from pellucid.schedule.pace import FLOOR, LOOKS, TILE, LearnedPace, Pace, Unpaced
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.schedule.sequence import Sequence
@@ -35,15 +35,9 @@ class Speed:
     chunk: float
     token: float
     reach: float  # for each token before a prompt token
-    waves: float = 0.0  # share of prompt tokens' products that goes by waves of tiles
 
     def step(self, num_decode: int, num_prompt: int, reach: int) -> float:
-        tokens = num_prompt
-        if num_prompt:
-            # A matrix has 96 tiles of outputs, for each tile of rows, and a GPU does 132 at once.
-            tiles = math.ceil((max(32, num_decode) + num_prompt) / TILE)
-            tokens += self.waves * (TILE * math.ceil(tiles * 96 / 132) * 132 / 96 - 40 - num_prompt)
-        seconds = self.decode + self.row * num_decode + self.token * tokens + self.reach * reach
+        seconds = self.decode + self.row * num_decode + self.token * num_prompt + self.reach * reach
         return seconds + (self.chunk if num_prompt else 0.0)
 
 
@@ -53,8 +47,6 @@ SMALL = Speed(decode=0.9e-3, row=10e-6, chunk=0.3e-3, token=2.5e-6, reach=1e-6 /
 LARGE = Speed(decode=4.1e-3, row=28e-6, chunk=0.0, token=19.2e-6, reach=4.3e-6 / 4000)
 # Where decodes alone are slower than the products of a chunk would be.
 SLOW = replace(LARGE, decode=5.3e-3, chunk=-1.2e-3)
-# Waves: 7 tiles of rows take about as long as 8.
-STAIRS = replace(LARGE, waves=0.5, token=18e-6)
 # One row decodes in 0.6 ms, 256 in 5.5, as attention takes its time.
 CROWDED = Speed(decode=0.6e-3, row=19e-6, chunk=0.8e-3, token=2.5e-6, reach=1e-6 / 4000)
 # 32 rows decode in 0.9 ms, and a chunk costs as much again and more, even a small one.
@@ -183,7 +175,6 @@ CASES = [
     ("large", LARGE, 30.0, 300.0),
     ("large, shared", SHARED, 30.0, 300.0),
     ("slow decodes", SLOW, 30.0, 300.0),
-    ("stairs", STAIRS, 30.0, 300.0),
 ]
 
 
@@ -228,22 +219,6 @@ def test_chunks_and_decodes_fill_tiles_of_products(num_streams: int, beside: int
     chunks = [num_prompt for num_decode, num_prompt in run.plans if num_decode and num_prompt]
     over = [(chunk + beside) % TILE for chunk in chunks if chunk > FLOOR]
     assert len(chunks) > 3 and set(over[:-1]) == {0}
-
-
-def test_stairs_are_learned() -> None:
-    """No step takes much longer than was expected of it, whatever its size."""
-    run = beside_streams(STAIRS, LearnedPace(0.03), every=0.4)
-    seconds = [gap for gap in run.gaps(2.0) if gap > 0.015]
-    assert max(seconds) < 1.05 * AIM * 0.03 and quantiles(seconds, n=10)[-1] > 0.92 * AIM * 0.03
-    assert {(chunk + 32) // TILE for _, chunk in run.plans if chunk > FLOOR} >= {6, 7, 8}
-
-
-@pytest.mark.parametrize("ratio", [0.1, 10.0])
-def test_what_is_no_stair_is_left_to_the_factors(ratio: float) -> None:
-    stairs = Stairs()
-    for _ in range(100):
-        stairs.learn(8, ratio)
-    assert Stairs.FASTEST <= stairs[8] <= Stairs.SLOWEST and stairs[7] == 1.0
 
 
 def test_without_streams_plans_are_as_without_a_pace() -> None:
