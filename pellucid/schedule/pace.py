@@ -17,15 +17,15 @@ TILE = 128  # rows that products compute at once, needed or not: a step has room
 # Decodes that share tiles with a chunk: fewer take the place of 32, and more have tiles of their own.
 SHARING = range(32, 97)
 
-# The target of those who name none, in steps that only decode.  At four, a prompt has three quarters of each
-# step: it is done in 4/3 of the time that it takes alone, and five would save it only another 1/12.  Where
-# prompts hardly ever cease, that third is what makes them queue without end: there they get a bit more.
-EASY_MULTIPLE, BUSY_MULTIPLE = 4.0, 5.7
+# The target of those who name none, in steps that only decode.  At 3.5, a prompt has five sevenths of each
+# step: it is done in 7/5 of the time that it takes alone, and 4.5 would save it only another 1/9.  Where
+# prompts hardly ever cease, that overhead is what makes them queue without end: there they get more.
+EASY_MULTIPLE, BUSY_MULTIPLE = 3.5, 5.7
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
 LEAST_TARGET = 4.8e-3
-# Seconds, up to which the busy multiple applies: 35 tokens a second are as good as all at once.
-SMOOTH_TARGET = 28e-3
+# Seconds: more than 39 tokens a second are no smoother, so streams give so much readily, and hardly more.
+SMOOTH_TARGET = 25.5e-3
 # Of what any chunk adds to a step, however small: so much its tokens may take at least, lest prompts crawl.
 WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
@@ -125,7 +125,7 @@ class LearnedPace:
         if self._target is not None:
             return AIM * self._target
         easy, busy = EASY_MULTIPLE * decode, BUSY_MULTIPLE * decode
-        busy = min(busy, max(easy, SMOOTH_TARGET))
+        busy = min(busy, max(SMOOTH_TARGET, 2 * easy - SMOOTH_TARGET))
         target = (easy + (busy - easy) * self._busy) * max(1.0, crowd / FAIR_CROWD)
         return max(target, LEAST_TARGET) if target else target
 

