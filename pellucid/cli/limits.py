@@ -36,14 +36,17 @@ class ModelCost:
     bytes_per_weight: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object], *, bytes_per_weight: int = 2) -> ModelCost:
-        """Read a checkpoint's config.json.  The KV cache has the dtype of the weights."""
+    def from_config(
+        cls, config: Mapping[str, object], *, bytes_per_weight: int = 2, bytes_per_kv: int | None = None
+    ) -> ModelCost:
+        """Read a checkpoint's config.json.  bytes_per_kv: of a number in the KV cache; None is a weight's."""
         layers, dim = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
         heads = _number(config, "num_attention_heads")
         kv_heads = _number(config, "num_key_value_heads", heads)
         head_dim = _number(config, "head_dim", dim // heads)
         experts = _number(config, "num_experts", 0) or _number(config, "num_local_experts", 0)
         hidden = _number(config, "intermediate_size", 0)
+        bytes_per_kv = bytes_per_weight if bytes_per_kv is None else bytes_per_kv
         attention = dim * (heads + 2 * kv_heads) * head_dim + heads * head_dim * dim
         return cls(
             dense_weights=layers * (attention + (dim * experts if experts else 3 * dim * hidden)),
@@ -53,7 +56,7 @@ class ModelCost:
             else 0,
             num_experts=experts,
             num_chosen=_number(config, "num_experts_per_tok", 0) if experts else 0,
-            kv_bytes_per_token=2 * layers * kv_heads * head_dim * bytes_per_weight,
+            kv_bytes_per_token=2 * layers * kv_heads * head_dim * bytes_per_kv,
             attention_flops=4 * layers * heads * head_dim,
             bytes_per_weight=bytes_per_weight,
         )

@@ -19,7 +19,15 @@ from pellucid.platform import detect
 from pellucid.resolve import Resolved, resolve
 from pellucid.types import RequestOutput, SamplingParams
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+LIMITS = (
+    "limit_gigabytes",
+    "limit_teraflops",
+    "machine_gigabytes_per_second",
+    "machine_teraflops_per_second",
+    "limit_seconds",
+    "share_of_limit",
+)
 WATCH_SECONDS = 0.05
 FEWEST_STEPS = 8  # of which the host's time is looked at: it is counted before a step, the step behind it
 
@@ -217,18 +225,28 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
 
 
 def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) -> dict[str, object]:
-    cost = ModelCost.from_config(resolved.checkpoint.config, bytes_per_weight=DTYPE_BYTES[resolved.dtype])
-    num_engines = resolved.user.parallel.data_parallel_size  # each on a machine of its own, with its share
+    """What the machine allows, where that is known: of plain weights, and a token a step."""
+    config, parallel = resolved.checkpoint.config, resolved.user.parallel
+    stored = config.get("quantization_config") or config.get("compression_config")
+    if stored or resolved.user.device.quantization is not None or resolved.num_spec:
+        return dict[str, object].fromkeys(LIMITS)
+    cost = ModelCost.from_config(
+        config, bytes_per_weight=DTYPE_BYTES[resolved.dtype], bytes_per_kv=DTYPE_BYTES[resolved.kv_dtype]
+    )
+    num_devices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size  # alike
+    whole = Machine(bandwidth=num_devices * machine.bandwidth, flops=num_devices * machine.flops)
+    num_engines = parallel.data_parallel_size  # each on a machine of its own, with its share
     limits = [
-        run_limit(cost, workload.requests[i::num_engines], resolved.max_num_seqs, machine)
+        run_limit(cost, workload.requests[i::num_engines], resolved.max_num_seqs, whole)
         for i in range(num_engines)
     ]
     limit_seconds = max(limit.seconds for limit in limits)
-    return {
-        "limit_gigabytes": sum(limit.num_bytes for limit in limits) / 1e9,
-        "limit_teraflops": sum(limit.flops for limit in limits) / 1e12,
-        "machine_gigabytes_per_second": machine.bandwidth / 1e9,
-        "machine_teraflops_per_second": machine.flops / 1e12,
-        "limit_seconds": limit_seconds,
-        "share_of_limit": limit_seconds / run.seconds,
-    }
+    figures = (
+        sum(limit.num_bytes for limit in limits) / 1e9,
+        sum(limit.flops for limit in limits) / 1e12,
+        whole.bandwidth / 1e9,
+        whole.flops / 1e12,
+        limit_seconds,
+        limit_seconds / run.seconds,
+    )
+    return dict(zip(LIMITS, figures, strict=True))

@@ -206,6 +206,7 @@ def test_bench_marks_what_chance_has_accepted(pellucid, tmp_path):
     assert figures["spec_decode_num_draft_tokens"] == 2 * figures["spec_decode_num_drafts"] > 0
     assert "spec_decode_num_accepted_tokens_per_pos" in out
     assert figures["mean_accepted_length"] > 2.5  # the text's end cuts the last verification
+    assert figures["share_of_limit"] is None, "nobody knows how many tokens a step can yield"
 
 
 def test_bench_latency_measures_each_batch_size(pellucid, tmp_path):

@@ -41,6 +41,7 @@ def test_an_untied_model_reads_its_head_but_not_its_embedding():
 def test_float32_doubles_what_bfloat16_moves():
     config = json.loads((SHAPES / "qwen3-0.6b.json").read_text())
     assert ModelCost.from_config(config, bytes_per_weight=4).kv_bytes_per_token == 224 * 1024
+    assert ModelCost.from_config(config, bytes_per_weight=4, bytes_per_kv=1).kv_bytes_per_token == 56 * 1024
 
 
 def test_a_model_without_grouped_heads_or_head_dim_has_heads_of_its_width():
