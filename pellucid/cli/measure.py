@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ from pellucid.resolve import Resolved, resolve
 from pellucid.types import RequestOutput, SamplingParams
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-LIMITS = (
+LIMITS: tuple[str, ...] = (
     "limit_gigabytes",
     "limit_teraflops",
     "machine_gigabytes_per_second",
@@ -224,12 +225,12 @@ def _speed(workload: Workload, run: Run, *, on_gpu: bool) -> dict[str, object]:
     }
 
 
-def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) -> dict[str, object]:
+def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) -> Mapping[str, object]:
     """What the machine allows, where that is known: of plain weights, and a token a step."""
     config, parallel = resolved.checkpoint.config, resolved.user.parallel
     stored = config.get("quantization_config") or config.get("compression_config")
     if stored or resolved.user.device.quantization is not None or resolved.num_spec:
-        return dict[str, object].fromkeys(LIMITS)
+        return dict.fromkeys(LIMITS)
     cost = ModelCost.from_config(
         config, bytes_per_weight=DTYPE_BYTES[resolved.dtype], bytes_per_kv=DTYPE_BYTES[resolved.kv_dtype]
     )
