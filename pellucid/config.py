@@ -90,7 +90,7 @@ class SchedulerConfig:
     target_itl_ms: float | None = option(
         None,
         "milliseconds between a stream's tokens while prompts are computed beside it: sizes their chunks; "
-        "0 no limit; default 3.5 to 5.7 times what a step without prompts takes",
+        "0 no limit; default about 3.5 to 5.7 times what a step without prompts takes, at least 4.8",
     )
     enable_chunked_prefill: bool = option(True, "prompts are computed in chunks beside decodes; always on")
     scheduling_policy: str = option("fcfs", "fcfs, or priority (lower first)", ("fcfs", "priority"))

@@ -12,7 +12,7 @@ an item.  The program with an item's first steps, its newest keys, takes what th
 rest.  It has a higher number than they have, and they begin with what they give, so nobody waits for a
 program that has not been started, nor for one that waits itself.
 
-Legend: B rows, S segments: steps of an item that one program takes in a row.
+A segment is what one program takes of an item in a row.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def plan_kernel(
     ends = tl.cumsum(costs, 0)
     cost = tl.sum(costs)
     # Some program has the longest item.  And of so many of the longest items and one, a program has one more
-    # than others need to have.
+    # than others need to have; of tiles that are not sorted this is only about so.
     longest = tl.max(costs, 0)
     for round in tl.static_range(MAX_ROUNDS):
         longest = tl.maximum(

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
 TILE = 128  # rows that products compute at once, needed or not: a step has room for whole tiles of tokens
-# Decodes that share tiles with a chunk: fewer take the place of 32, and more have tiles of their own.
-SHARING = range(32, 97)
+# Places for decodes that a step has beside chunks, needed or not (worker/chunks.py), and how many more may
+# come with the chunks.  So many share tiles with these; more decodes have tiles of their own.
+PLACES, MORE = (32, 64), 16
 
 # The target of those who name none, in steps that only decode.  At 3.5, a prompt has five sevenths of each
 # step: it is done in 7/5 of the time that it takes alone, and 4.5 would save it only another 1/9.  Where
@@ -30,7 +31,7 @@ SMOOTH_TARGET = 25.5e-3
 WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
 FAIR_CROWD, FEW_DECODES = 0.1, 32
-LOOKS = 3  # steps without prompts, once for every four times as many decodes; all but the last can tell
+LOOKS = 3  # steps without prompts, for decodes that are no less than twice as many as are known
 BUSY_SECONDS = 1.0  # about how long the share of time with prompts looks back
 AIM = 0.9  # of a target that the user names: steps scatter around what was expected of them
 
@@ -90,7 +91,7 @@ class LearnedPace:
 
         fixed * (seconds of a step with these decodes alone) + token * num_prompt + attention * reach
 
-    Decodes alone are measured for every power of two of their number; steps with prompts teach the factors.
+    Decodes alone are measured, by powers of two of their number; steps with prompts teach the factors.
     """
 
     def __init__(self, target: float | None = None) -> None:
@@ -179,10 +180,10 @@ class LearnedPace:
         return self._looks[_bucket(num_decode)] <= LOOKS
 
     def _is_measured(self, num_tokens: int) -> bool:
-        """Or are decodes of about this number, or of half of it, unknown or guessed?"""
+        """Or are decodes of about this number unknown, of half of it as well, or guessed?"""
         bucket = _bucket(num_tokens)
-        known = (self._decodes.get(near) for near in (bucket, bucket - 1))
-        return any(mean.num > 0 for mean in known if mean is not None)
+        mean = self._decodes.get(bucket) or self._decodes.get(bucket - 1)
+        return mean is not None and mean.num > 0
 
     def _decode_seconds(self, num_tokens: int) -> float:
         """Of a step with these decodes alone, or with the nearest number that is known; 0 if none is."""
@@ -194,7 +195,7 @@ class LearnedPace:
 
 def fill_tiles(num_decode: int, num_prompt: int) -> int:
     """So many prompt tokens or some fewer, that fill tiles together with the decodes beside them."""
-    beside = max(num_decode, SHARING[0]) if num_decode <= SHARING[-1] else 0
+    beside = next((max(num_decode, places) for places in PLACES if num_decode <= places + MORE), 0)
     return (num_prompt + beside) // TILE * TILE - beside
 
 

@@ -279,7 +279,7 @@ class ChunkForward(Forward):
             return torch.cat((x[:num_decodes], chunked))
 
         step.fwd.taps.update({name: without_padding(tap) for name, tap in padded.fwd.taps.items()})
-        if step.fwd.all_wanted:
+        if len(hidden) == shape.num_tokens:  # never the number of logits
             return step, without_padding(hidden)
         return step, hidden[: counts.num_sampled.sum()]  # padding's are the last
 
@@ -325,13 +325,14 @@ class ChunkForward(Forward):
         """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
         if not self.shapes:
             return 0
-        step, hidden = self._recordings[self.shapes[0]].first()
+        largest = self.shapes[0]
+        step, hidden = self._recordings[largest].first()
         per_hidden = hidden.nbytes // len(hidden)
         per_token = sum(tap.nbytes // len(tap) for tap in step.fwd.taps.values())
         tables = sum(table.nbytes for table in step.fwd.block_tables)
 
         def kept(shape: ChunkShape) -> int:
-            num_hidden = shape.num_tokens if step.fwd.all_wanted else shape.num_logits
+            num_hidden = shape.num_tokens if len(hidden) == largest.num_tokens else shape.num_logits
             return per_hidden * num_hidden + per_token * shape.num_tokens + tables
 
         return sum(map(kept, self.shapes[1:]))

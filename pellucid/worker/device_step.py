@@ -59,7 +59,8 @@ class Forward:
         step = self.inputs.gather(rows)
         fwd = step.fwd
         fwd.tiles = tiles
-        fwd.all_wanted = self.needs.hidden or bool(rows.counts.num_scores.any())
+        are_read = self.needs.hidden or bool(self.needs.taps)
+        fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
         fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
         return step
 

@@ -100,8 +100,10 @@ class Slots:
                     columns += range(first, lens[slot])
                     values += blocks
             if slots:
-                most = max(columns) + 1
-                assert most <= table.shape[1], f"{most} blocks in {table.shape[1]} columns"
+                most = max(columns)
+                assert most < table.shape[1], (
+                    f"slot {slots[columns.index(most)]}: {most + 1} blocks in {table.shape[1]} columns"
+                )
                 self._scatter(table, np.array([slots, columns, values]))
 
     def _scatter(self, target: Tensor, cells: np.ndarray) -> None:

@@ -81,7 +81,7 @@ class Seen:
     def _find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
         if (result := self.find(counts)) is not None:
             self.found.append(result[0].static.shape)
-            self.num_over += int((counts.num_query > 1).argmax()) - result[1]
+            self.num_over += max(0, int((counts.num_query > 1).argmax()) - result[1])
         return result
 
     def _step(self, counts: StepCounts) -> Packed | None:
@@ -145,7 +145,7 @@ def test_padded_chunks_give_the_same_tokens(
         spare = worker_of(llm).runner.slots.spare
         assert worker_of(llm).runner.slots.num_computed[spare] == 0, "padding has advanced"
     assert len(seen.whole) >= 2, seen.whole
-    assert by_model or config or seen.num_over, "decodes for which there was no place but among chunks"
+    assert by_model or config or seen.num_over > 0, "decodes for which there was no place but among chunks"
     assert by_model or len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
 
 

@@ -211,7 +211,7 @@ def test_prompts_do_not_crawl_where_any_chunk_takes_longer_than_a_target_would_b
     assert itl < 1.5e3 * dear.step(32, 64, 0) and ttft < 200
 
 
-@pytest.mark.parametrize("num_streams,beside", [(1, 32), (32, 32), (33, 33), (90, 90), (100, 128)])
+@pytest.mark.parametrize("num_streams,beside", [(1, 32), (32, 32), (48, 48), (49, 64), (80, 80), (81, 0)])
 def test_chunks_and_decodes_fill_tiles_of_products(num_streams: int, beside: int) -> None:
     run = VirtualRun(SMALL, LearnedPace(), num_slots=128)
     streams = deque((0.0, stream(i)) for i in range(num_streams))
@@ -252,6 +252,7 @@ def test_a_crowd_that_comes_at_once_is_served_nearly_as_fast_as_without_a_pace(
     assert last[0] < most * last[1]
 
 
+# One every 4 ms is hardly a crowd: streams give what they do otherwise, and no more.
 @pytest.mark.parametrize(("every", "most"), [(0.0002, 1.1), (0.001, 1.1), (0.004, 1.25)])
 def test_a_crowd_need_not_wait_until_it_is_known_what_its_decodes_take(every: float, most: float) -> None:
     last: list[float] = []
@@ -316,6 +317,29 @@ def test_an_accident_is_no_guess_at_what_the_decodes_of_a_crowd_take(num_prompt:
             pace.took(CROWDED.step(100, num_prompt, 0) if i else first)
         rooms.append([pace.room(100, 0) for _ in range(LOOKS + 1)][-1])
     assert rooms[1] < 2 * rooms[0], rooms
+
+
+@pytest.mark.parametrize("first", [1.0, 1.1, 2.5])
+def test_a_guess_is_corrected_once_it_can_be(first: float) -> None:
+    """In a crowd what decodes take is guessed, perhaps badly; then half as many are measured."""
+    pace, rng = LearnedPace(), random.Random(0)
+
+    def step(num_decode: int, num_waiting: int, scale: float = 1.0) -> float:
+        room = min(8192, pace.room(num_decode, 0, num_waiting))
+        seconds = scale * LARGE.step(num_decode, room, 0) * rng.uniform(0.95, 1.05)
+        pace.planned(num_decode, room, 0)
+        pace.took(seconds)
+        return seconds
+
+    for _ in range(10):
+        pace.planned(1, 0, 0)
+        pace.took(LARGE.step(1, 0, 0))
+    for _ in range(5):
+        step(1, num_waiting=60)
+    step(64, num_waiting=60, scale=first)
+    for num_decode, num_waiting in [(64, 60)] * 20 + [(32, 1)] * 20:
+        step(num_decode, num_waiting)
+    assert sum(step(64, num_waiting=1) for _ in range(300)) < 300 * 0.03
 
 
 def test_what_surprises_twice_is_no_accident() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
 from pellucid.kernels.compilations import LateCompilations
@@ -61,3 +64,19 @@ def test_it_may_be_asked_twice() -> None:
     counts = StepCounts.uniform(np.arange(2), 1)
     pending = ResultReader(LateCompilations()).begin(7, counts, packed([[5], [6]], [1, 1]))
     assert pending.result() == pending.result()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_results_of_several_sizes_are_under_way_and_read_late() -> None:
+    reader, pending = ResultReader(LateCompilations()), []
+    for round in range(6):
+        num_rows = (3, 5, 2)[round % 3]
+        step = packed([[100 * round + row] for row in range(num_rows)], [1] * num_rows)
+        there = replace(step, flat=step.flat.cuda())
+        pending.append((round, reader.begin(round, StepCounts.uniform(np.arange(num_rows), 1), there)))
+        if len(pending) > 2:
+            first, oldest = pending.pop(0)
+            assert oldest.result().tokens == [[100 * first + row] for row in range((3, 5, 2)[first % 3])]
+    for last, result in pending:
+        assert result.result().tokens == [[100 * last + row] for row in range((3, 5, 2)[last % 3])]
