@@ -4,8 +4,8 @@
     pellucid bench serve --workload load
 
 Front and engine are real, each in its process, the worker's host part included; but a step takes so long as
-is written here, and gives a random token to every row that samples.  `bench serve` then shows what their clients
-would see, and CPU time of each process: with --output-len 1 of requests, with more of tokens.
+is written here, and gives a random token to every row that samples.  `bench serve` then shows what their
+clients would see, and CPU time of each process: with --output-len 1 of requests, with more of tokens.
 """
 
 from __future__ import annotations
