@@ -25,8 +25,8 @@ EASY_MULTIPLE, BUSY_MULTIPLE = 3.5, 5.7
 # Seconds, the target at least: nobody reads 200 tokens a second, and where decodes are very fast even a small
 # chunk costs several of them.
 LEAST_TARGET = 4.8e-3
-# Seconds: more than 39 tokens a second are no smoother, so streams give so much readily, and hardly more.
-SMOOTH_TARGET = 25.5e-3
+# Seconds: more than 37 tokens a second are no smoother, so streams give so much readily, and hardly more.
+SMOOTH_TARGET = 27e-3
 # Of what any chunk adds to a step, however small: so much its tokens may take at least, lest prompts crawl.
 WORTHWHILE = 0.5
 # Where more wait for a first token, for each token of decodes, those who decode bear more.
