@@ -77,10 +77,21 @@ CUTS = {
     16: (384, 128, 16),
     32: (512, 128, 8),
     64: (512, 512, 8),
-    128: (1024, 512, 8),
-    512: (1024, 1024, 8),
 }
 CUT_OF_MANY = (2048, 2048, 8)
+
+# Most pairs: keys, warps and stages of a tile.  Up to 64 pairs, and between them and 132, a multiprocessor has
+# one program at once, and that wants many keys under way; then two, or two in turn; then up to four.
+TILES = {
+    16: (128, 4, 3),
+    64: (64, 4, 4),
+    132: (64, 4, 5),
+    230: (64, 4, 3),
+    264: (64, 4, 4),
+    396: (64, 4, 3),
+    528: (64, 2, 2),
+}
+TILE_OF_MANY = (64, 4, 3)
 
 
 def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
@@ -99,10 +110,7 @@ def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
 
 
 def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
-    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`.
-
-    While each multiprocessor has a program or two, those want many keys under way; after that, many programs.
-    """
+    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`."""
     *_, block_size, head_dim = kv_cache.shape
     is_fp8 = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
@@ -111,12 +119,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
         keys, warps, stages = 64, 4, 3
     elif padded == COLUMNS:
         keys, warps, stages = (128, 4, 3) if num_pairs <= 5 * PROGRAMS else (64, 2, 3)
-    elif num_pairs <= 16 or (is_fp8 and num_pairs <= PROGRAMS):
-        keys, warps, stages = 128, 4, 3
-    elif num_pairs <= PROGRAMS:
-        keys, warps, stages = 64, 4, 4
+    elif is_fp8:
+        keys, warps, stages = (128, 4, 3) if num_pairs <= PROGRAMS else (64, 4, 3)
     else:
-        keys, warps, stages = (64, 2, 2) if not is_fp8 and num_pairs <= 2 * PROGRAMS else (64, 4, 3)
+        keys, warps, stages = next((TILES[limit] for limit in TILES if num_pairs <= limit), TILE_OF_MANY)
     # A tile is part of a page, or it is some pages.
     if (divisor := block_size & -block_size) != block_size:
         keys = min(keys, divisor)
