@@ -24,8 +24,9 @@ a KV head, H head dim.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import triton
@@ -43,6 +44,7 @@ from pellucid.kernels.paged_attention import (
     tree_arguments,
 )
 
+Value = TypeVar("Value")
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 MAX_CHUNKS = 32  # of a row
@@ -74,17 +76,17 @@ class Tile(NamedTuple):
 # A cut costs a merge, which takes as long as 200 keys: few pairs are cut to fill the GPU, many for balance.
 CUTS = {
     4: (384, 128, 32),
-    16: (384, 128, 16),
+    8: (384, 128, 16),
+    16: (384, 128, 8),
     32: (512, 128, 8),
     64: (512, 512, 8),
 }
 CUT_OF_MANY = (2048, 2048, 8)
 
-# Most pairs: keys, warps and stages of a tile.  Up to 64 pairs, and between them and 132, a multiprocessor has
-# one program at once, and that wants many keys under way; then two, or two in turn; then up to four.
+# Most pairs: keys, warps and stages of a tile.  While a multiprocessor has one program, that wants many keys
+# under way.  Then the more stages, the fewer programs at once: what ends in full rounds of them, is fast.
 TILES = {
     16: (128, 4, 3),
-    64: (64, 4, 4),
     132: (64, 4, 5),
     230: (64, 4, 3),
     264: (64, 4, 4),
@@ -92,11 +94,18 @@ TILES = {
     528: (64, 2, 2),
 }
 TILE_OF_MANY = (64, 4, 3)
+FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
+FP8_TILE_OF_MANY = (64, 2, 3)
+
+
+def up_to(num: int, table: Mapping[int, Value], beyond: Value) -> Value:
+    """What a table has for up to so many."""
+    return next((table[most] for most in table if num <= most), beyond)
 
 
 def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
     """How to cut so many pairs of a row and a KV head.  max_keys: that a row may see; tile: keys of one."""
-    whole, chunk, most = next((CUTS[limit] for limit in CUTS if num_pairs <= limit), CUT_OF_MANY)
+    whole, chunk, most = up_to(num_pairs, CUTS, CUT_OF_MANY)
     min_chunk = max(chunk, tile)
     num_chunks = 1 if max_keys <= whole else min(most, triton.cdiv(max_keys, min_chunk))
     return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
@@ -110,7 +119,7 @@ def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
 
 
 def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
-    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, which have `dtype`."""
+    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, of `dtype`."""
     *_, block_size, head_dim = kv_cache.shape
     is_fp8 = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
@@ -118,11 +127,11 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
     elif padded > 16:
         keys, warps, stages = 64, 4, 3
     elif padded == COLUMNS:
-        keys, warps, stages = (128, 4, 3) if num_pairs <= 5 * PROGRAMS else (64, 2, 3)
+        keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
     elif is_fp8:
         keys, warps, stages = (128, 4, 3) if num_pairs <= PROGRAMS else (64, 4, 3)
     else:
-        keys, warps, stages = next((TILES[limit] for limit in TILES if num_pairs <= limit), TILE_OF_MANY)
+        keys, warps, stages = up_to(num_pairs, TILES, TILE_OF_MANY)
     # A tile is part of a page, or it is some pages.
     if (divisor := block_size & -block_size) != block_size:
         keys = min(keys, divisor)
