@@ -146,6 +146,11 @@ def merged_at_once(packed: int, head_dim: int) -> int:
     return min(MAX_CHUNKS, max(1, MERGED_AT_ONCE // numbers))
 
 
+def copies_for(num_lines: int, num_warps: int) -> int:
+    """How often so many numbers are loaded, such that each thread has some of its own: up to four."""
+    return max(1, 4 * 32 * num_warps // triton.next_power_of_2(num_lines))
+
+
 @cache
 def arrivals(num_pairs: int, device: torch.device) -> Tensor:
     """Zeros in which the chunks of each pair are counted; zeros again when a launch is done.
@@ -244,7 +249,8 @@ def decode_attention(
         FP8=is_fp8,
         COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
-        MERGED=merged_at_once(packed, head_dim),
+        MERGED=(merged := merged_at_once(packed, head_dim)),
+        COPIES=copies_for(merged * packed, tile.num_warps),
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
@@ -359,6 +365,7 @@ def decode_kernel(
     COLUMNS: tl.constexpr,  # for queries
     TREE: tl.constexpr,
     MERGED: tl.constexpr,
+    COPIES: tl.constexpr,
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -431,7 +438,7 @@ def decode_kernel(
                         out_ptr + first_token.to(tl.int64) * out_token_stride,
                         partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
                         kv_head, num_query, chunks, v_scale, out_token_stride,
-                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, MARKED,
+                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, COPIES, MARKED,
                     )  # fmt: skip
         is_there = seeks
         if seeks:  # last, when memory is busy with what other programs have asked for
@@ -463,6 +470,7 @@ def merge_chunks(
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
     MERGED: tl.constexpr,
+    COPIES: tl.constexpr,
     MARKED: tl.constexpr,
 ):
     """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
@@ -479,16 +487,20 @@ def merge_chunks(
         chunk = start + tl.arange(0, MERGED)
         line = chunk[:, None] * PACKED + packed[None, :]
         present = (chunk < chunks)[:, None] & asked[None, :]
-        stats_at = statistics_ptr + line * 2
+        # Each number as often as it takes for every thread to load one: of fewer than threads, threads and
+        # the compiler make copies, loaded at different times, and what is true of one need not be of others.
+        stats_at = statistics_ptr + line[:, :, None] * 2 + tl.zeros([1, 1, COPIES], tl.int32)
         inside = present[:, :, None] & (dim < HEAD_DIM)[None, None, :]
         at = partial_ptr + line[:, :, None] * HEAD_DIM + dim[None, None, :]
         maxima, totals, parts = load_parts(stats_at, at, present, inside)
         if MARKED:
             while is_missing(maxima, totals, parts):
                 maxima, totals, parts = load_parts(stats_at, at, present, inside)
-            tl.store(stats_at, missing, mask=present)
-            tl.store(stats_at + 1, missing, mask=present)
+            tl.debug_barrier()
+            tl.store(statistics_ptr + line * 2, missing, mask=present)
+            tl.store(statistics_ptr + line * 2 + 1, missing, mask=present)
             tl.store(at, missing, mask=inside)
+        maxima, totals = tl.max(maxima, 2), tl.max(totals, 2)
         new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
         weight = tl.exp2(maxima - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)
@@ -504,8 +516,8 @@ def merge_chunks(
 @triton.jit
 def load_parts(statistics_at, partial_at, present, inside):
     """What other programs have written: not to be found in this one's cache."""
-    maxima = tl.load(statistics_at, mask=present, other=-1.0e30, volatile=True)
-    totals = tl.load(statistics_at + 1, mask=present, other=0.0, volatile=True)
+    maxima = tl.load(statistics_at, mask=present[:, :, None], other=-1.0e30, volatile=True)
+    totals = tl.load(statistics_at + 1, mask=present[:, :, None], other=0.0, volatile=True)
     return maxima, totals, tl.load(partial_at, mask=inside, other=0.0, volatile=True)
 
 
@@ -513,5 +525,5 @@ def load_parts(statistics_at, partial_at, present, inside):
 def is_missing(maxima, totals, parts):
     """Whether a number has not been written yet."""
     missing = (maxima.to(tl.int32, bitcast=True) == -1) | (totals.to(tl.int32, bitcast=True) == -1)
-    missing = missing[:, :, None] | (parts.to(tl.int32, bitcast=True) == -1)
-    return tl.max(missing.to(tl.int32)) > 0
+    missing = tl.max(missing.to(tl.int32), 2, keep_dims=True)
+    return tl.max(missing | (parts.to(tl.int32, bitcast=True) == -1).to(tl.int32)) > 0

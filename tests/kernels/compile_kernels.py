@@ -127,6 +127,11 @@ def compiled_size(
     kernel, types: dict[str, str], constants: dict[str, float | str | None], **options: int
 ) -> int:  # noqa: ANN001
     """The same, with the type of each argument that is no constant."""
+    return compiled(kernel, types, constants, **options).metadata.shared
+
+
+def compiled(kernel, types: dict[str, str], constants: dict[str, float | str | None], **options: int):  # noqa: ANN001, ANN201
+    """What Triton makes of it."""
     names = kernel.arg_names
     constants = {"DEPENDENT": True} | constants
     chosen = {name: value for name, value in constants.items() if name in names}
@@ -140,7 +145,7 @@ def compiled_size(
     source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
-    return triton.compile(source, target=HOPPER, options=options).metadata.shared
+    return triton.compile(source, target=HOPPER, options=options)
 
 
 def main() -> None:
@@ -323,11 +328,18 @@ def compile_decode() -> None:
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
             "COLUMNS": rows == decode.COLUMNS,
-            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": decode.merged_at_once(packed, head_dim)},
+            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := decode.merged_at_once(packed, head_dim))},
+            "COPIES": decode.copies_for(merged * packed, tile.num_warps),
             "MARKED": num_pairs == 8,  # all their chunks have programs
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        size = shared_memory(decode.decode_kernel, stored, constants, **options)
+        types = {name: signature_of(name, stored) for name in decode.decode_kernel.arg_names}
+        kernel = compiled(decode.decode_kernel, types, constants, **options)
+        if constants["MARKED"]:
+            # What others write is loaded at one place, and again where it was missing.  A second copy, which
+            # the compiler makes of a load where there are fewer numbers than threads, nobody would look at.
+            assert kernel.asm["ttgir"].count("isVolatile = true") == 2 * 3, constants
+        size = kernel.metadata.shared
         sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {size}\n")
 
 

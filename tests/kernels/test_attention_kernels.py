@@ -396,6 +396,30 @@ def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_query,keys", [(1, 450), (1, 2000), (8, 500), (8, 2000), (8, 9000)])
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_who_merges_finds_what_others_have_written(num_query: int, keys: int, is_fp8: bool) -> None:
+    """It waits for numbers, not for programs: were one missed, some of many results would differ."""
+    shape = {"heads": (16, 8), "head_dim": 128, "block_size": 64, "dtype": torch.bfloat16}
+    rows = make_rows([(num_query, keys)] * (2 if num_query == 1 else 1), **shape, device="cuda")
+    view = paged(rows, num_query)
+    cache = rows.kv_cache.float().to(torch.float8_e4m3fn) if is_fp8 else rows.kv_cache
+    outs = torch.empty(50, *rows.q.shape, dtype=rows.q.dtype, device="cuda")
+    expected = decode_attention_ref(rows.q, cache, view, scale=rows.scale)
+    decode_attention(rows.q, cache, view, scale=rows.scale, out=outs[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            decode_attention(rows.q, cache, view, scale=rows.scale, out=out)
+    for _ in range(40):
+        outs.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(outs, outs[:1].expand_as(outs))
+    torch.testing.assert_close(outs[0], expected, atol=6e-2, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_decode_replays_in_a_graph_with_other_lengths() -> None:
     rows = make_rows(
         [(1, 300), (1, 40), (1, 900)], dtype=torch.bfloat16, block_size=64, head_dim=128, device="cuda"
