@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 65 to 512.
+"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 33 to 512.
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
 of its rows for each group of four warps; one warp copies steps of W and x by the TMA unit, as far ahead as

@@ -1,4 +1,4 @@
-"""Products of 65 to 512 rows: against float64, whatever the tile; bits that know nothing of their company."""
+"""Products of 33 to 512 rows: against float64, whatever the tile; bits that know nothing of their company."""
 
 from __future__ import annotations
 
