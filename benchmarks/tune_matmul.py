@@ -42,6 +42,7 @@ from pellucid.kernels.tiles import (
     SplitK,
     Tile,
     Wgmma,
+    choose,
     to_words,
     user_folder,
     write_table,
@@ -271,9 +272,14 @@ def main() -> None:
             best = min(measured, key=measured.__getitem__)
             figures = f"{1e6 * measured[best]:6.1f} us, library {1e6 * measured[None]:6.1f} us"
             console.print(f"{shape[0]}x{shape[1]} {num_rows:4} rows: {figures}  {to_words(best)}")
-    chosen = {(options.bits, *shape[:2]): choices for shape, choices in choose_all(times).items()}
+    device_name, chosen = torch.cuda.get_device_name(), {}
+    for (num_out, num_in, _), choices in choose_all(times).items():
+        # A table counts for all rows of a shape, so those that were not measured keep what is known for them.
+        is_all = set(options.rows) == set(ROWS)
+        kept = {} if is_all else choose(num_out, num_in, bits=options.bits, device_name=device_name)
+        chosen[options.bits, num_out, num_in] = kept | choices
     folder = PACKAGED if options.package else user_folder()
-    console.print(f"wrote {write_table(folder, torch.cuda.get_device_name(), chosen)}")
+    console.print(f"wrote {write_table(folder, device_name, chosen)}")
     if options.json:
         report = [
             {"shape": shape, "rows": rows, "us": [[to_words(tile), 1e6 * s] for tile, s in measured.items()]}

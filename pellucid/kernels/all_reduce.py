@@ -75,6 +75,11 @@ def memory_shape(size: int) -> tuple[int, int, int, int]:
     return (2, size, MAX_ROWS, MAX_WORDS)
 
 
+def padded_words(num_words: int) -> int:
+    """A power of two, no less than a warp has threads: each waits for words of its own, and all for all."""
+    return max(32, triton.next_power_of_2(num_words))
+
+
 def sum_rows(x: Tensor, mailbox: Mailbox) -> Tensor:
     """x [T, D] of all ranks, added up in place."""
     assert mailbox.can_sum(x), (x.shape, x.dtype, x.stride())
@@ -84,9 +89,9 @@ def sum_rows(x: Tensor, mailbox: Mailbox) -> Tensor:
         mailbox.addresses,
         mailbox.epochs,
         NUM_WORDS=num_words,
-        PADDED=triton.next_power_of_2(num_words),
+        PADDED=padded_words(num_words),
         DTYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16,
-        num_warps=warps_for(2 * triton.next_power_of_2(num_words)),
+        num_warps=warps_for(2 * padded_words(num_words)),
         **mailbox.constants,
         **dependent(),
     )
@@ -115,10 +120,10 @@ def sum_add_rms_norm(
         mailbox.epochs,
         eps,
         NUM_WORDS=num_words,
-        PADDED=triton.next_power_of_2(num_words),
+        PADDED=padded_words(num_words),
         DTYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16,
         HAS_RESIDUAL=residual is not None,
-        num_warps=warps_for(2 * triton.next_power_of_2(num_words)),
+        num_warps=warps_for(2 * padded_words(num_words)),
         **mailbox.constants,
         **dependent(),
     )
@@ -151,7 +156,7 @@ def best_of_ranks(values: Tensor, ids: Tensor, mailbox: Mailbox) -> Tensor:
 
     values: [S] float32, up to MAX_WORDS / 2 of them.  ids: [S] int32.  Returns [S] int32.
     """
-    num, padded = len(values), triton.next_power_of_2(len(values))
+    num, padded = len(values), padded_words(len(values))
     assert values.dtype == torch.float32 and ids.dtype == torch.int32, (values.dtype, ids.dtype)
     assert values.shape == ids.shape == (num,) and values.is_contiguous() and ids.is_contiguous()
     assert 0 < num <= MAX_WORDS // 2, num

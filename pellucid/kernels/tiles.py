@@ -163,14 +163,12 @@ def read_table(table: Mapping) -> tuple[tuple[str, ...], dict[tuple[int, int, in
 
 
 def write_table(folder: Path, device_name: str, choices: Mapping[tuple[int, int, int], Choices]) -> Path:
-    """Add choices to the folder's table for a device, in the place of older ones; return its path."""
+    """Add choices to the folder's table for a device, and return its path."""
     path = folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', device_name).lower()}.json"
     table = json.loads(path.read_text()) if path.exists() else {"devices": [device_name], "choices": {}}
     for (bits, num_out, num_in), measured in choices.items():
         shapes = table["choices"].setdefault(str(bits), {})
-        known = shapes.get(shape := f"{num_out}x{num_in}", {})
-        known |= {str(rows): to_words(tile) for rows, tile in measured.items()}
-        shapes[shape] = dict(sorted(known.items(), key=lambda choice: int(choice[0])))
+        shapes[f"{num_out}x{num_in}"] = {str(rows): to_words(tile) for rows, tile in sorted(measured.items())}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dumps(table) + "\n")
     return path

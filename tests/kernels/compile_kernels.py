@@ -19,7 +19,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from pellucid.kernels import decode_attention as decode
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
-from pellucid.kernels.all_reduce import gather_kernel, memory_shape, sum_add_rms_norm_kernel, sum_kernel
+from pellucid.kernels.all_reduce import (
+    gather_kernel,
+    memory_shape,
+    padded_words,
+    sum_add_rms_norm_kernel,
+    sum_kernel,
+)
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_share_kernel
@@ -173,6 +179,7 @@ def compile_exchanges() -> None:
             (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16),
             (gather_kernel, {"PADDED": 1024}, 8),
             (best_of_ranks_kernel, {"PADDED": words // 2}, 8),
+            (best_of_ranks_kernel, {"PADDED": padded_words(1)}, 1),
         ):
             types = dict.fromkeys(kernel.arg_names, "*i32")
             types |= {"addresses_ptr": "*i64", "eps": "fp32", "num_words": "i32", "num": "i32"}
@@ -364,9 +371,11 @@ def compile_hopper_matmul() -> None:
     """Every number of groups of warps, with the most rows that each takes; whole, split and gated."""
     lines, step = LINES.value, LINE_BYTES.value // DTYPE.itemsize
     for groups, rows, stages, splits, act in (
+        (1, 64, 8, 4, None),
         (1, 128, 8, 2, None),
         (2, 128, 6, 1, "silu"),
         (2, 256, 4, 4, None),
+        (3, 64, 6, 1, "silu"),
         (3, 256, 4, 4, None),
         (3, 256, 4, 1, "silu"),
     ):

@@ -132,7 +132,14 @@ def test_gated_products_of_prompts_match(tile: Persistent, act: str, shape: tupl
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
 
 
-TILES = [Wgmma(64, 64, 1, 8), Wgmma(64, 128, 4, 8), Wgmma(128, 128, 2, 6), Wgmma(192, 128, 1, 4)]
+TILES = [
+    Wgmma(64, 64, 1, 8),
+    Wgmma(64, 64, 4, 8),
+    Wgmma(64, 128, 4, 8),
+    Wgmma(128, 128, 2, 6),
+    Wgmma(192, 64, 1, 6),
+    Wgmma(192, 128, 1, 4),
+]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

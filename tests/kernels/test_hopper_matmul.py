@@ -17,9 +17,12 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 TILES = [
     Wgmma(64, 64, 1, 8),
+    Wgmma(64, 64, 2, 8),
+    Wgmma(64, 64, 4, 8),
     Wgmma(64, 64, 8, 8),
     Wgmma(64, 128, 4, 8),
     Wgmma(128, 128, 2, 6),
+    Wgmma(192, 64, 1, 6),
     Wgmma(192, 128, 1, 4),
     Wgmma(128, 256, 4, 4),
     Wgmma(192, 256, 1, 4),

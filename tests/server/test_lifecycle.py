@@ -141,10 +141,9 @@ def _check_origins(server: Running) -> None:
 def _check_waiting(server: Running) -> None:
     """Sixteen run, two wait, and there is no room for more."""
     clients = [Client(server, n=16), Client(server, n=2)]
-    for client in clients:
+    for client, (metric, number) in zip(clients, (("running", 16), ("waiting", 2)), strict=True):
         client.start()
-        time.sleep(0.2)
-    eventually(lambda: server.metric("vllm:num_requests_waiting") == 2)
+        eventually(lambda m=metric, n=number: server.metric(f"vllm:num_requests_{m}") == n)
     headers = {"Authorization": "Bearer first"}
     reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, headers=headers)
     assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
