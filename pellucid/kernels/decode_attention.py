@@ -84,7 +84,7 @@ CUTS = {
 CUT_OF_MANY = (2048, 2048, 8)
 
 # Most pairs: keys, warps and stages of a tile.  While a multiprocessor has one program, that wants many keys
-# under way.  Then the more stages, the fewer programs at once: what ends in full rounds of them, is fast.
+# under way.  Then it has the fewer at once the more stages: fast is what fills whole rounds of programs.
 TILES = {
     16: (128, 4, 3),
     132: (64, 4, 5),
