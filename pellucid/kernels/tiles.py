@@ -14,7 +14,7 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -101,6 +101,18 @@ def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices
             if device_name.startswith(devices) and (measured := table.get((bits, num_out, num_in))):
                 return measured
     return rule_of_thumb(num_out, num_in, bits)
+
+
+def fitted(tile: Tile | None, num_rows: int, num_out: int, num_multiprocessors: int) -> Tile | None:
+    """The tile for up to so many rows, with no more splits than leave each program a multiprocessor.
+
+    Programs that share a sum wait for one another, and a table may be of a GPU with more of them.
+    """
+    while isinstance(tile, Wgmma) and tile.splits > 1:
+        if -(-num_rows // tile.rows) * -(-num_out // tile.block_n) * tile.splits <= num_multiprocessors:
+            break
+        tile = replace(tile, splits=tile.splits // 2)
+    return tile
 
 
 class ByRows:

@@ -20,6 +20,7 @@ from pellucid.kernels.tiles import (
     Tile,
     Wgmma,
     choose,
+    fitted,
     from_words,
     read_table,
     to_words,
@@ -49,6 +50,32 @@ def test_what_is_written_is_chosen_on_that_device_for_that_shape_alone(cache_fol
     for bits in (8, 16):
         ruled = choose(640, 320, bits=bits, device_name="Another GPU")
         assert ruled == tiles.rule_of_thumb(640, 320, bits) != CHOICES
+
+
+def test_splits_are_no_more_than_there_is_room_for() -> None:
+    tile = Wgmma(64, 64, 4, 8)  # of 1,024 outputs 16 blocks
+    for num_rows, room, splits in (
+        (64, 64, 4),
+        (65, 132, 4),
+        (65, 127, 2),
+        (128, 64, 2),
+        (128, 63, 1),
+        (512, 9, 1),
+    ):
+        assert fitted(tile, num_rows, 1024, room) == Wgmma(64, 64, splits, 8)
+    for other in (None, SplitK(64, 128, 4, 4, 6), Wgmma(192, 256, 1, 4)):
+        assert fitted(other, 512, 4096, 1) == other
+
+
+def test_the_packages_splits_fit_an_h200() -> None:
+    for path in PACKAGED.glob("*.json"):
+        devices, choices = read_table(json.loads(path.read_text()))
+        for (_, num_out, _), measured in choices.items():
+            for rows, tile in measured.items():
+                assert "NVIDIA H200" not in devices or fitted(tile, rows, num_out, 132) == tile, (
+                    num_out,
+                    rows,
+                )
 
 
 def test_the_users_table_comes_before_the_packages(
