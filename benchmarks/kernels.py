@@ -2,9 +2,9 @@
 
 Each figure is the median over replays of a CUDA graph that holds several launches, each on operands of its
 own, so that nothing but small operands is found in the L2 cache.  Decode is measured in GB/s of keys and
-values, prefill in TFLOP/s below the causal diagonal, products of few rows in GB/s of weights, draws in GB/s
-of logits, passes between products in GB/s read and written; a plain copy and a plain matrix product say what
-the machine gives.
+values, prefill in TFLOP/s below the causal diagonal, products of few rows in GB/s of weights, all layers of a
+model without their attention in TFLOP/s, draws in GB/s of logits, passes between products in GB/s read and
+written; a plain copy and a plain matrix product say what the machine gives.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.cli.workloads import nano
 from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.own_products import OwnProducts, choices_for
 from pellucid.kernels.paged_attention import PagedRows
@@ -41,6 +42,7 @@ MAX_MODEL_LEN = 16_384
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
 WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
 PASSES = (1, 32, 256, 4096)  # tokens
+NANO = nano().prompts, nano().output_lens
 DECODES = {
     "1 x 160": [160],
     "1 x 1,024": [1024],
@@ -50,12 +52,18 @@ DECODES = {
     "64 x 1,024": [1024] * 64,
     "256 x 150": [150] * 256,
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+    **{
+        f"nano, step {step}": [len(prompt) + step for prompt, num in zip(*NANO, strict=True) if num > step]
+        for step in (100, 500, 780, 880, 960, 975)
+    },
 }
 VERIFICATIONS = {"1 x 300": [300], "32 x 300": [300] * 32}
 PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
     "0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
     "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
+LAYERS = {"0.6B": 28, "8B": 36}
+LAYER_ROWS = (24, 64, 144, 256)
 PREFILLS = {
     "128 x 128": [(128, 128)] * 128,
     "16 x 512": [(512, 512)] * 16,
@@ -249,6 +257,39 @@ def product_figure(shape: tuple[int, int], num_rows: int) -> Figure:
     return Figure("product", "-", case, seconds * 1e6, weights[0].nbytes / seconds / 1e9, "GB/s")
 
 
+def layers_figure(model: str, num_rows: int) -> Figure:
+    """A decode's layers without attention, replayed for a second: what the GPU's power allows them."""
+    shapes, dim = PROJECTIONS[model], WIDTHS[model][0]
+    num_weights = sum(num_out * num_in for num_out, num_in in shapes)
+    layers = [
+        [0.02 * torch.randn(shape, dtype=DTYPE, device="cuda") for shape in shapes]
+        for _ in range(copies_of(num_weights * DTYPE.itemsize))
+    ]
+    products = [OwnProducts(weight, choices_for(weight)) for weight in layers[0]]
+    norm = torch.ones(dim, dtype=DTYPE, device="cuda")
+    x = torch.randn(num_rows, dim, dtype=DTYPE, device="cuda")
+
+    def multiply(place: int, x: Tensor, weight: Tensor, act: str | None = None) -> Tensor:
+        y = products[place](x, weight, act=act)
+        if y is not None:
+            return y
+        y = F.linear(x, weight)
+        return silu_mul(y, act) if act else y
+
+    def run() -> None:
+        y, stream = x, x.clone()
+        for i in range(LAYERS[model]):
+            qkv, o, gate_up, down = layers[i % len(layers)]
+            y, stream = add_rms_norm(y, stream, norm, 1e-6)
+            attended = multiply(0, y, qkv)[:, : o.shape[1]].contiguous()
+            y, stream = add_rms_norm(multiply(1, attended, o), stream, norm, 1e-6)
+            y = multiply(3, multiply(2, y, gate_up, "silu"), down)
+
+    seconds = median_seconds([run], replays=200)
+    flops = 2 * num_rows * num_weights * LAYERS[model]
+    return Figure("layers", model, f"{num_rows} rows", seconds * 1e6, flops / seconds / 1e12, "TFLOP/s")
+
+
 def draw_figure(num_rows: int, temperature: float) -> Figure:
     """Drawing tokens from logits of Qwen3's vocabulary."""
     vocab_size = 151_936
@@ -292,6 +333,7 @@ def main() -> None:
     for model in options.models:
         shapes = PROJECTIONS.get(model, ())
         figures += [product_figure(shape, rows) for shape in shapes for rows in (1, 4, 16, 64)]
+        figures += [layers_figure(model, rows) for rows in LAYER_ROWS if model in LAYERS]
         for dtype in (DTYPE, torch.float8_e4m3fn):
             figures += [decode_figure(model, name, options.block_size, 1, dtype) for name in DECODES]
             figures += [decode_figure(model, name, options.block_size, 5, dtype) for name in VERIFICATIONS]
