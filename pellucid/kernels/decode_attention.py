@@ -7,9 +7,7 @@
 The tiles of keys that a row sees are dealt out to its chunks; short rows have one.  How many follows from
 the row's length and from how many rows there are, never from the other rows' lengths.  The grid depends on
 nothing that only the device knows: each program has a chunk, and some then go on to further ones of long
-rows, which they find in the lengths of all.  While each chunk has a program, that of the row's last one
-merges: it waits until no number is missing, as the numbers' bits say, without a fence or an atomic.
-Otherwise whichever program is last to finish a chunk of the row does.
+rows, which they find in the lengths of all.  What they find is merged within the launch (`decode_merge`).
 
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to
 2,000 keys at 4.2 TB/s in bfloat16 and at 3.9 TB/s, 1.9 times as fast, in FP8; 256 of 256 keys in 71 us, where
@@ -25,7 +23,6 @@ a KV head, H head dim.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -33,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.decode_merge import arrivals, copies_for, hand_in, merged_at_once, partial_results
 from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
@@ -47,9 +45,7 @@ from pellucid.kernels.paged_attention import (
 Value = TypeVar("Value")
 MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
-MAX_CHUNKS = 32  # of a row
 COLUMNS = 8  # queries a tile, if they are columns
-MERGED_AT_ONCE = 4096  # numbers of partial results
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
 
 decode_attention_ref = paged_attention_ref
@@ -140,42 +136,6 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
     return Tile(keys, warps, max(1, min(stages, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes)))
 
 
-def merged_at_once(packed: int, head_dim: int) -> int:
-    """Chunks whose partial results a program looks at together."""
-    numbers = triton.next_power_of_2(packed) * triton.next_power_of_2(head_dim)
-    return min(MAX_CHUNKS, max(1, MERGED_AT_ONCE // numbers))
-
-
-def copies_for(num_lines: int, num_warps: int) -> int:
-    """How often so many numbers are loaded, such that each thread has some of its own: up to four."""
-    return max(1, 4 * 32 * num_warps // triton.next_power_of_2(num_lines))
-
-
-@cache
-def arrivals(num_pairs: int, device: torch.device) -> Tensor:
-    """Zeros in which the chunks of each pair are counted; zeros again when a launch is done.
-
-    One for all launches, so two on different streams of a process must not overlap.
-    """
-    return torch.zeros(num_pairs, dtype=torch.int32, device=device)
-
-
-def partial_results(num_numbers: int, is_marked: bool, device: torch.device) -> Tensor:
-    """Room for float32 numbers, marked as missing or not."""
-    if is_marked:
-        return missing_numbers(triton.next_power_of_2(num_numbers), device)
-    return torch.empty(num_numbers, dtype=torch.float32, device=device)
-
-
-@cache
-def missing_numbers(num: int, device: torch.device) -> Tensor:
-    """Numbers that have not been written yet; again when a launch is done.
-
-    Their bits are those of a NaN that no arithmetic yields.  One for all launches, as `arrivals` is.
-    """
-    return torch.full((num,), -1, dtype=torch.int32, device=device).view(torch.float32)
-
-
 def decode_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -210,7 +170,6 @@ def decode_attention(
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
-    # Programs start in order, so that of a row's last chunk may wait for the others, if all have theirs.
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
     decode_kernel[(num_pairs, pieces.direct)](
@@ -420,26 +379,12 @@ def decode_kernel(
                 )
             else:
                 pair = row.to(tl.int64) * NUM_KV_HEADS + kv_head
-                line = (pair * num_chunks + chunk) * PACKED + packed
-                tl.store(partial_ptr + line[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=inside)
-                tl.store(statistics_ptr + line * 2, maximum, mask=asked)
-                tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
-                if MARKED:  # programs of the row's other chunks have started before this one
-                    merges = chunk == chunks - 1
-                else:
-                    # All of this program's threads have stored before one of them reports.
-                    tl.debug_barrier()
-                    merges = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == chunks - 1
-                if merges:
-                    if not MARKED:
-                        tl.store(arrivals_ptr + pair, 0)
-                    first_line = pair * num_chunks * PACKED
-                    merge_chunks(
-                        out_ptr + first_token.to(tl.int64) * out_token_stride,
-                        partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
-                        kv_head, num_query, chunks, v_scale, out_token_stride,
-                        GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, COPIES, MARKED,
-                    )  # fmt: skip
+                hand_in(
+                    accumulator, maximum, weight, out_ptr + first_token.to(tl.int64) * out_token_stride,
+                    partial_ptr, statistics_ptr, arrivals_ptr, pair, chunk, kv_head,
+                    num_query, chunks, num_chunks, v_scale, out_token_stride,
+                    GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, M, MERGED, COPIES, MARKED,
+                )  # fmt: skip
         is_there = seeks
         if seeks:  # last, when memory is busy with what other programs have asked for
             num_further, row, chunk = find_further(
@@ -453,77 +398,3 @@ def decode_kernel(
                 row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
                 num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
             )  # fmt: skip
-
-
-@triton.jit
-def merge_chunks(
-    out_ptr,  # of the row's first query
-    partial_ptr,  # of the first chunk
-    statistics_ptr,
-    kv_head,
-    num_query,
-    chunks,
-    v_scale,
-    out_token_stride,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    PACKED: tl.constexpr,
-    MERGED: tl.constexpr,
-    COPIES: tl.constexpr,
-    MARKED: tl.constexpr,
-):
-    """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
-    PADDED: tl.constexpr = triton.next_power_of_2(PACKED)
-    packed = tl.arange(0, PADDED)
-    query, head = packed // GROUP_SIZE, kv_head * GROUP_SIZE + packed % GROUP_SIZE
-    asked = query < num_query
-    dim = tl.arange(0, DIM_PADDED)
-    maximum = tl.full([PADDED], -1.0e30, dtype=tl.float32)
-    total = tl.zeros([PADDED], dtype=tl.float32)
-    accumulator = tl.zeros([PADDED, DIM_PADDED], dtype=tl.float32)
-    missing = tl.full([], -1, dtype=tl.int32).to(tl.float32, bitcast=True)
-    for start in tl.range(0, chunks, MERGED, num_stages=1):
-        chunk = start + tl.arange(0, MERGED)
-        line = chunk[:, None] * PACKED + packed[None, :]
-        present = (chunk < chunks)[:, None] & asked[None, :]
-        # Each number as often as it takes for every thread to load one: of fewer than threads, threads and
-        # the compiler make copies, loaded at different times, and what is true of one need not be of others.
-        stats_at = statistics_ptr + line[:, :, None] * 2 + tl.zeros([1, 1, COPIES], tl.int32)
-        inside = present[:, :, None] & (dim < HEAD_DIM)[None, None, :]
-        at = partial_ptr + line[:, :, None] * HEAD_DIM + dim[None, None, :]
-        maxima, totals, parts = load_parts(stats_at, at, present, inside)
-        if MARKED:
-            while is_missing(maxima, totals, parts):
-                maxima, totals, parts = load_parts(stats_at, at, present, inside)
-            tl.debug_barrier()
-            tl.store(statistics_ptr + line * 2, missing, mask=present)
-            tl.store(statistics_ptr + line * 2 + 1, missing, mask=present)
-            tl.store(at, missing, mask=inside)
-        maxima, totals = tl.max(maxima, 2), tl.max(totals, 2)
-        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
-        weight = tl.exp2(maxima - new_maximum[None, :])
-        shrink = tl.exp2(maximum - new_maximum)
-        total = total * shrink + tl.sum(totals * weight, 0)
-        accumulator = accumulator * shrink[:, None] + tl.sum(parts * weight[:, :, None], 0)
-        maximum = new_maximum
-    result = accumulator * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
-    out_at = query * out_token_stride + head * HEAD_DIM
-    inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_parts(statistics_at, partial_at, present, inside):
-    """What other programs have written: not to be found in this one's cache."""
-    maxima = tl.load(statistics_at, mask=present[:, :, None], other=-1.0e30, volatile=True)
-    totals = tl.load(statistics_at + 1, mask=present[:, :, None], other=0.0, volatile=True)
-    return maxima, totals, tl.load(partial_at, mask=inside, other=0.0, volatile=True)
-
-
-@triton.jit
-def is_missing(maxima, totals, parts):
-    """Whether a number has not been written yet."""
-    missing = (maxima.to(tl.int32, bitcast=True) == -1) | (totals.to(tl.int32, bitcast=True) == -1)
-    missing = tl.max(missing.to(tl.int32), 2, keep_dims=True)
-    return tl.max(missing | (parts.to(tl.int32, bitcast=True) == -1).to(tl.int32)) > 0

@@ -27,6 +27,7 @@ from pellucid.kernels.all_reduce import (
     sum_kernel,
 )
 from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
+from pellucid.kernels.decode_merge import copies_for, merged_at_once
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_share_kernel
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
@@ -335,8 +336,8 @@ def compile_decode() -> None:
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
             "COLUMNS": rows == decode.COLUMNS,
-            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := decode.merged_at_once(packed, head_dim))},
-            "COPIES": decode.copies_for(merged * packed, tile.num_warps),
+            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := merged_at_once(packed, head_dim))},
+            "COPIES": copies_for(merged * packed, tile.num_warps),
             "MARKED": num_pairs == 8,  # all their chunks have programs
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

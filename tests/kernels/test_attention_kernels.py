@@ -12,16 +12,16 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import decode_attention as decode_module
+from pellucid.kernels import decode_merge
 from pellucid.kernels.decode_attention import (
-    MAX_CHUNKS,
     Cut,
     cut,
     decode_attention,
     decode_attention_ref,
-    missing_numbers,
     padded_queries,
     tile_for,
 )
+from pellucid.kernels.decode_merge import MAX_CHUNKS, missing_numbers
 from pellucid.kernels.hopper_prefill import hopper_takes
 from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import (
@@ -310,7 +310,7 @@ def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.Mon
     """Otherwise the next launch would merge what this one has left."""
     made = []
     monkeypatch.setattr(
-        decode_module, "missing_numbers", lambda *args: made.append(missing_numbers(*args)) or made[-1]
+        decode_merge, "missing_numbers", lambda *args: made.append(missing_numbers(*args)) or made[-1]
     )
     rows = make_rows([(1, 700), (3, 1100), (1, 40)], block_size=64, num_padding=1, device=DEVICE)
     for _ in range(2):

@@ -26,7 +26,7 @@ def run(module: str, *arguments: str, cache: Path) -> subprocess.CompletedProces
         env=environment | {"TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 
