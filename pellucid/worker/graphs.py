@@ -289,7 +289,7 @@ class CudaRecorder:
     def __call__(self, run: Run[T]) -> Run[T]:
         with self._abridged():
             run()  # loads what it needs, and makes what it keeps; nothing of that may happen while recording
-        graph, stream = torch.cuda.CUDAGraph(), recording_stream()
+        graph, stream = torch.cuda.CUDAGraph(), recording_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Of this thread alone: NCCL asks for its events from another one.
@@ -307,6 +307,6 @@ class CudaRecorder:
 
 
 @cache
-def recording_stream() -> torch.cuda.Stream:
-    """The one that all is recorded on: libraries keep a workspace for each that they have seen."""
-    return torch.cuda.Stream()
+def recording_stream(device: int) -> torch.cuda.Stream:
+    """The one that all is recorded on there: libraries keep a workspace for each that they have seen."""
+    return torch.cuda.Stream(device)

@@ -11,7 +11,7 @@ import torch
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, bucket_sizes
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, bucket_sizes, recording_stream
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
@@ -108,3 +108,11 @@ def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
 @pytest.mark.parametrize(("max_rows", "expected"), [(1, [1]), (3, [1, 2, 3]), (16, [1, 2, 4, 8, 12, 16])])
 def test_sizes_end_at_the_largest_step(max_rows: int, expected: list[int]) -> None:
     assert bucket_sizes(max_rows) == expected
+
+
+def test_each_device_records_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    devices = (97, 98)  # which no machine has: what is made is kept
+    streams = [recording_stream(device) for device in devices * 2]
+    assert made == [97, 98] and streams[:2] == streams[2:]
