@@ -79,6 +79,8 @@ def hopper_matmul(
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize
+    # Without a step, groups of warps would write before the kernel before this one has ended.
+    assert tile.splits <= triton.cdiv(num_in, step), (tile, num_in)
     partial = None
     if tile.splits > 1:
         # Programs wait for one another, so all must find room at once.

@@ -156,6 +156,15 @@ def test_products_of_few_rows_match(tile: Wgmma, act: str | None) -> None:
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
 
 
+def test_every_program_has_a_step_to_wait_with() -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=64)
+    x, weight = operands(64, 64, 200)  # four steps
+    out, arrivals = torch.empty(64, 64, dtype=x.dtype), torch.zeros(1, dtype=torch.int32)
+    module.hopper_matmul(x, weight, out, Wgmma(64, 64, 4, 8), arrivals=arrivals)
+    with pytest.raises(AssertionError):
+        module.hopper_matmul(x, weight, out, Wgmma(64, 64, 8, 8), arrivals=arrivals)
+
+
 @pytest.mark.parametrize("tile", [Gemv(8, 256, 4), Gemv(2, 1024, 4)], ids=str)
 @pytest.mark.parametrize("act", [None, "silu"])
 @pytest.mark.parametrize("num_rows", [1, 3])
