@@ -175,17 +175,24 @@ def compile_exchanges() -> None:
         _, _, rows, words = memory_shape(size)
         mailbox = {"RANK": 1, "SIZE": size, "ROWS": rows, "WORDS": words, "DEPENDENT": False}
         row = {"NUM_WORDS": words, "PADDED": words, "DTYPE": triton.language.bfloat16}
-        for kernel, constants, num_warps in (
-            (sum_kernel, row, 16),
-            (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16),
-            (gather_kernel, {"PADDED": 1024}, 8),
-            (best_of_ranks_kernel, {"PADDED": words // 2}, 8),
-            (best_of_ranks_kernel, {"PADDED": padded_words(1)}, 1),
+        short = row | {"NUM_WORDS": 100, "PADDED": padded_words(100)}
+        for kernel, constants, num_warps, num_messages in (
+            (sum_kernel, row, 16, 1),
+            (sum_kernel, short, 1, 1),
+            (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16, 1),
+            (gather_kernel, {"PADDED": 1024}, 8, 1),
+            (best_of_ranks_kernel, {"PADDED": words // 2}, 8, 2),
+            (best_of_ranks_kernel, {"PADDED": padded_words(1)}, 1, 2),
         ):
             types = dict.fromkeys(kernel.arg_names, "*i32")
             types |= {"addresses_ptr": "*i64", "eps": "fp32", "num_words": "i32", "num": "i32"}
-            sized = compiled_size(kernel, types, mailbox | constants, num_warps=num_warps)
-            sys.stdout.write(f"{kernel.fn.__name__} {size} {sized}\n")
+            made = compiled(kernel, types, mailbox | constants, num_warps=num_warps)
+            # Sums load what all ranks send at one place, others what each sends at one, and at a second one
+            # where it was missing.  As in `compile_decode`, nobody would look at a further copy.
+            places = 1 if kernel in (sum_kernel, sum_add_rms_norm_kernel) else 2
+            num_loads = made.asm["ttgir"].count("isVolatile = true")
+            assert num_loads == num_messages * size * places, (kernel.fn.__name__, constants)
+            sys.stdout.write(f"{kernel.fn.__name__} {size} {made.metadata.shared}\n")
     types = {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*bf16"}
     types |= dict.fromkeys(("first", "share", "dim"), "i32")
     sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
