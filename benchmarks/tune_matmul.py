@@ -36,6 +36,7 @@ from pellucid.kernels.tiles import (
     MAX_ROWS,
     MAX_SPLIT_K_ROWS,
     PACKAGED,
+    SPARE,
     Choices,
     Gemv,
     Persistent,
@@ -156,7 +157,7 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
 
 def wgmma_candidates(num_out: int, num_in: int, num_rows: int) -> Iterator[Wgmma]:
     """With about as many splits as there is room for."""
-    room = num_multiprocessors(torch.device("cuda"))
+    room = num_multiprocessors(torch.device("cuda")) - SPARE
     for tile in WGMMAS:
         programs = -(-num_out // tile.block_n) * -(-num_rows // tile.rows)
         is_tall = tile.rows // 2 >= num_rows

@@ -21,6 +21,7 @@ from pathlib import Path
 MAX_GEMV_ROWS = 4
 MAX_SPLIT_K_ROWS = 256
 MAX_ROWS = 512
+SPARE = 4  # multiprocessors that programs which wait for one another leave to messages between GPUs
 PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
 
 
@@ -106,10 +107,12 @@ def choose(num_out: int, num_in: int, *, bits: int, device_name: str) -> Choices
 def fitted(tile: Tile | None, num_rows: int, num_out: int, num_multiprocessors: int) -> Tile | None:
     """The tile for up to so many rows, with no more splits than leave each program a multiprocessor.
 
-    Programs that share a sum wait for one another, and a table may be of a GPU with more of them.
+    Programs that share a sum wait for one another, and a table may be of a GPU with more of them.  Messages
+    to and from other GPUs may hold some meanwhile, and wait for one that this product keeps from starting.
     """
+    room = num_multiprocessors - SPARE
     while isinstance(tile, Wgmma) and tile.splits > 1:
-        if -(-num_rows // tile.rows) * -(-num_out // tile.block_n) * tile.splits <= num_multiprocessors:
+        if -(-num_rows // tile.rows) * -(-num_out // tile.block_n) * tile.splits <= room:
             break
         tile = replace(tile, splits=tile.splits // 2)
     return tile
