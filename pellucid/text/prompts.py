@@ -131,10 +131,8 @@ def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
         return
     longest = tokenizer.longest_token
     if longest is not None and len(text) > max_model_len * longest:
-        raise ValueError(
-            f"prompt has {len(text):,} characters, which are more than {max_model_len:,} tokens, "
-            "the max_model_len; raise --max-model-len or shorten it"
-        )
+        characters = f", as it has {len(text):,} characters"
+        raise _too_long(f"at least {max_model_len + 1}", max_model_len, characters)
 
 
 def _check(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -148,7 +146,12 @@ def _check(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
     if num_tokens < max_model_len:
         return
     room = ", which leaves no room for an answer" if num_tokens == max_model_len else ""
-    raise ValueError(
-        f"prompt has {num_tokens:,} tokens, max_model_len is {max_model_len:,}{room}; "
-        "raise --max-model-len or shorten it"
+    raise _too_long(str(num_tokens), max_model_len, room)
+
+
+def _too_long(num_tokens: str, max_model_len: int, more: str) -> ValueError:
+    """In the words by which clients know that they must shorten a conversation, and by how much."""
+    return ValueError(
+        f"prompt is too long: this model's maximum context length is {max_model_len} tokens, but the prompt "
+        f"contains {num_tokens} input tokens{more}; raise --max-model-len or shorten it"
     )

@@ -59,7 +59,10 @@ def test_ids_need_no_tokenizer_but_text_does() -> None:
         ([True], "token id True is a bool"),
         ([0, 1, 0.5], "token id 0.5 is a float"),
         (7, "a prompt is a int"),
-        ([1] * 9120, "prompt has 9,120 tokens, max_model_len is 100; raise --max-model-len or shorten it"),
+        (
+            [1] * 9120,
+            "is 100 tokens, but the prompt contains 9120 input tokens; raise --max-model-len or shorten",
+        ),
         ([1] * 100, "leaves no room for an answer"),
     ],
 )
