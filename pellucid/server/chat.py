@@ -101,7 +101,7 @@ def tool_use(body: ChatRequest, server: Server) -> ToolUse:
 
 def _check(body: ChatRequest) -> None:
     """Refuse what would be answered wrongly."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")

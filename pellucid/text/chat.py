@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pellucid.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 CONTINUE_MARK = "\ue000CONTINUE\ue000"  # private-use characters: no message holds them
 
 
@@ -133,7 +133,9 @@ def _plain_content(where: str, content: object) -> str | None:
         )
     texts: list[str] = []
     for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS else part
+        text = part
+        if isinstance(part, Mapping) and (kind := part.get("type")) in TEXT_PARTS:
+            text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(f"{where} has a content part of type {kind!r}; only text parts are supported")

@@ -106,6 +106,12 @@ def test_text_parts_and_tools_are_understood(client: openai.OpenAI) -> None:
     )
 
 
+def test_no_top_logprobs_need_no_logprobs(client: openai.OpenAI, plain: Any) -> None:
+    answer = chat(client, logprobs=False, top_logprobs=0, extra_body=NO_THINKING)
+    assert answer.choices[0].logprobs is None
+    assert answer.choices[0].message == plain.choices[0].message
+
+
 def test_a_conversation_may_be_cut_to_its_last_tokens(client: openai.OpenAI, plain: Any) -> None:
     extra = {"return_token_ids": True, **NO_THINKING}
     cut = chat(client, extra_body={**extra, "truncate_prompt_tokens": 5})

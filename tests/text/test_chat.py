@@ -135,6 +135,11 @@ def test_content_may_be_a_list_of_text_parts() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}, "three"]
     listed = render(QWEN_LIKE, [{"role": "user", "content": parts}])
     assert listed == render(QWEN_LIKE, [{"role": "user", "content": "one\ntwo\nthree"}])
+    question = {"role": "user", "content": "one"}
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert render(QWEN_LIKE, [question, refusal, question]) == render(
+        QWEN_LIKE, [question, {"role": "assistant", "content": "No."}, question]
+    )
 
 
 def test_absent_entries_may_be_given_as_none() -> None:
