@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import uvicorn
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pellucid.engine.process import spare_collector
@@ -94,6 +95,27 @@ class _Life:
         self.http.should_exit = True
 
 
+class _Parser(HttpRequestParser):
+    """httptools', which would lose the body of a request that offers HTTP/2, as Java's clients do.
+
+    Such a request is read again, without the offer.
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+
+    def feed_data(self, data: bytes) -> None:
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as offer:
+            if not self._connection.declines:
+                raise
+            (end_of_head,) = offer.args
+            self.feed_data(self._connection.plain_head() + data[end_of_head:])
+
+
 class _Connection(HttpToolsProtocol):
     """uvicorn's; streams may ask whether it takes more.
 
@@ -107,6 +129,7 @@ class _Connection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None  # of what is to come: a request, or the rest of one
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.parser = _Parser(self)
         super().connection_made(transport)
         self._expect()
 
@@ -122,11 +145,28 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None
-        super().on_headers_complete()
+        if not self.declines:
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._expect_nothing()
+        if not self.declines:
+            super().on_message_complete()
+            self._expect_nothing()
+
+    @property
+    def declines(self) -> bool:
+        """Does the head that has come offer a protocol that is not spoken here?"""
+        return self.parser.should_upgrade() and self._get_upgrade() is not None and not self._should_upgrade()
+
+    def plain_head(self) -> bytes:
+        """The same head without the offer."""
+        line = b"%b %b HTTP/%b" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        fields = [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([line, *fields, b"", b""])
 
     def handle_websocket_upgrade(self) -> None:
         self._is_http = False

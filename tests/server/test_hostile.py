@@ -113,6 +113,33 @@ def test_a_head_does_not_grow_without_end(server: Running) -> None:
     assert usual.status_code == 200
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+PROMPT = b'{"prompt": "a", "max_tokens": 1}'
+WHOLE = b"Content-Length: %d\r\n\r\n%b" % (len(PROMPT), PROMPT)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(PROMPT), PROMPT)
+
+
+@pytest.mark.parametrize("body", [WHOLE, CHUNKED])
+@pytest.mark.parametrize("size", [1, 150, 10_000])
+def test_who_offers_http2_is_answered_in_http1(server: Running, body: bytes, size: int) -> None:
+    """As Java's own client does, and with it Spring AI and LangChain4j."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    said = head + OFFER + body + head + body + last
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=10) as client:
+        for start in range(0, len(said), size):
+            client.sendall(said[start : start + size])
+        answers = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answers.count(b"HTTP/1.1 200 OK") == 3 and answers.count(b'"completion_tokens":1') == 2, answers
+
+
+def test_other_offers_change_nothing(server: Running) -> None:
+    offer = {"Connection": "Upgrade", "Upgrade": "foo"}
+    assert httpx.get(f"{server.url}/ping", headers=offer).status_code == 200
+    assert httpx.request("CONNECT", f"{server.url}/ping", headers=offer).status_code >= 400
+
+
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Running]:
     options = [
