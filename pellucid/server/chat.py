@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,7 +36,7 @@ from pellucid.server.protocol.openai_output import (
     ToolCall,
 )
 from pellucid.server.protocol.unserved import UNSERVED, check_served
-from pellucid.server.respond import respond, running_usage, usage_facts, usage_of_chunk
+from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, thinking_in, wish_of
 from pellucid.server.tools import ToolUse, forced_calls
@@ -54,7 +53,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     server = server_of(request)
     model = server.check_model(body)
     answer = await open_answer(body, server)
-    return await respond(request, body, answer, _ChatForm(body, answer, model, server))
+    form = _ChatForm(body, answer, model, server, answer_id("chatcmpl", request, body))
+    return await respond(request, body, answer, form)
 
 
 async def open_answer(body: ChatRequest, server: Server) -> Answer:
@@ -177,7 +177,7 @@ class _ChatForm:
     answer: Answer
     model: str
     server: Server
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    id: str
     created: int = field(default_factory=lambda: int(time.time()))
     num_calls: dict[int, int] = field(default_factory=dict[int, int])  # tool calls begun, of each choice
     is_plain: bool = field(init=False)  # is a text all that is new in most chunks, but for the usage?

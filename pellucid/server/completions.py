@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -19,7 +18,7 @@ from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logpro
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice, UsageFacts
 from pellucid.server.protocol.unserved import UNSERVED, check_served
-from pellucid.server.respond import respond, running_usage, usage_facts, usage_of_chunk
+from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
 from pellucid.server.truncate import most_prompt_tokens, truncated
@@ -45,7 +44,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     await check_wish(body, sampling, server)
     mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
     answer = Answer(mailbox, prompts, sampling.n)
-    return await respond(request, body, answer, _CompletionForm(body, answer, model, server, texts))
+    form = _CompletionForm(body, answer, model, server, texts, answer_id("cmpl", request, body))
+    return await respond(request, body, answer, form)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -112,7 +112,7 @@ class _CompletionForm:
     model: str
     server: Server
     prompt_texts: list[str] | None  # shown before the answers
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    id: str
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict[int, int])  # characters of each choice that are out
     is_plain: bool = field(init=False)  # is a text all that is new in most chunks, but for the usage?

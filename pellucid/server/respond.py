@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,10 +12,12 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from pellucid.server.answer import Answer, Piece, Usage
+from pellucid.server.protocol.openai import SamplingRequest
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
 from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
 CLIENT_GONE = 499  # nginx's word for it; nobody reads it
+LONGEST_ID = 256  # characters of a caller's own
 
 
 class Wish(Protocol):
@@ -42,6 +45,12 @@ class Form(Protocol):
     async def whole(self) -> object:
         """All of it, for `msgspec`."""
         ...
+
+
+def answer_id(kind: str, request: Request, body: SamplingRequest) -> str:
+    """What an answer is called: as its caller calls the request, by header or field, or by chance."""
+    own = request.headers.get("x-request-id") or body.request_id
+    return f"{kind}-{own[:LONGEST_ID] if own else uuid.uuid4().hex}"
 
 
 async def respond(

@@ -41,6 +41,16 @@ def test_a_stream_joins_to_the_whole(client: openai.OpenAI, plain: Any) -> None:
     assert len({chunk.id for chunk in [*chunks, last]}) == 1
 
 
+def test_an_answer_is_called_what_its_caller_calls_it(client: openai.OpenAI) -> None:
+    headers, field = {"X-Request-Id": 'a "b"/1'}, {"request_id": "c-2"}
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    both = complete(client, extra_headers=headers, extra_body=field)
+    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2, extra_body=field)
+    assert (both.id, chat.id) == ('cmpl-a "b"/1', "chatcmpl-c-2")
+    chunks = list(complete(client, stream=True, extra_headers={"X-Request-Id": 300 * "x"}))
+    assert {chunk.id for chunk in chunks} == {"cmpl-" + 256 * "x"}
+
+
 def test_every_chunk_may_tell_the_usage_so_far(client: openai.OpenAI) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     counts = [

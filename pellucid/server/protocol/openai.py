@@ -95,6 +95,7 @@ class SamplingRequest(ApiRequest):
     return_tokens_as_token_ids: bool | None = False
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     user: str | None = None
+    request_id: str | None = None  # the header X-Request-Id comes before it
 
     @property
     def wants_usage(self) -> bool:
