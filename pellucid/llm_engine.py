@@ -256,7 +256,7 @@ class LLMEngine:
         if not sampling.bad_words:
             return ()
         assert self.tokenizer is not None, "own_sampling lets no bad_words through without a tokenizer"
-        return bad_words_token_ids(sampling.bad_words, self.tokenizer)
+        return bad_words_token_ids(sampling.bad_words, self.tokenizer, vocab_size=self.vocab_size)
 
 
 def recommended(generation_config: Mapping[str, object]) -> dict[str, object]:

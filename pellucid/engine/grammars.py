@@ -29,7 +29,11 @@ def spelling_of(resolved: Resolved, tokenizer: Tokenizer) -> Spelling:
 
 
 def eos_token_ids(resolved: Resolved, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens."""
-    own = resolved.checkpoint.eos_token_ids
+    """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens.
+
+    Some name one that the model has no logit for, as -1, or a tokenizer's that was added later.
+    """
+    own, vocab_size = resolved.checkpoint.eos_token_ids, resolved.checkpoint.vocab_size
     named = None if tokenizer is None else tokenizer.eos_token_id
-    return own if named is None or named in own else (*own, named)
+    all_named = own if named is None or named in own else (*own, named)
+    return tuple(token for token in all_named if 0 <= token < vocab_size)

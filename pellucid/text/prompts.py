@@ -72,9 +72,12 @@ def tokenize_prompts(
     return parsed
 
 
-def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def bad_words_token_ids(
+    words: Sequence[str], tokenizer: Tokenizer, *, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
     """The token sequences that spell each word, at the beginning of a text and after a space.
 
+    vocab_size: of the model's embedding; sequences with a token beyond it never occur, and are left out.
     The spelling after a space counts only if it is as long and begins differently; otherwise the space is a
     token of its own, and forbidding the sequence would forbid nothing new.
     """
@@ -87,7 +90,7 @@ def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tup
         sequences.append(bare)
         if len(spaced) == len(bare) and spaced[0] != bare[0]:
             sequences.append(spaced)
-    return tuple(sequences)
+    return tuple(sequence for sequence in sequences if max(sequence) < vocab_size)
 
 
 def _parse(prompt: Prompt) -> TokenPrompt:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM, SamplingParams
-from tests.tiny import write_checkpoint
+from pellucid.types import StructuredOutputsParams
+from tests.tiny import TEXT, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -217,6 +218,27 @@ def test_the_tokenizers_eos_ends_a_text_too(tmp_path: Path) -> None:
             params = SamplingParams(temperature=0, max_tokens=20, logit_bias={token: 100.0})
             (output,) = llm.generate(["fox"], params, use_tqdm=False)
             assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([token], "stop")
+
+
+def test_an_eos_token_beyond_the_vocabulary_ends_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", eos_token_id=[-1, 320, 50256])  # of ids 0 to 319
+    wishes = [
+        GREEDY.clone(ignore_eos=False, min_tokens=12, logit_bias={319: 100.0}),
+        GREEDY.clone(structured_outputs=StructuredOutputsParams(choice=["fox"]), ignore_eos=False),
+    ]
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        assert llm.llm_engine.eos_token_ids == (0,)  # the tokenizer's
+        held, constrained = llm.generate(["fox"] * 2, wishes, use_tqdm=False)
+    assert held.outputs[0].token_ids == [319] * 12
+    assert (constrained["text"], constrained.outputs[0].finish_reason) == ("fox", "stop")
+
+
+def test_a_bad_word_beyond_the_vocabulary_harms_nothing(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", vocab_size=256)  # of the tokenizer's 320
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        words = [text for text in TEXT[0].split() if max(llm.tokenizer.encode(text)) >= 256]
+        plain, with_words = llm.generate(["a"] * 2, [GREEDY, GREEDY.clone(bad_words=words)], use_tqdm=False)
+    assert words and with_words["token_ids"] == plain["token_ids"]
 
 
 def test_requests_without_a_seed_differ_and_a_new_engine_repeats_them(tiny: Path) -> None:
