@@ -38,6 +38,8 @@ class LLMEngine:
         folder = self.resolved.checkpoint.tokenizer_path
         self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
         self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
+        follows = config.model.generation_config != "none"
+        self._recommended = recommended(self.resolved.checkpoint.generation_config) if follows else {}
         self.outputs = OutputProcessor(self.tokenizer)
         self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
@@ -175,9 +177,7 @@ class LLMEngine:
 
         max_tokens: if it says nothing about that.
         """
-        said: dict[str, Any] = {"max_tokens": max_tokens}
-        if self.resolved.user.model.generation_config != "none":
-            said.update(recommended(self.resolved.checkpoint.generation_config))
+        said: dict[str, Any] = {"max_tokens": max_tokens, **self._recommended}
         return SamplingParams(**said)
 
     def abort(self, request_id: str) -> None:
@@ -259,12 +259,23 @@ class LLMEngine:
         return bad_words_token_ids(sampling.bad_words, self.tokenizer, vocab_size=self.vocab_size)
 
 
-def recommended(generation_config: Mapping[str, object]) -> dict[str, object]:
-    """generation_config.json as sampling parameters, where it says anything; do_sample false is greedy."""
+def recommended(generation_config: Mapping[str, object]) -> dict[str, Any]:
+    """generation_config.json as sampling parameters, where it says anything; do_sample false is greedy.
+
+    Raises ValueError for values that no request may have.
+    """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    said = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    said: dict[str, Any] = {
+        name: generation_config[name] for name in names if generation_config.get(name) is not None
+    }
     if generation_config.get("max_new_tokens") is not None:
         said["max_tokens"] = generation_config["max_new_tokens"]
     if generation_config.get("do_sample") is False:
         said["temperature"] = 0.0
+    try:
+        SamplingParams(**said)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: so says generation_config.json; generation_config='none' passes over it"
+        ) from error
     return said

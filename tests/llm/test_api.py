@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import subprocess
 import sys
@@ -239,6 +240,18 @@ def test_a_bad_word_beyond_the_vocabulary_harms_nothing(tmp_path: Path) -> None:
         words = [text for text in TEXT[0].split() if max(llm.tokenizer.encode(text)) >= 256]
         plain, with_words = llm.generate(["a"] * 2, [GREEDY, GREEDY.clone(bad_words=words)], use_tqdm=False)
     assert words and with_words["token_ids"] == plain["token_ids"]
+
+
+@pytest.mark.parametrize("said", [{"top_p": 0}, {"top_k": 50.5}, {"max_new_tokens": 0}], ids=str)
+def test_a_recommendation_that_no_request_may_follow_is_refused_at_the_start(
+    tmp_path: Path, said: dict[str, object]
+) -> None:
+    folder = write_checkpoint(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match="so says generation_config.json; generation_config='none'"):
+        LLM(str(folder), dtype="float32", device="cpu")
+    with LLM(str(folder), dtype="float32", device="cpu", generation_config="none") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
 
 
 def test_requests_without_a_seed_differ_and_a_new_engine_repeats_them(tiny: Path) -> None:
