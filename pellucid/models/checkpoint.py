@@ -20,6 +20,7 @@ BUNDLED = ("sprout", "sprout-draft")
 SHAPE = "shape:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("*.safetensors",)
+DTYPES = ("bfloat16", "float16", "float32")  # torch's names
 OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
 
 
@@ -64,9 +65,17 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the weights by torch's name; float32 if config.json does not say."""
+        """The dtype of the weights by torch's name; float32 if config.json does not say.
+
+        Raises ValueError for one that no model here computes in.
+        """
         fields = Fields(self.config)
-        return fields.str("dtype", fields.str("torch_dtype", "float32")).removeprefix("torch.")
+        dtype = fields.str("dtype", fields.str("torch_dtype", "float32")).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"dtype in config.json is {dtype!r}, which is not supported; give dtype={' or '.join(DTYPES)}"
+            )
+        return dtype
 
     @property
     def kv_cache_dtype(self) -> str | None:

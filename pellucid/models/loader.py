@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -116,7 +116,7 @@ def read_shards(
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
         for shard in shards:
             left = shard.stat().st_size
-            with safe_open(shard, framework="pt", device="cpu") as file:
+            with open_shard(shard) as file:
                 for key in file.keys():  # noqa: SIM118 (it is no dict)
                     if skips(key):
                         continue
@@ -125,6 +125,14 @@ def read_shards(
                     bar.update(tensor.nbytes)
                     left -= tensor.nbytes
             bar.update(left)
+
+
+def open_shard(shard: Path) -> safe_open:
+    """Read a shard's header.  Raises ValueError naming the file if it is cut off, or of another kind."""
+    try:
+        return safe_open(shard, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ValueError(f"{shard} is no whole safetensors file ({error}); download it again") from error
 
 
 def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:

@@ -68,7 +68,7 @@ class Tokenizer:
         folder = path.parent if path.is_file() else path
         file = folder / "tokenizer.json"
         if file.is_file():
-            vocabulary: Vocabulary = _FastVocabulary(tokenizers.Tokenizer.from_file(str(file)))
+            vocabulary: Vocabulary = _FastVocabulary(_read_tokenizer_json(file))
         else:
             vocabulary = _from_transformers(folder, trust_remote_code)
         return cls(vocabulary, TokenizerConfig.read(folder))
@@ -219,6 +219,13 @@ class _TransformersVocabulary:
 
     def size(self) -> int:
         return len(self._tokenizer)
+
+
+def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own for this
+        raise ValueError(f"{file} is no tokenizer ({error}); download the checkpoint again") from error
 
 
 def _from_transformers(folder: Path, trust_remote_code: bool) -> Vocabulary:

@@ -49,6 +49,15 @@ def test_the_dtype_is_read_from_either_spelling(folder: Folder) -> None:
     assert open_folder(folder).dtype == "float16"
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bf16", "float64", "int8"])
+def test_a_dtype_that_no_model_computes_in_is_refused_with_those_that_may_be_given(
+    folder: Folder, dtype: str
+) -> None:
+    folder.config["torch_dtype"] = dtype
+    with pytest.raises(ValueError, match=f"'{dtype}', which is not supported; give dtype=bfloat16 or"):
+        assert open_folder(folder).dtype
+
+
 def test_yarn_counts_toward_the_length(folder: Folder) -> None:
     folder.config["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     assert open_folder(folder).max_position_embeddings == 128

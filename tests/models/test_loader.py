@@ -60,6 +60,14 @@ def test_misshapen_tensors_are_named_with_both_shapes(folder: Folder) -> None:
         load_folder(folder)
 
 
+@pytest.mark.parametrize("size", [0, 20, 1000])
+def test_a_file_that_is_cut_off_is_named(folder: Folder, size: int) -> None:
+    shard = folder.write() / "model-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"model-1\.safetensors is no whole safetensors file"):
+        load(folder.path, max_model_len=64)
+
+
 def test_tensors_that_nobody_claims_are_named(folder: Folder) -> None:
     folder.tensors["model.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(2, 16)
     with pytest.raises(ValueError, match=r"no use for these tensors: model\S+lora_A \(2, 16\);"):

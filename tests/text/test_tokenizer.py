@@ -64,6 +64,13 @@ def test_a_text_that_begins_with_bos_gets_no_second_one(tmp_path: Path) -> None:
     assert tokenizer.encode("<s>hello") == tokenizer.encode("hello")
 
 
+@pytest.mark.parametrize("content", ["", "{}", "version https://git-lfs.github.com/spec/v1"])
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
 def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> None:
     trained = train_byte_level()
     trained.enable_truncation(2)
