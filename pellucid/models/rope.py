@@ -47,10 +47,8 @@ def rope_config(config: Fields, head_dim: int, layer_type: str = "full_attention
 
 def scaling_fields(config: Fields, layer_type: str) -> Fields:
     """The object that says how positions are stretched, empty if there is none."""
-    name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
-    if not config.has(name):
-        return Fields({})
-    scaling = config.part(name)
+    parts = [config.part(name) for name in ("rope_scaling", "rope_parameters") if config.has(name)]
+    scaling = next((part for part in parts if part.config), Fields({}))  # one may be empty beside the other
     return scaling.part(layer_type) if scaling.has(layer_type) else scaling
 
 

@@ -69,6 +69,11 @@ def test_linear_scaling_counts_toward_the_longest_length_only(folder: Folder) ->
     assert (checkpoint.max_position_embeddings, checkpoint.max_stretched_len) == (64, 256)
 
 
+def test_an_empty_scaling_says_nothing(folder: Folder) -> None:
+    folder.config |= {"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}
+    assert open_folder(folder).max_stretched_len == 256
+
+
 def test_rope_numbers_may_differ_by_layer_type(folder: Folder) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     folder.config["rope_parameters"] = {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}
