@@ -605,6 +605,7 @@ def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult
         # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
         update.prompt_logprobs = result.prompt_logprobs[index]
         seq.num_prompt_logprobs += len(update.prompt_logprobs)
-    if index in result.drafts and not seq.is_finished:
+    # Where no token may end a text, its grammar does, before the next is sampled; behind a draft it cannot.
+    if index in result.drafts and not seq.is_finished and seq.may_end:
         seq.drafts = result.drafts[index]
         seq.num_drafts = len(seq.drafts)

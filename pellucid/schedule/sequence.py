@@ -86,6 +86,11 @@ class Sequence:
         return self.status is Status.FINISHED
 
     @property
+    def may_end(self) -> bool:
+        """May one of the model's own stop tokens come next?"""
+        return bool(self.request.eos_token_ids) and len(self.tokens) >= self.min_len
+
+    @property
     def is_decoding(self) -> bool:
         """Has every known token been planned, so that the next row samples?"""
         return self.num_planned >= self.prefill_len

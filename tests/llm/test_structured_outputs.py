@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("xgrammar")
 
 from pellucid import LLM, SamplingParams, StructuredOutputsParams
 from pellucid.types import RequestOutput
+from tests.tiny import write_checkpoint
 
 OPTIONS = {
     "device": "cpu",
@@ -155,6 +157,20 @@ def test_a_text_ends_with_its_language(llm: LLM, changes: dict) -> None:
     (output,) = llm.generate(PROMPTS[0], sampling("choice", **changes), use_tqdm=False)
     assert output.outputs[0].finish_reason == "stop"
     assert output.outputs[0].text in WISHES["choice"].choice  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("options", [{}, NGRAM], ids=str)
+@pytest.mark.parametrize("eos,min_tokens", [(None, 0), (7, 40)])
+def test_a_text_that_no_token_may_end_ends_with_its_language(
+    tmp_path: Path, options: dict, eos: int | None, min_tokens: int
+) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", eos_token_id=eos)
+    (folder / "tokenizer_config.json").unlink()  # it names another one
+    wish = StructuredOutputsParams(choice=["fox" * 6])
+    params = SamplingParams(max_tokens=50, min_tokens=min_tokens, structured_outputs=wish)
+    with LLM(str(folder), **(OPTIONS | {"max_model_len": 128} | options)) as llm:
+        (output,) = llm.generate("fox" * 5, params, use_tqdm=False)
+    assert (output["text"], output.outputs[0].finish_reason) == ("fox" * 6, "stop"), output.error
 
 
 def test_what_other_parameters_leave_nothing_of_is_an_error(llm: LLM) -> None:

@@ -109,7 +109,7 @@ def test_a_grammar_keeps_its_sequence_and_no_other_out_of_flight() -> None:
 
 def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen() -> None:
     scheduler, device = make_scheduler(num_spec=3), Device()
-    scheduler.add(make_request("bound", 4, grammar="json"))
+    scheduler.add(make_request("bound", 4, grammar="json", eos=(99,)))
     first = scheduler.next_plan()
     assert first
     scheduler.commit(first, replace(device.run(first), drafts={0: [7, 8]}))
@@ -117,6 +117,20 @@ def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen(
     assert shape(second.rows[0]) == (3, 2, 3) and scheduler.host_bound_rows(second)[0].drafts == [7, 8]
     third, _ = step(scheduler, device)
     assert shape(third.rows[0]) == (1, 0, 1), "this time the device has sent none"
+
+
+@pytest.mark.parametrize("eos,min_tokens", [((), 0), ((99,), 3)])
+def test_a_grammars_sequence_has_no_drafts_where_no_token_may_end_it(
+    eos: tuple[int, ...], min_tokens: int
+) -> None:
+    scheduler, device = make_scheduler(num_spec=3), Device()
+    sampling = SamplingParams(min_tokens=min_tokens)
+    scheduler.add(make_request("bound", 4, grammar="json", eos=eos, sampling=sampling))
+    first = scheduler.next_plan()
+    assert first
+    scheduler.commit(first, replace(device.run(first), drafts={0: [7, 8]}))
+    second, _ = step(scheduler, device)
+    assert shape(second.rows[0]) == (1, 0, 1)
 
 
 # The end of a request

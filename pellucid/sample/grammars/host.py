@@ -209,10 +209,11 @@ class Grammars:
             matcher.rollback(num_accepted)
 
     def _is_whole(self, row: HostBoundRow, mask: np.ndarray) -> bool:
-        """May only a stop token come, where min_tokens holds those back?"""
+        """May only a stop token come, where there is none or min_tokens holds it back?"""
         request = row.request
         num_tokens = len(row.token_ids) - len(request.prompt_token_ids)
-        return num_tokens < request.sampling.min_tokens and not (mask & ~self._stops).any()
+        may_stop = num_tokens >= request.sampling.min_tokens and self._stops.any()
+        return not may_stop and not (mask & ~self._stops).any()
 
 
 def _size(compiled: Future[CompiledGrammar]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,13 @@ def test_a_text_that_is_whole_ends(text: str, min_tokens: int, ended: dict) -> N
     grammars = make()
     grammars.masks({0: row(GrammarSpec("regex", "a"), text, min_tokens=min_tokens)})
     assert grammars.take_ended() == ended and grammars.take_ended() == {}
+
+
+def test_a_text_that_is_whole_ends_without_a_stop_token() -> None:
+    grammars = Grammars(lambda: replace(SPELLING, stop_token_ids=()), vocab_size=SPELLING.vocab_size)
+    for text, ended in {"": {}, "a": {}, "ab": {"r": None}}.items():
+        grammars.masks({0: row(GrammarSpec("regex", "ab"), text)})
+        assert grammars.take_ended() == ended
 
 
 def test_a_text_that_has_left_its_language_ends_in_an_error() -> None:
