@@ -97,9 +97,9 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.piece_to_id(token)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
+        """One more than the greatest id, added tokens included; the embedding may be padded beyond it."""
         return self._vocabulary.size()
 
     @property
@@ -192,7 +192,8 @@ class _FastVocabulary:
         return self._tokenizer.token_to_id(piece)
 
     def size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()  # some may be left out
+        return max(ids, default=-1) + 1
 
 
 class _TransformersVocabulary:

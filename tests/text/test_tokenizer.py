@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from pellucid.text.tokenizer import Tokenizer
 from tests.text.conftest import save, train_byte_fallback, train_byte_level, train_metaspace, with_bos
@@ -62,6 +63,14 @@ def test_bos_is_added_as_the_config_says(
 def test_a_text_that_begins_with_bos_gets_no_second_one(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(save(tmp_path, with_bos(train_byte_level())))
     assert tokenizer.encode("<s>hello") == tokenizer.encode("hello")
+
+
+def test_ids_may_be_left_out(tmp_path: Path) -> None:
+    trained = json.loads(train_byte_level().to_str())
+    trained["model"]["vocab"]["a"] = 900
+    tokenizer = Tokenizer.load(save(tmp_path, tokenizers.Tokenizer.from_str(json.dumps(trained))))
+    assert tokenizer.vocab_size == 901 and len(tokenizer.spell_all()) == 901
+    assert tokenizer.spell_all()[899:] == [b"", b"a"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "version https://git-lfs.github.com/spec/v1"])
