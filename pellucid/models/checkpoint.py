@@ -99,11 +99,11 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        return Fields(self.config).int("vocab_size")
+        return Fields(self.config).size("vocab_size")
 
     @property
     def num_layers(self) -> int:
-        return Fields(self.config).int("num_hidden_layers")
+        return Fields(self.config).size("num_hidden_layers")
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class Checkpoint:
         file = self.tokenizer_path and self.tokenizer_path / "tokenizer.json"
         if file is None or not file.is_file():
             return None
-        vocabulary = Fields(read_json(file)).part("model").config.get("vocab")
+        vocabulary = Fields(read_json(file), file.name).part("model").config.get("vocab")
         return vocabulary if isinstance(vocabulary, dict) else None
 
     @property
@@ -258,7 +258,7 @@ def find_shards(path: Path) -> tuple[Path, ...]:
     index = path / "model.safetensors.index.json"
     single = path / "model.safetensors"
     if index.is_file():
-        weight_map = Fields(read_json(index)).part("weight_map").config
+        weight_map = Fields(read_json(index), index.name).part("weight_map").config
         shards = sorted({path / str(name) for name in weight_map.values()})
     elif single.is_file():
         shards = [single]

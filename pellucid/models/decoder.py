@@ -49,17 +49,17 @@ def decoder_config(
     config: Fields, *, default_head_dim: int | None = None, default_num_kv_heads: int | None = None
 ) -> DecoderConfig:
     """What the families read alike from config.json; each replaces what it declares differently."""
-    num_heads, hidden_size = config.int("num_attention_heads"), config.int("hidden_size")
+    num_heads, hidden_size = config.size("num_attention_heads"), config.size("hidden_size")
     heads = Heads(
         num_heads,
-        config.int("num_key_value_heads", default_num_kv_heads or num_heads),
-        config.int("head_dim", default_head_dim or hidden_size // num_heads),
+        config.size("num_key_value_heads", default_num_kv_heads or num_heads),
+        config.size("head_dim", default_head_dim or hidden_size // num_heads),
     )
     types = layer_types(config)
     return DecoderConfig(
-        vocab_size=config.int("vocab_size"),
+        vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config.int("intermediate_size"),
+        intermediate_size=config.size("intermediate_size"),
         heads=heads,
         rms_norm_eps=config.float("rms_norm_eps", 1e-6),
         hidden_act=config.str("hidden_act", "silu"),
@@ -71,7 +71,7 @@ def decoder_config(
 
 def layer_types(config: Fields) -> list[str]:
     """The kind of attention of each layer.  Raises ValueError for kinds that are not known."""
-    num_layers = config.int("num_hidden_layers")
+    num_layers = config.size("num_hidden_layers")
     types = config.strs("layer_types") if config.has("layer_types") else ["full_attention"] * num_layers
     unknown = set(types) - set(LAYER_TYPES)
     if unknown or len(types) != num_layers:
@@ -87,7 +87,7 @@ def qwen_windows(config: Fields) -> tuple[int | None, ...]:
     types = layer_types(config)
     if not config.bool("use_sliding_window", False):
         return (None,) * len(types)
-    window = config.int("sliding_window", 4096)
+    window = config.size("sliding_window", 4096)
     if not config.has("layer_types"):
         first = config.int("max_window_layers", 28)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(len(types))]

@@ -1,4 +1,7 @@
-"""Typed reading of a config.json: a missing or mistyped field is an error that names it.  No torch."""
+"""Typed reading of a config.json, or a file like it: an error names the field that is missing or wrong.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from collections.abc import Mapping
 class Fields:
     """A config.json, or a part of it.  Null counts as absent; without a default a field must be there."""
 
-    def __init__(self, config: Mapping[str, object]) -> None:
-        self.config = config
+    def __init__(self, config: Mapping[str, object], file: str = "config.json") -> None:
+        self.config, self._file = config, file
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -17,48 +20,55 @@ class Fields:
 
     def int(self, name: str, default: int | None = None) -> int:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-            raise self._mistyped(name, value, "an integer")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not float(value).is_integer():
+            raise self._wrong(name, value, "an integer")
         return int(value)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A number of things, of which there must be one."""
+        value = self.int(name, default)
+        if value < 1:
+            raise self._wrong(name, value, "at least 1")
+        return value
 
     def float(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._mistyped(name, value, "a number")
+            raise self._wrong(name, value, "a number")
         return float(value)
 
     def bool(self, name: str, default: bool | None = None) -> bool:
         value = self._value(name, default)
         if not isinstance(value, bool):
-            raise self._mistyped(name, value, "true or false")
+            raise self._wrong(name, value, "true or false")
         return value
 
     def str(self, name: str, default: str | None = None) -> str:
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise self._mistyped(name, value, "a string")
+            raise self._wrong(name, value, "a string")
         return value
 
     def strs(self, name: str) -> list[str]:
         value = self._value(name, None)
         if not isinstance(value, list):
-            raise self._mistyped(name, value, "a list")
+            raise self._wrong(name, value, "a list")
         return [str(item) for item in value]
 
     def part(self, name: str) -> Fields:
         """A nested object."""
         value = self._value(name, None)
         if not isinstance(value, dict):
-            raise self._mistyped(name, value, "an object")
-        return Fields(value)
+            raise self._wrong(name, value, "an object")
+        return Fields(value, self._file)
 
     def _value(self, name: str, default: object) -> object:
         value = self.config.get(name)
         if value is None:
             value = default
         if value is None:
-            raise ValueError(f"config.json has no {name!r}, which this model needs")
+            raise ValueError(f"{self._file} has no {name!r}, which this model needs")
         return value
 
-    def _mistyped(self, name: str, value: object, wanted: str) -> ValueError:
-        return ValueError(f"{name} in config.json is {value!r}, must be {wanted}")
+    def _wrong(self, name: str, value: object, wanted: str) -> ValueError:
+        return ValueError(f"{name} in {self._file} is {value!r}, must be {wanted}")

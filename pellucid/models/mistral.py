@@ -16,5 +16,5 @@ class Mistral(Decoder):
         common = decoder_config(config, default_num_kv_heads=8)
         # A null window means none; a config.json without the field has the first model's.
         null = "sliding_window" in config.config and not config.has("sliding_window")
-        window = None if null else config.int("sliding_window", 4096)
+        window = None if null else config.size("sliding_window", 4096)
         return replace(common, windows=(window,) * common.num_layers)

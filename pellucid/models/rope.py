@@ -25,7 +25,7 @@ def rope_config(config: Fields, head_dim: int, layer_type: str = "full_attention
         )
     if kind not in KINDS:
         raise ValueError(f"unknown rotary embedding {kind!r} in config.json (known: {', '.join(KINDS)})")
-    max_position = config.int("max_position_embeddings")
+    max_position = config.size("max_position_embeddings")
     original = original_length(config, scaling, max_position) if kind in PRETRAINED_LENGTH else 0
     factor = scaling_factor(scaling, kind, max_position, original)
     partial = scaling.float("partial_rotary_factor", config.float("partial_rotary_factor", 1.0))
@@ -63,7 +63,10 @@ def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int)
         return 1.0
     if kind == "yarn" and not scaling.has("factor"):
         return max_position / original
-    return scaling.float("factor")
+    factor = scaling.float("factor")
+    if not factor > 0:
+        raise ValueError(f"factor of the rotary embedding in config.json is {factor}, must be above 0")
+    return factor
 
 
 def yarn_attention_factor(scaling: Fields, factor: float) -> float:

@@ -241,7 +241,8 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Vocabulary:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # the library raises whatever the file's reader raised
         raise ValueError(
-            f"{folder} has no tokenizer.json, nor one that transformers reads: {error}"
+            f"{folder} has no tokenizer.json, nor one that transformers reads; name another folder's with "
+            f"tokenizer=..., or serve token ids with skip_tokenizer_init=True ({error})"
         ) from error
     if tokenizer.is_fast:
         return _FastVocabulary(tokenizer.backend_tokenizer)

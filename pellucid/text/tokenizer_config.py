@@ -62,8 +62,9 @@ def _special_tokens(config: dict[str, object]) -> dict[str, str]:
 
 def _chat_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
     """All templates by name; a .jinja file overrides chat_template.json, which overrides the config entry."""
-    templates = _named_templates(config.get("chat_template"))
-    templates |= _named_templates(_read_json(folder / "chat_template.json").get("chat_template"))
+    templates = _named_templates(config, folder / "tokenizer_config.json")
+    beside = folder / "chat_template.json"
+    templates |= _named_templates(_read_json(beside), beside)
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         templates["default"] = jinja.read_text(encoding="utf-8")
@@ -72,12 +73,18 @@ def _chat_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
     return templates
 
 
-def _named_templates(value: object) -> dict[str, str]:
-    """`value` is one template, a list of {"name": ..., "template": ...}, or a mapping of names."""
+def _named_templates(config: dict[str, object], file: Path) -> dict[str, str]:
+    """The file's chat_template: one, a list of {"name": ..., "template": ...}, or a mapping of names."""
+    value = config.get("chat_template")
+    if value is None:
+        return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in value}
     if isinstance(value, dict):
         return {str(name): str(template) for name, template in value.items()}
-    return {}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}  # type: ignore[union-attr]
+    except (TypeError, KeyError):
+        raise ValueError(
+            f"chat_template in {file} is {value!r:.100}, must be a template, or a list of names and templates"
+        ) from None

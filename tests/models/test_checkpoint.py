@@ -12,7 +12,9 @@ import pytest
 
 from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
-from tests.models.conftest import Folder
+from pellucid.models.fields import Fields
+from pellucid.models.mistral import Mistral
+from tests.models.conftest import CONFIG, Folder
 
 
 def open_folder(folder: Folder) -> Checkpoint:
@@ -138,6 +140,7 @@ def test_models_that_are_not_served_are_refused_with_those_that_are(
         ({"rope_type": "longrope"}, "unknown rotary embedding 'longrope'.*known: default, linear"),
         ({"rope_type": "linear"}, "config.json has no 'factor'"),
         ({"rope_type": "linear", "factor": "two"}, "factor in config.json is 'two', must be a number"),
+        ({"rope_type": "linear", "factor": 0}, "factor .* in config.json is 0.0, must be above 0"),
     ],
 )
 def test_rotary_embeddings_that_are_not_served_are_refused(
@@ -177,6 +180,26 @@ def test_an_incomplete_folder_is_refused(folder: Folder) -> None:
     (folder.path / "config.json").unlink()
     with pytest.raises(ValueError, match="no config.json in"):
         Checkpoint.open(ModelConfig(model=str(folder.path)))
+
+
+def test_an_index_that_lists_nothing_is_named(folder: Folder) -> None:
+    index = folder.write() / "model.safetensors.index.json"
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="model.safetensors.index.json has no 'weight_map'"):
+        Checkpoint.open(ModelConfig(model=str(folder.path)))
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads", "sliding_window"])
+def test_a_size_of_nothing_is_refused(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{field} in config.json is {value}, must be at least 1"):
+        Mistral.declare(Fields({**CONFIG, field: value}))
+
+
+def test_a_number_that_is_no_integer_is_refused() -> None:
+    for value in (1.5, float("inf"), float("nan"), True, "8"):
+        with pytest.raises(ValueError, match=f"head_dim in config.json is {value!r}, must be an integer"):
+            Mistral.declare(Fields({**CONFIG, "head_dim": value}))
 
 
 def test_an_unreachable_hub_is_a_refusal_with_its_reason(

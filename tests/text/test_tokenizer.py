@@ -120,8 +120,17 @@ def test_the_tool_template_serves_chats_with_tools(tmp_path: Path) -> None:
     assert tokenizer.chat_template(tools=True) == "with tools"
 
 
+@pytest.mark.parametrize("value", [["plain"], [{"name": "default"}], 7])
+def test_a_template_that_is_none_is_named_with_its_file(tmp_path: Path, value: object) -> None:
+    save(tmp_path, train_byte_level(), {"chat_template": value})
+    with pytest.raises(
+        ValueError, match=r"chat_template in .*tokenizer_config\.json is .*must be a template"
+    ):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json.*tokenizer=.*skip_tokenizer_init"):
         Tokenizer.load(tmp_path)
 
 
