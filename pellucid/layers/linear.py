@@ -80,6 +80,11 @@ class Unsummed:
     part: Tensor
     group: Group
 
+    def __add__(self, other: Unsummed) -> Unsummed:
+        """The sum of both, to be summed over ranks once."""
+        assert self.group is other.group, "parts on other ranks"
+        return Unsummed(self.part + other.part, self.group)
+
     def sum(self) -> Tensor:
         """[T, D], the same on every rank, in the place of `part`."""
         return self.group.all_reduce(self.part)

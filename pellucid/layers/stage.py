@@ -40,9 +40,10 @@ class Layers(nn.ModuleList):
 class Outlet(nn.Module):
     """Stands for the norm behind the last layer: the residual stream as it is to be handed on."""
 
-    def forward(self, x: Tensor | Unsummed, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor | Unsummed, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Called like the norm that it stands for: (x + residual, the same)."""
-        stream = (x.sum() if isinstance(x, Unsummed) else x) + residual
+        stream = x.sum() if isinstance(x, Unsummed) else x
+        stream = stream if residual is None else stream + residual
         return stream, stream
 
 

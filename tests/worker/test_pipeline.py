@@ -15,6 +15,7 @@ from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.results import Packed
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import BASE, NGRAM, random_requests, run
+from tests.models import parallel
 from tests.spec.toy import tree_config
 from tests.tiny import write_checkpoint
 from tests.worker.pipeline import LazyPipeline
@@ -91,6 +92,13 @@ def test_stages_give_the_logprobs_of_the_whole(deep: Path) -> None:
         return output.prompt_logprobs, output.outputs[0].logprobs
 
     assert logprobs(executor="lazy", pipeline_parallel_size=3) == logprobs()
+
+
+def test_so_do_stages_of_a_family_whose_layers_hand_on_the_whole_stream(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, architectures=[parallel.ARCHITECTURE], num_hidden_layers=3)
+    prompts, params = random_requests(12, seed=7)
+    options = {"executor": "lazy", "pipeline_parallel_size": 2, "num_gpu_blocks_override": 400}
+    assert run(folder, prompts, params, **options) == run(folder, prompts, params)
 
 
 Yield = Tensor | Packed | tuple  # a tuple is what the first half of a step hands to the second
