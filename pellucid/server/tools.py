@@ -50,6 +50,11 @@ class ToolUse:
                 "tools cannot be called, for this model's chat template does not show how; "
                 "start the server with --tool-call-parser"
             )
+        if self.is_forced and TOOL_PARSERS.load(parser).frame is None:
+            raise ValueError(
+                f"tool_choice {self.choice!r} cannot be met: calls that the tool call parser {parser!r} "
+                "finds cannot be forced; use 'auto'"
+            )
         if self.choice == "auto" and not is_auto_enabled:
             raise ValueError("tool_choice 'auto' is turned off on this server (--no-enable-auto-tool-choice)")
 

@@ -8,7 +8,13 @@ from typing import Any
 import openai
 import pytest
 
-from pellucid.server.parsers.base import Content, ParserSetting, ToolCallStart
+from pellucid.server.parsers.base import (
+    TOOL_PARSERS,
+    Content,
+    ParserSetting,
+    PlainParser,
+    ToolCallStart,
+)
 from pellucid.server.parsers.compose import Parsers
 from pellucid.server.tools import ToolUse, forced_calls
 from tests.server.conftest import Running
@@ -184,3 +190,14 @@ def test_a_server_must_know_how_calls_look() -> None:
         use("auto").check_parser("hermes", is_auto_enabled=False)
     use("none").check_parser("plain", is_auto_enabled=False)
     use("required").check_parser("hermes", is_auto_enabled=False)
+
+
+class Frameless(PlainParser):
+    """Of a convention in which nobody has said how a call is written."""
+
+
+def test_a_call_that_cannot_be_forced_is_not_left_to_chance() -> None:
+    TOOL_PARSERS.register("frameless", f"{__name__}:Frameless")
+    use("auto").check_parser("frameless", is_auto_enabled=True)
+    with pytest.raises(ValueError, match="tool_choice 'required' cannot be met.* 'frameless'.*use 'auto'"):
+        use("required").check_parser("frameless", is_auto_enabled=True)
