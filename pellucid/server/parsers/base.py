@@ -2,7 +2,8 @@
 
 A parser sees the text of one completion in pieces, cut anywhere, and must say the same for every cut.  There
 are two kinds: one tells reasoning from content, the other finds tool calls in that content.  To add one,
-write `parsers/<name>.py` and a line in `REASONING_PARSERS` or `TOOL_PARSERS`.
+write `parsers/<name>.py` and a line in `REASONING_PARSERS` or `TOOL_PARSERS`; `auto` chooses it once
+compose.py knows its markup in a chat template.
 """
 
 from __future__ import annotations
