@@ -89,7 +89,7 @@ class LLMEngine:
     ) -> str:
         """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it."""
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
-        own_id = str(next(self._ids))
+        own_id = next(own for i in self._ids if not self.outputs.is_running(own := str(i)))
         request_id = own_id if request_id is None else request_id
         grammar = self._grammar(sampling)
         if grammar is not None:

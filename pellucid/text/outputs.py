@@ -179,6 +179,10 @@ class OutputProcessor:
         ends = [SeqUpdate(i, finish_reason=FinishReason.ERROR, error=error) for i in list(self._running)]
         return [output for end in ends if (output := self.update(end)) is not None]
 
+    def is_running(self, request_id: str) -> bool:
+        """Has a user's request of this id not got its last output?"""
+        return request_id in self._answers
+
     @property
     def num_running(self) -> int:
         """Completions that have not ended."""

@@ -49,6 +49,18 @@ def test_parameters_are_the_engines_own_from_the_beginning(llm: LLM) -> None:
     assert len(list(stream)[-1].outputs[0].token_ids) == 12
 
 
+def test_who_names_no_request_gets_an_id_that_nobody_has_taken(llm: LLM) -> None:
+    engine = llm.llm_engine
+    first = engine.add_request("the", GREEDY)
+    taken = {str(int(first) + i) for i in (2, 3, 5)}
+    for request_id in taken:
+        engine.add_request("the", GREEDY, request_id=request_id)
+    own = {engine.add_request("the", GREEDY) for _ in range(4)}
+    assert len(own) == 4 and not own & taken
+    while not engine.is_finished():
+        engine.step()
+
+
 def test_the_garbage_collector_is_left_as_it_was(llm: LLM) -> None:
     gc.freeze()
     llm.generate("the quick", GREEDY, use_tqdm=False)
