@@ -198,7 +198,8 @@ class Grammars:
         matcher.fill(masks, 0)
         num_accepted = 0
         for place, draft in enumerate(drafts, start=1):
-            if not matcher.accept(draft):
+            may_come = masks[place - 1, draft // 32] & bit(draft)  # libraries complain of others
+            if not may_come or not matcher.accept(draft):
                 break
             num_accepted += 1
             if matcher.is_done:

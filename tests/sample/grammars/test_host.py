@@ -54,6 +54,12 @@ def test_behind_a_draft_that_may_not_come_anything_may() -> None:
     assert (masks[2:] == -1).all()
 
 
+def test_a_draft_that_may_not_come_is_no_complaint(capfd: pytest.CaptureFixture[str]) -> None:
+    grammars, unspelt = make(), chr(WIDE + 1)
+    grammars.masks({0: row(GrammarSpec("regex", "abc"), "", f"a{unspelt}")})
+    assert capfd.readouterr() == ("", "")
+
+
 def test_drafts_behind_the_end_of_the_text_are_no_text() -> None:
     masks = make().masks({0: row(GrammarSpec("regex", "a"), "a", "\0bc")})[0]
     assert [allowed(mask) for mask in masks] == [{0}] * 4
