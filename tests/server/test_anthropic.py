@@ -63,6 +63,19 @@ def test_an_answer_is_a_message(claude: anthropic.Anthropic) -> None:
     assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens
 
 
+def test_what_claude_code_says_to_anthropics_accounts_is_no_part_of_the_prompt(
+    claude: anthropic.Anthropic,
+) -> None:
+    terse: Any = {"type": "text", "text": "You are terse."}
+    billing: Any = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.1c0; cch=36ee5;"}
+
+    def count(**options: Any) -> int:
+        return claude.messages.count_tokens(model="sprout", messages=SUM, **options).input_tokens  # type: ignore[arg-type]
+
+    assert count(system=[billing, terse]) == count(system=[terse])
+    assert count(system=[billing]) == count()
+
+
 def test_a_stream_joins_to_the_whole(claude: anthropic.Anthropic) -> None:
     whole = ask(claude, SUM, thinking=THINKING)
     events, final = streamed(claude, SUM, thinking=THINKING)

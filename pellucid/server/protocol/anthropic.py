@@ -9,6 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from pellucid.server.protocol.openai import ApiRequest, ChatRequest, Integer, JsonObject, Number
 
+BILLING = "x-anthropic-billing-header:"
+
 
 class TextPart(ApiRequest):
     type: Literal["text"]
@@ -110,7 +112,8 @@ class CountRequest(ApiRequest):
         """
         is_begun = self.messages[-1].role == "assistant"
         thinks = self.thinking is not None and self.thinking.type != "disabled"
-        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        instructions = _instructions(self.system)
+        system = [{"role": "system", "content": instructions}] if instructions else []
         return ChatRequest.model_construct(
             model=self.model,
             messages=[*system, *(each for message in self.messages for each in _messages(message))],
@@ -155,6 +158,17 @@ class MessagesRequest(CountRequest):
         if wish.get("type") != "json_schema":
             raise ValueError("output_config has a format that is not of type json_schema")
         return {"type": "json_schema", "json_schema": {"name": "output", "schema": wish.get("schema")}}
+
+
+def _instructions(system: str | list[TextPart] | None) -> str:
+    """Without the line that Claude Code begins with for Anthropic's accounts.
+
+    It is another for every session, in some versions for every request, and all that follows it would have to
+    be computed anew.
+    """
+    if isinstance(system, list):
+        system = [part for part in system if not part.text.startswith(BILLING)]
+    return _text(system)
 
 
 def _text(content: str | Sequence[TextPart] | None) -> str:
