@@ -27,6 +27,7 @@ WEATHER = {
 }
 PARIS = [{"role": "user", "content": "What's the weather in Paris?"}]
 SUM = [{"role": "user", "content": "What is 47+85?"}]
+SCREENSHOT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]}
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
@@ -185,6 +186,8 @@ def test_parts_of_every_kind_are_understood(claude: anthropic.Anthropic) -> None
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"extra_body": {"temperature": -1}}, "temperature is -1"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "only parts"),
+        ({"messages": [{"role": "user", "content": [SCREENSHOT]}]}, "tool_result.content.parts.0.type: "),
+        ({"system": [{"type": "image", "source": {}}]}, "system.parts.0.type: Input should be 'text'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is 'required', which needs tools"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "needs a name"),
         ({"stop_sequences": [""]}, "stop_sequences contains an empty string"),

@@ -17,6 +17,13 @@ class TextPart(ApiRequest):
     text: str
 
 
+def _shape(content: object) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_shape)]
+
+
 class ThinkingPart(ApiRequest):
     """Earlier thinking; a template shows it where the model wants it."""
 
@@ -40,7 +47,7 @@ class ToolUsePart(ApiRequest):
 class ToolResultPart(ApiRequest):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextPart] | None = None
+    content: Text | None = None
     is_error: bool | None = None
 
 
@@ -61,10 +68,6 @@ Part = Annotated[
         custom_error_message="only parts of type text, thinking, tool_use and tool_result are supported",
     ),
 ]
-
-
-def _shape(content: object) -> str:
-    return "parts" if isinstance(content, list) else "text"
 
 
 class InputMessage(ApiRequest):
@@ -99,7 +102,7 @@ class CountRequest(ApiRequest):
 
     model: str | None = None
     messages: list[InputMessage] = Field(min_length=1)
-    system: str | list[TextPart] | None = None
+    system: Text | None = None
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
