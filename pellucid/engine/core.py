@@ -236,6 +236,8 @@ class Engine:
         """Commit the oldest plan in flight."""
         self._found_nothing = not self._inflight
         if self._found_nothing:
+            if self.error is None:
+                self.executor.check()  # nobody waits for a worker that could die meanwhile
             self._count_empty()
             if self._compiling:
                 self._arrived.wait(POLL_SECONDS)

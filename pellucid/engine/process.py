@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
 
 LINGER = 5.0  # seconds for last words
+IDLE_SECONDS = 1.0  # between two looks at the workers of an engine that has nothing to do
 COLLECT_EVERY = (20_000, 5, 10)  # new objects, such collections, larger ones
 
 # A SeqUpdate without the names of its fields: updates are most of the traffic.
@@ -229,11 +230,11 @@ def serve(engine: Engine, socket: Socket) -> None:
             socket.send(encode(View(frame)))
 
 
-def _patience(engine: Engine) -> int | None:
-    """Milliseconds that there is nothing to do but to wait for orders; None is without end."""
+def _patience(engine: Engine) -> int:
+    """Milliseconds that there is nothing to do but to wait for orders."""
     if not engine.has_work:
         seconds = engine.xray.patience
-        return None if seconds is None else math.ceil(1000 * seconds)
+        return math.ceil(1000 * (IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)))
     return int(1000 * POLL_SECONDS) if engine.idle else 0
 
 

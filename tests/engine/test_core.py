@@ -65,7 +65,8 @@ class EagerExecutor:
         raise NotImplementedError
 
     def check(self) -> None:
-        pass
+        if self.dies_in == "idleness":
+            raise RuntimeError("worker 3 has died")
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -154,6 +155,15 @@ def test_a_dead_engine_answers_whoever_still_comes(caplog: pytest.LogCaptureFixt
     engine.add(make_request("b"))
     (update,) = engine.step()
     assert update.request_id == "b" and update.error and "worker 3 has died" in update.error
+
+
+def test_a_worker_that_dies_while_nothing_runs_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    engine, executor = make_engine()
+    executor.dies_in = "idleness"
+    engine.step()
+    assert engine.error and "worker 3 has died" in engine.error
+    engine.step()  # a second death is none
 
 
 def test_a_refusal_in_the_step_that_dies_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,9 +94,10 @@ def test_the_packed_update_has_every_field() -> None:
 
 
 @contextmanager
-def serving(**options: int) -> Iterator[zmq.Socket[bytes]]:
+def serving(dies_in: str = "", **options: int) -> Iterator[zmq.Socket[bytes]]:
     """An engine's process, but for the process."""
-    engine, _ = make_engine(**options)
+    engine, executor = make_engine(**options)
+    executor.dies_in = dies_in
     with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
         ours.bind("inproc://engine")
         theirs.connect("inproc://engine")
@@ -166,6 +168,21 @@ def test_a_watched_engine_shows_what_it_does_until_it_rests() -> None:
     assert frames[0].is_first and not any(frame.is_first for frame in frames[1:])
     assert sum(sum(step.rows[3::4]) for frame in frames for step in frame.steps) == 40
     assert not frames[-1].running, "the last one is of the end"
+
+
+def test_an_engine_that_has_nothing_to_do_notices_that_a_worker_has_died(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    monkeypatch.setattr("pellucid.engine.process.IDLE_SECONDS", 0.01)
+    with serving() as socket:
+        socket.send(encode([add(make_request("a", max_tokens=4))]))
+        assert list(turns(socket, 1))[-1].error is None
+        while socket.poll(100):  # an engine at rest says so once
+            socket.recv()
+    with serving(dies_in="idleness") as socket:
+        (turn,) = turns(socket, 0)
+        assert turn.error is not None and "worker 3 has died" in turn.error
 
 
 def test_a_request_that_cannot_be_read_is_answered_and_harms_no_other() -> None:
