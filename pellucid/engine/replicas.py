@@ -325,6 +325,7 @@ class Replicas:
         """Hand nothing more to an engine; the ids of the requests that it has not answered."""
         if replica.error is None:
             replica.error = error
+            replica.stats = replica.stats.at_rest()  # if it was killed, its last turn says otherwise
             logger.error("%s", error)
             if all(other.error is not None for other in self._replicas):
                 self.error = error

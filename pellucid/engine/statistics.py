@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
@@ -47,6 +47,10 @@ class EngineStats:
             "spec_decode_num_accepted_tokens": self.num_accepted_tokens,
             "spec_decode_num_accepted_tokens_per_pos": self.num_accepted_per_position,
         }
+
+    def at_rest(self) -> Self:
+        """The same, when nothing runs any more."""
+        return replace(self, num_running=0, num_waiting=0, kv_usage=0.0)
 
     @classmethod
     def total(cls, parts: Sequence[Self]) -> Self:

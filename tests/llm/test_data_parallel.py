@@ -161,6 +161,9 @@ def test_an_engine_that_dies_takes_its_requests_and_no_others(
         (expected,) = pair.generate([[1, 2, 3]], SHORT, use_tqdm=False)
         outputs = llm.generate([[1, 2, 3]] * 3, SHORT, use_tqdm=False)
         assert tokens(outputs) == tokens([expected]) * 3
+        dead = llm.llm_engine.stats_per_engine[0]
+        assert (dead.num_running, dead.num_waiting, dead.kv_usage) == (0, 0, 0.0), "the dead run nothing"
+        assert dead.num_sampled_tokens > 0, "but what it has done remains"
         # Then it hangs, and nobody is left.
         os.kill(pids["pellucid engine 1"], signal.SIGSTOP)
         with pytest.raises(RuntimeError, match="engine 1 has said nothing for 3 s; raise --worker-timeout"):
