@@ -41,6 +41,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 2, with one line, for errors of the user's making."""
+    _open_standard_files()
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -62,6 +63,16 @@ def _run(args: argparse.Namespace) -> int:
     status: int = load_object(f"pellucid.cli.{args.command}:run")(args)
     sys.stdout.flush()
     return status
+
+
+def _open_standard_files() -> None:
+    """Those that the caller has closed lead nowhere; else what is opened next, a socket, has their places."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 if __name__ == "__main__":

@@ -139,3 +139,20 @@ def test_the_parser_imports_nothing_heavy():
     code += "print({'torch', 'rich', 'numpy', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+PROGRAM = """
+import contextlib, os, sys
+from pellucid.cli.main import main
+with contextlib.suppress(SystemExit):
+    main(["--version"])
+assert sys.stdin.read() == ""
+sys.stdout.write("nowhere"), sys.stderr.write("nowhere")
+assert min(os.pipe()) > 2
+"""
+
+
+def test_a_command_needs_no_open_files():
+    """As `pellucid serve <&- >&- 2>&-` has none."""
+    script = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", script, sys.executable, PROGRAM], check=False).returncode == 0
