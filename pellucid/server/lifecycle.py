@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -23,6 +24,7 @@ from pellucid.server.stream import FLOW
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
+MOST_FILES = 65_536  # that may be open, each connection being one
 KEEP_ALIVE = 75  # seconds that an idle connection is kept
 MOST_HEAD_BYTES = 2**18  # request line and headers
 LAST_EVENTS = 5.0  # seconds to write what remains, when requests have been ended
@@ -39,6 +41,7 @@ async def serve(server: Server, listener: socket.socket, announce: Callable[[], 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.stop)
     guard = asyncio.create_task(life.mind_engine())
+    allow_files()
     try:
         listen(listener, server.options, BACKLOG)
         await life.http.serve(sockets=[listener])
@@ -46,6 +49,17 @@ async def serve(server: Server, listener: socket.socket, announce: Callable[[], 
         guard.cancel()
         server.llm.shutdown()
     return life.cause
+
+
+def allow_files() -> None:
+    """Take as many files as the system lets this process have.
+
+    It begins with 1024, as a rule, and connections beyond that would be cut off without a word.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Life:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from pellucid.server.lifecycle import MOST_FILES, allow_files
 from tests.server.conftest import Running, eventually, running
 
 LONG = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True}
@@ -168,6 +170,16 @@ def _check_drain(server: Running) -> None:
     running_one.join(60)
     assert running_one.text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in running_one.text
     assert server.process.wait(10) == 0
+
+
+def test_a_server_takes_as_many_connections_as_it_may() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+        allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], MOST_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_drain_ends_and_a_taken_port_is_told() -> None:
