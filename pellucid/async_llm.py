@@ -132,6 +132,7 @@ class AsyncLLM:
         self._is_turn_due = False
         self._due_since = self._handed_out = 0.0  # since when orders wait; seconds of time.monotonic
         self._death: asyncio.Future[str] | None = None
+        self._is_shut_down = False
         self._start()
 
     # Requests
@@ -360,7 +361,11 @@ class AsyncLLM:
         self._plan_turn()
 
     def shutdown(self) -> None:
-        """End the engine and give its memory back; requests under way end with an error."""
+        """End the engine and give its memory back; requests under way end with an error.
+
+        So ends one that is starting anew, within `restart`.
+        """
+        self._is_shut_down = True
         if self._loop is not None and not self._loop.is_closed():
             self._deliver(self._front.outputs.fail_all("the engine was shut down"))
             self._detach()
@@ -370,7 +375,7 @@ class AsyncLLM:
     # The loop
 
     def _start(self) -> None:
-        started = start_replicas(self._config)
+        started = start_replicas(self._config, lambda: not self._is_shut_down)
         self._engine = started.engine
         self._front = LLMEngine(self._config, started)
         self._front.outputs.observers = self._observers

@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -62,12 +62,15 @@ GRACE = 10.0  # seconds in which an engine reports a worker that hangs, before i
 FAREWELL = 10.0  # seconds that engines have to leave by themselves
 
 
-def start_replicas(config: EngineConfig) -> RunningEngine[Replicas]:
+def start_replicas(
+    config: EngineConfig, is_wanted: Callable[[], bool] = lambda: True
+) -> RunningEngine[Replicas]:
     """Start `data_parallel_size` engines and wait until all have loaded.
 
-    Raises ValueError for what the user can mend, as the engine does that found it.
+    is_wanted: asked meanwhile; if not, they end.  Raises ValueError for what the user can mend, as the engine
+    does that found it.
     """
-    replicas = Replicas(config)
+    replicas = Replicas(config, is_wanted)
     return RunningEngine(engine=replicas, resolved=replicas.resolved, capacity=replicas.capacity)
 
 
@@ -162,7 +165,7 @@ class Replica:
 class Replicas:
     """An `EngineClient` over engines elsewhere.  One that dies takes its own requests with it, no others."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self.error: str | None = None  # set when the last engine has gone
         self._inbox: deque[Request | Abort | ClearPrefixCache | Watch] = deque()
         self._views: list[tuple[int, Frame]] = []
@@ -175,7 +178,7 @@ class Replicas:
         try:
             for index in range(config.parallel.data_parallel_size):
                 self._replicas.append(Replica(config, index, folder.name, context))
-            self.resolved, self.capacity = self._await_start()
+            self.resolved, self.capacity = self._await_start(is_wanted)
         except BaseException:
             for replica in self._replicas:
                 replica.end(seconds=0)
@@ -331,11 +334,13 @@ class Replicas:
                 self.error = error
         return self.router.close(replica.index)
 
-    def _await_start(self) -> tuple[Resolved, Capacity]:
+    def _await_start(self, is_wanted: Callable[[], bool]) -> tuple[Resolved, Capacity]:
         """Wait until every engine is ready.  Raises what the first of those says that will never be."""
         ready: dict[int, tuple[Resolved, Capacity, EngineStats]] = {}
         while len(ready) < len(self._replicas):
             wait(self.files, PATIENCE)
+            if not is_wanted():
+                raise RuntimeError("the engine is not wanted any more")
             for replica in self._replicas:
                 for message in replica.receive():
                     if isinstance(message, Failed):

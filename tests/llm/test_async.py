@@ -181,6 +181,22 @@ def test_a_dead_engine_is_noticed_and_can_be_started_anew() -> None:
         llm.shutdown()
 
 
+def test_who_does_not_want_an_engine_any_more_need_not_wait_for_its_start() -> None:
+    async def end_within_restart() -> float:
+        llm = AsyncLLM(**OPTIONS)
+        max(psutil.Process().children(), key=lambda child: child.create_time()).kill()
+        await llm.died()
+        restart = asyncio.create_task(llm.restart())
+        await asyncio.sleep(0.5)  # no engine is ready as soon
+        began = time.monotonic()
+        llm.shutdown()
+        with pytest.raises(RuntimeError, match="not wanted any more"):
+            await restart
+        return time.monotonic() - began
+
+    assert asyncio.run(end_within_restart()) < 1.5
+
+
 def test_an_engine_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     AsyncLLM(**OPTIONS).shutdown()
     assert not capfd.readouterr().err
