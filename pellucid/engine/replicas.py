@@ -299,6 +299,11 @@ class Replicas:
     def _collect(self, replica: Replica) -> list[SeqUpdate]:
         """What an engine has done; if it has ended, an answer to each of its requests."""
         updates: list[SeqUpdate] = []
+        if replica.is_gone and replica.error is None:
+            replica.error = self.error = "the engine was shut down"
+            updates = [failure(name, self.error) for name in self.router.close(replica.index)]
+            self.router.note(updates)
+            return updates
         messages = replica.receive()
         for message in messages:
             if isinstance(message, Turn):

@@ -174,6 +174,15 @@ def test_an_engine_that_dies_takes_its_requests_and_no_others(
         assert engine_pids() == others, "a dead engine's process lives on"
 
 
+def test_a_stream_may_outlive_its_engines(tiny: Path) -> None:
+    with LLM(str(tiny), data_parallel_size=2, **BASE) as llm:
+        left, read = (llm.stream([1, 2, i], LONG) for i in range(2))
+        assert not next(left).finished and not next(read).finished
+    left.close()  # as the interpreter does at its end
+    *_, end = read
+    assert end.finished and end.error == "the engine was shut down"
+
+
 def test_what_the_user_can_mend_is_the_same_value_error(tiny: Path) -> None:
     before = engine_pids()
     wish = BASE | {"max_model_len": 256, "num_gpu_blocks_override": 3}
