@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,10 @@ ANY_TOKEN = -1  # a word of ones
 # Of compiled grammars that are kept for the next request with the same text.
 MOST_BYTES = 512 << 20
 MOST_LANGUAGES = 1024
+# Of a processor's time, for the masks of one text: at all, and for each.  A grammar that reads a text in many
+# ways may be compiled at once and then take ever longer, and all others wait for it.
+FREE_SECONDS = 2.0
+SECONDS_A_MASK = 0.02
 
 
 class Phase(enum.Enum):
@@ -85,10 +90,16 @@ class Delayed:
 
 
 class Reading:
-    """How far the text of one request has been read."""
+    """How far the text of one request has been read, and what that took."""
 
     def __init__(self, matcher: Matcher, num_read: int) -> None:
         self.matcher, self.num_read = matcher, num_read
+        self.num_masks, self.seconds = 0, 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Has it kept others waiting for longer than any text may?"""
+        return self.seconds > FREE_SECONDS + SECONDS_A_MASK * self.num_masks
 
     def read(self, token_ids: list[int]) -> bool:
         """Go on to the end of the text; False if it has left the language."""
@@ -166,9 +177,10 @@ class Grammars:
             total -= size
 
     def _masks_of(self, row: HostBoundRow) -> np.ndarray:
-        request_id, matcher = row.request.id, self._read(row)
+        request_id, reading = row.request.id, self._reading(row)
         masks = np.full((1 + len(row.drafts), self._num_words), ANY_TOKEN, dtype=np.int32)
-        if matcher is None:
+        began, matcher = time.thread_time(), reading.matcher
+        if not reading.read(row.token_ids):
             self._ended[request_id] = "the text has left its grammar, of which other parameters left nothing"
         elif matcher.is_done:
             self._ended[request_id] = None
@@ -176,10 +188,16 @@ class Grammars:
             self._fill(matcher, masks, row.drafts)
             if self._is_whole(row, masks[0]):
                 self._ended[request_id] = None
+        reading.seconds += time.thread_time() - began
+        reading.num_masks += len(masks)
+        if reading.is_slow and request_id not in self._ended:
+            self._ended[request_id] = (
+                f"its grammar has taken {reading.seconds:.1f} s for {reading.num_masks} masks, in which all "
+                "others waited; write it such that there are fewer ways to read a text"
+            )
         return masks
 
-    def _read(self, row: HostBoundRow) -> Matcher | None:
-        """The request's matcher, at the end of what is committed; None if the text has left the language."""
+    def _reading(self, row: HostBoundRow) -> Reading:
         request = row.request
         reading = self._readings.get(request.id)
         if reading is None:
@@ -191,7 +209,7 @@ class Grammars:
                 matcher = Delayed(matcher, start=start, end=end)
             reading = Reading(matcher, len(request.prompt_token_ids))
             self._readings[request.id] = reading
-        return reading.matcher if reading.read(row.token_ids) else None
+        return reading
 
     def _fill(self, matcher: Matcher, masks: np.ndarray, drafts: list[int]) -> None:
         """Masks of the text's end and behind each draft that may come; behind one that may not all falls."""

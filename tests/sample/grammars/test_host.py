@@ -87,6 +87,17 @@ def test_a_text_that_is_whole_ends_without_a_stop_token() -> None:
         assert grammars.take_ended() == ended
 
 
+def test_a_grammar_that_keeps_others_waiting_ends_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, clock = make(), iter(0.4 * i for i in range(100))
+    monkeypatch.setattr("pellucid.sample.grammars.host.time.thread_time", lambda: next(clock))
+    told = []
+    for length in range(6):
+        grammars.masks({0: row(GrammarSpec("regex", "(a*)*b"), length * "a")})
+        told.append(grammars.take_ended())
+    assert told[:5] == [{}] * 5
+    assert told[5]["r"].startswith("its grammar has taken 2.4 s for 6 masks")
+
+
 def test_a_text_that_has_left_its_language_ends_in_an_error() -> None:
     grammars = make()
     grammars.masks({0: row(GrammarSpec("regex", "ab"), "ax")})
