@@ -14,6 +14,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterable
@@ -153,6 +154,7 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
         signal.signal(number, signal.SIG_IGN)  # its owner's to answer; this process ends with it
     logging.basicConfig(level=log_level, format=f"%(levelname)s engine {replica}: %(message)s")
     threading.Thread(target=_leave_with_owner, args=(folder,), daemon=True).start()
+    is_done = False
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         set_up(socket, linger=LINGER)
         socket.connect(address(folder, replica))
@@ -165,12 +167,16 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
             started.engine.warm_up()
             serve(started.engine, socket)
             started.engine.shutdown()
+            is_done = True
         except Exception as error:
             if started is None and isinstance(error, ValueError):
                 socket.send(encode(Failed(str(error), is_users=True)))
                 return
             said = f"engine {replica} has failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
             socket.send(encode(Failed(said)))
+    if is_done:  # all is said and given back; the interpreter would wait for threads, and take itself apart
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def spare_collector() -> None:

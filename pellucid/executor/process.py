@@ -13,6 +13,7 @@ import os
 import queue
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from ctypes import Array, c_char, c_int64
@@ -187,6 +188,9 @@ def run_worker(start: Start) -> None:
         return  # the owner has gone
     except Exception as error:
         desk.fail(error)
+        return
+    sys.stdout.flush()
+    os._exit(0)  # all is given back; the interpreter would take seconds to take itself apart
 
 
 def _leave_with_owner(folder: Path) -> None:
