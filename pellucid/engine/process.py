@@ -14,7 +14,6 @@ import os
 import pickle
 import shutil
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from pellucid.engine.build import start_engine
 from pellucid.engine.core import POLL_SECONDS, Engine
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame, LiveXRay, NullXRay
+from pellucid.executor.process import leave
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -174,9 +174,8 @@ def run_engine(config: EngineConfig, replica: int, folder: str, log_level: int) 
                 return
             said = f"engine {replica} has failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
             socket.send(encode(Failed(said)))
-    if is_done:  # all is said and given back; the interpreter would wait for threads, and take itself apart
-        sys.stdout.flush()
-        os._exit(0)
+    if is_done:
+        leave()
 
 
 def spare_collector() -> None:

@@ -16,12 +16,13 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from ctypes import Array, c_char, c_int64
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.ring import ReaderEnd, RingReader
@@ -189,8 +190,17 @@ def run_worker(start: Start) -> None:
     except Exception as error:
         desk.fail(error)
         return
-    sys.stdout.flush()
-    os._exit(0)  # all is given back; the interpreter would take seconds to take itself apart
+    leave()
+
+
+def leave() -> NoReturn:
+    """End this process at once, when all is said and given back.
+
+    The interpreter would wait for threads, and take seconds to take itself apart.
+    """
+    with suppress(AttributeError, OSError, ValueError):  # its caller has closed it, or nobody reads it
+        sys.stdout.flush()
+    os._exit(0)
 
 
 def _leave_with_owner(folder: Path) -> None:
