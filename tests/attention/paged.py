@@ -50,11 +50,12 @@ class Rows:
         out = torch.zeros(self.q.shape, dtype=torch.float64)
         facts = zip(starts, self.query_lens, self.seq_lens, self.history, strict=True)
         for row, (start, num_query, seq_len, kv) in enumerate(facts):
+            sees = torch.zeros(num_query, seq_len, dtype=torch.bool)
             for i in range(num_query):
-                seen = kv[self.seen(row, seq_len - num_query + i)].double().cpu()
-                out[start + i] = attend_one(
-                    self.q[start + i].double().cpu(), seen[:, 0], seen[:, 1], self.scale
-                )
+                sees[i, self.seen(row, seq_len - num_query + i)] = True
+            keys, values = kv.double().cpu().unbind(1)
+            q = self.q[start : start + num_query].double().cpu()
+            out[start : start + num_query] = attend_row(q, keys, values, sees, self.scale)
         return out.flatten(1)
 
     def seen(self, row: int, place: int) -> list[int]:
@@ -86,14 +87,15 @@ class Rows:
         return self
 
 
-def attend_one(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One query [N, H] over keys and values [S, K, H], head by head."""
-    group_size = q.shape[0] // keys.shape[1]
-    heads = []
-    for head in range(q.shape[0]):
-        weights = torch.softmax(keys[:, head // group_size] @ q[head] * scale, dim=0)
-        heads.append(weights @ values[:, head // group_size])
-    return torch.stack(heads)
+def attend_row(q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float) -> Tensor:
+    """Queries [Q, N, H] over the keys and values [S, K, H] that each sees [Q, S], head by head."""
+    group_size = q.shape[1] // keys.shape[1]
+    out = torch.empty_like(q)
+    for head in range(q.shape[1]):
+        scores = q[:, head] @ keys[:, head // group_size].T * scale
+        weights = torch.softmax(scores.masked_fill(~sees, -torch.inf), dim=1)
+        out[:, head] = weights @ values[:, head // group_size]
+    return out
 
 
 def make_rows(
