@@ -206,6 +206,19 @@ def test_thinking_is_free_and_the_answer_is_not(llm: LLM, opens: bool) -> None:
         assert all("</think>" in text for text in whole)
 
 
+def test_a_text_that_would_end_in_its_thinking_goes_on_to_its_answer(llm: LLM) -> None:
+    ids = {word: llm.get_tokenizer().token_to_id(word) for word in ("<|im_end|>", "</think>")}
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=20,
+        logit_bias={ids["<|im_end|>"]: 100, ids["</think>"]: 90},
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no"], thinking=(None, "</think>")),
+        skip_special_tokens=False,
+    )
+    (output,) = llm.generate("<|im_start|>assistant\n<think>\n", params, use_tqdm=False)
+    assert re.fullmatch(r"</think>(yes|no)(<\|im_end\|>)?", output.outputs[0].text), output.outputs[0].text
+
+
 @pytest.mark.parametrize(
     "wish,words",
     [

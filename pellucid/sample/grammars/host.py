@@ -43,7 +43,7 @@ class Phase(enum.Enum):
     """Where a text stands in its thinking."""
 
     START = "nothing has been said"
-    THINKING = "anything may come"
+    THINKING = "anything may come but the text's end"
     ANSWER = "the grammar holds"
 
 
@@ -51,10 +51,11 @@ class Delayed:
     """A matcher that holds behind the thinking, up to the token `end`.
 
     start: the token that thinking begins with; a text that begins otherwise does not think.  None: it thinks.
+    stops: the mask of the tokens that end a text, which none that thinks may do: its answer is still to come.
     """
 
-    def __init__(self, matcher: Matcher, *, start: int | None, end: int) -> None:
-        self._matcher, self._start, self._end = matcher, start, end
+    def __init__(self, matcher: Matcher, *, start: int | None, end: int, stops: np.ndarray) -> None:
+        self._matcher, self._start, self._end, self._stops = matcher, start, end, stops
         self._phases = [Phase.THINKING if start is None else Phase.START]  # before every token, and now
         self._is_fed: list[bool] = []  # which tokens the matcher has accepted
 
@@ -71,7 +72,7 @@ class Delayed:
     def fill(self, masks: np.ndarray, place: int) -> None:
         phase = self._phases[-1]
         if phase is Phase.THINKING:
-            masks[place] = ANY_TOKEN
+            masks[place] = ~self._stops
             return
         self._matcher.fill(masks, place)
         if phase is Phase.START and self._start is not None:
@@ -206,7 +207,7 @@ class Grammars:
             matcher = self.compile(request.grammar).result().start()
             if spec.thinking is not None:
                 start, end = spec.thinking
-                matcher = Delayed(matcher, start=start, end=end)
+                matcher = Delayed(matcher, start=start, end=end, stops=self._stops)
             reading = Reading(matcher, len(request.prompt_token_ids))
             self._readings[request.id] = reading
         return reading

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("xgrammar")
 
 from pellucid.sample.grammars.base import GrammarSpec, Matcher, Spelling
-from pellucid.sample.grammars.host import Delayed, Grammars
+from pellucid.sample.grammars.host import Delayed, Grammars, bit
 from pellucid.sample.grammars.xgrammar import XGrammarBackend
 from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import Request, SamplingParams
@@ -134,15 +134,16 @@ def filled(matcher: Matcher) -> set[int]:
 
 
 def delayed(start: int | None) -> Delayed:
-    return Delayed(
-        XGrammarBackend(SPELLING).compile(GrammarSpec("regex", "ab")).start(), start=start, end=END
-    )
+    matcher = XGrammarBackend(SPELLING).compile(GrammarSpec("regex", "ab")).start()
+    stops = np.zeros(SPELLING.num_words, dtype=np.int32)
+    stops[0] = bit(0)
+    return Delayed(matcher, start=start, end=END, stops=stops)
 
 
 def test_thinking_may_begin_a_text_and_the_grammar_holds_behind_it() -> None:
     matcher = delayed(START)
     assert filled(matcher) == {ord("a"), WIDE, START}
-    assert matcher.accept(START) and len(filled(matcher)) == 32 * SPELLING.num_words
+    assert matcher.accept(START) and filled(matcher) == set(range(1, 32 * SPELLING.num_words))
     assert matcher.accept(ord("z")) and matcher.accept(END) and filled(matcher) == {ord("a"), WIDE}
     assert not matcher.accept(ord("b")) and matcher.accept(ord("a")) and filled(matcher) == {ord("b")}
     matcher.rollback(3)
