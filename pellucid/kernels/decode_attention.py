@@ -35,10 +35,10 @@ from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, page
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
-    SHARED_MEMORY,
     PagedRows,
     check_operands,
     paged_attention_ref,
+    shared_memory,
     tree_arguments,
 )
 
@@ -114,8 +114,11 @@ def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
     return max(16, triton.next_power_of_2(packed))
 
 
-def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) -> Tile:
-    """The tile of so many pairs of a row and a KV head.  padded: packed rows of queries, of `dtype`."""
+def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, room: int) -> Tile:
+    """The tile of so many pairs of a row and a KV head.
+
+    padded: packed rows of queries, of `dtype`; room: bytes of shared memory for them and for tiles.
+    """
     *_, block_size, head_dim = kv_cache.shape
     is_fp8 = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
@@ -132,8 +135,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int) 
     if (divisor := block_size & -block_size) != block_size:
         keys = min(keys, divisor)
     dim = triton.next_power_of_2(head_dim)
-    tile_bytes, query_bytes = 2 * keys * dim * kv_cache.itemsize, padded * dim * dtype.itemsize
-    return Tile(keys, warps, max(1, min(stages, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes)))
+    key_bytes, query_bytes = 2 * dim * kv_cache.itemsize, padded * dim * dtype.itemsize
+    while keys > 16 and keys * key_bytes + query_bytes > room:
+        keys //= 2
+    return Tile(keys, warps, max(1, min(stages, 1 + (room - query_bytes) // (keys * key_bytes))))
 
 
 def decode_attention(
@@ -164,7 +169,7 @@ def decode_attention(
     packed = rows.max_query * group_size
     padded = padded_queries(packed, q.dtype, is_fp8)
     num_pairs = rows.num_rows * num_kv_heads
-    tile = tile_for(num_pairs, kv_cache, q.dtype, padded)
+    tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
     max_keys = rows.block_table.shape[1] * block_size
     if window is not None:
         max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)

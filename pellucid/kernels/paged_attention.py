@@ -10,12 +10,13 @@ dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
-SHARED_MEMORY = 160 * 1024  # bytes a program may plan for: what every data-centre GPU since Ampere has
+SHARED_MEMORY = 160 * 1024  # bytes that tiles are made for: an A100 has as many, GPUs for graphics 99 KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,14 @@ def tree_arguments(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
     if tree is None:
         return rows.seq_lens, rows.seq_lens, rows.seq_lens
     return tree.positions, tree.ancestors, tree.first_drafts
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program may plan for."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    return min(SHARED_MEMORY, torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:

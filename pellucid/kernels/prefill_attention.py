@@ -28,10 +28,10 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
     LOG2_E,
-    SHARED_MEMORY,
     PagedRows,
     check_operands,
     paged_attention_ref,
+    shared_memory,
     tree_arguments,
 )
 from pellucid.kernels.prefill_plan import STEADY, PromptTiles
@@ -70,9 +70,12 @@ def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
     return min(block_size & -block_size, 16 if dtype == torch.float32 else 64)
 
 
-def stages_for(tile_bytes: int, query_bytes: int) -> int:
-    """Stages of the loop over tiles that fit beside the queries.  tile_bytes: of keys and values together."""
-    return max(1, min(3, 1 + (SHARED_MEMORY - query_bytes) // tile_bytes))
+def stages_for(tile_bytes: int, query_bytes: int, room: int) -> int:
+    """Stages of the loop over tiles, such that these and the queries fit in `room` bytes of shared memory.
+
+    tile_bytes: of keys and values together.
+    """
+    return max(1, min(3, 1 + (room - query_bytes) // tile_bytes))
 
 
 def prefill_attention(
@@ -133,7 +136,9 @@ def prefill_attention(
         M=padded,
         TREE=rows.tree is not None,
         num_warps=4 if q.itemsize == 2 and dim_padded <= 128 else 8,
-        num_stages=stages_for(2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize),
+        num_stages=stages_for(
+            2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize, shared_memory(q.device)
+        ),
         **dependent(),
     )
     return out

@@ -37,6 +37,7 @@ from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
+from pellucid.kernels.paged_attention import SHARED_MEMORY
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
@@ -53,6 +54,8 @@ from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
+ADA = GPUTarget("cuda", 89, 32)  # such as an L4
+ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024}  # bytes of shared memory that attention plans for
 DTYPE = torch.bfloat16
 POINTERS = {
     "plan_ptr",
@@ -124,20 +127,32 @@ def signature_of(name: str, stored: str) -> str:
     return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps")) else "i32"
 
 
-def shared_memory(kernel, stored: str, constants: dict[str, float | str | None], **options: int) -> int:  # noqa: ANN001
-    """Compile for a Hopper GPU.  Bytes of shared memory a program takes."""
+def shared_memory(  # noqa: ANN201
+    kernel,  # noqa: ANN001
+    stored: str,
+    constants: dict[str, float | str | None],
+    target: GPUTarget = HOPPER,
+    **options: int,
+) -> int:
+    """Compile for a GPU.  Bytes of shared memory a program takes."""
     types = {name: signature_of(name, stored) for name in kernel.arg_names}
-    return compiled_size(kernel, types, constants, **options)
+    return compiled(kernel, types, constants, target, **options).metadata.shared
 
 
 def compiled_size(
     kernel, types: dict[str, str], constants: dict[str, float | str | None], **options: int
 ) -> int:  # noqa: ANN001
-    """The same, with the type of each argument that is no constant."""
+    """The same for a Hopper GPU, with the type of each argument that is no constant."""
     return compiled(kernel, types, constants, **options).metadata.shared
 
 
-def compiled(kernel, types: dict[str, str], constants: dict[str, float | str | None], **options: int):  # noqa: ANN001, ANN201
+def compiled(  # noqa: ANN201
+    kernel,  # noqa: ANN001
+    types: dict[str, str],
+    constants: dict[str, float | str | None],
+    target: GPUTarget = HOPPER,
+    **options: int,
+):
     """What Triton makes of it."""
     names = kernel.arg_names
     constants = {"DEPENDENT": True} | constants
@@ -152,12 +167,13 @@ def compiled(kernel, types: dict[str, str], constants: dict[str, float | str | N
     source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
-    return triton.compile(source, target=HOPPER, options=options)
+    return triton.compile(source, target=target, options=options)
 
 
 def main() -> None:
-    compile_attention()
-    compile_decode()
+    for target in ROOM:
+        compile_attention(target)
+        compile_decode(target)
     compile_hopper_prefill()
     compile_hopper_matmul()
     compile_persistent_matmul()
@@ -289,7 +305,7 @@ def compile_draw() -> None:
     sys.stdout.write(f"best_kernel 1024 {size}\n")
 
 
-def compile_attention() -> None:
+def compile_attention(target: GPUTarget) -> None:
     for head_dim, num_query, window, tree, cache in (
         (128, 1, 0, False, "*bf16"),
         (80, 4, 500, True, "*bf16"),
@@ -318,16 +334,23 @@ def compile_attention() -> None:
             (kv_move_kernel, 1, 1),
         )
         for kernel, rows, warps in launches:
-            stages = stages_for(2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize)
-            size = shared_memory(kernel, cache, constants | {"M": rows}, num_warps=warps, num_stages=stages)
-            sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {size}\n")
+            tile_bytes, query_bytes = 2 * tile * dim * DTYPE.itemsize, rows * dim * DTYPE.itemsize
+            options = {"num_warps": warps, "num_stages": stages_for(tile_bytes, query_bytes, ROOM[target])}
+            size = shared_memory(kernel, cache, constants | {"M": rows} | follows(target), target, **options)
+            sys.stdout.write(f"{kernel.fn.__name__} {head_dim} {target.arch} {size}\n")
 
 
-def compile_decode() -> None:
+def follows(target: GPUTarget) -> dict[str, bool]:
+    """Only on Hopper do kernels start before the one before them has ended."""
+    return {"DEPENDENT": target is HOPPER}
+
+
+def compile_decode(target: GPUTarget) -> None:
     """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
     for head_dim, num_query, window, tree, num_pairs, stored in (
         (128, 1, 0, False, 8, "*bf16"),
         (80, 4, 500, True, 8, "*bf16"),
+        (256, 1, 0, False, 8, "*bf16"),
         (256, 1, 0, False, 256, "*bf16"),
         (128, 1, 0, False, 2048, "*bf16"),
         (128, 8, 0, True, 256, "*bf16"),
@@ -337,7 +360,7 @@ def compile_decode() -> None:
         packed, is_fp8 = num_query * 4, stored == "*i16"
         rows = decode.padded_queries(packed, DTYPE, is_fp8)
         cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
-        tile = decode.tile_for(num_pairs, cache, DTYPE, rows)
+        tile = decode.tile_for(num_pairs, cache, DTYPE, rows, ROOM[target])
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
@@ -349,13 +372,13 @@ def compile_decode() -> None:
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         types = {name: signature_of(name, stored) for name in decode.decode_kernel.arg_names}
-        kernel = compiled(decode.decode_kernel, types, constants, **options)
+        kernel = compiled(decode.decode_kernel, types, constants, target, **options)
         if constants["MARKED"]:
             # What others write is loaded at one place, and again where it was missing.  A second copy, which
             # the compiler makes of a load where there are fewer numbers than threads, nobody would look at.
             assert kernel.asm["ttgir"].count("isVolatile = true") == 2 * 3, constants
         size = kernel.metadata.shared
-        sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {size}\n")
+        sys.stdout.write(f"{decode.decode_kernel.fn.__name__} {head_dim} {target.arch} {size}\n")
 
 
 def compile_hopper_prefill() -> None:

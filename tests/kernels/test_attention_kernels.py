@@ -331,14 +331,16 @@ def test_few_rows_are_cut_fine_and_many_hardly() -> None:
 
 @pytest.mark.parametrize("block_size", [16, 48, 64, 96, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_a_tile_is_part_of_a_page_or_some_pages(block_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("room", [SHARED_MEMORY, 99 * 1024])
+def test_a_tile_is_part_of_a_page_or_some_pages(block_size: int, dtype: torch.dtype, room: int) -> None:
     for head_dim, num_pairs, padded in ((64, 8, 16), (128, 256, 16), (256, 512, 8), (128, 2048, 64)):
         cache = torch.empty(1, 2, 1, block_size, head_dim, dtype=dtype)
-        tile = tile_for(num_pairs, cache, torch.float32 if dtype == torch.float32 else torch.bfloat16, padded)
+        query_dtype = torch.float32 if dtype == torch.float32 else torch.bfloat16
+        tile = tile_for(num_pairs, cache, query_dtype, padded, room)
         assert block_size % tile.keys == 0 or tile.keys % block_size == 0, tile
         # One stage is in no buffer: it is what the program works on.
         buffers = max(1, tile.num_stages - 1) * 2 * tile.keys * head_dim * dtype.itemsize
-        assert buffers <= SHARED_MEMORY, tile
+        assert buffers <= room, tile
 
 
 @pytest.mark.gpu
