@@ -10,11 +10,10 @@ nothing that only the device knows: each program has a chunk, and some then go o
 rows, which they find in the lengths of all.  What they find is merged within the launch (`decode_merge`).
 
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 100 to
-2,000 keys at 4.2 TB/s in bfloat16 and at 3.9 TB/s, 1.9 times as fast, in FP8; 256 of 256 keys in 71 us, where
-a plain read takes 62, and in 42 us in FP8; one of 256 in 5.2 us (benchmarks/kernels.py).  The FP8 figures
-are of a trial form, which took an instruction less for each register of keys.  What is not bytes is mostly
-the wait for lengths, then pages, then keys, so the former two are looked up before all else.  One
-multiprocessor takes in no more than 52 GB/s, which bounds few rows that are not cut; a cut costs 2 us.
+2,000 keys at 4.2 TB/s in bfloat16 and at 3.6 TB/s, 1.7 times as fast, in FP8; 256 of 150 keys in 50 us and
+in 32 in FP8; one of 160 in 5.3 us (benchmarks/kernels.py).  What is not bytes is mostly the wait for lengths,
+then pages, then keys, so the former two are looked up before all else.  One multiprocessor takes in no more
+than 52 GB/s, which bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.

@@ -15,10 +15,9 @@ newest ones, by way of memory.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.
 
-Reaches on an H200, bfloat16, head dim 128, in bursts: 618 TFLOP/s for a prompt of 16,384 tokens and 423 for
-sixteen of 1,024 with 16 heads on 8; 572 for four of 4,096 and 585 for 2,048 tokens behind 6,000 with 32 on 8;
-at the power limit 530 for two of 8,000.  All this is of an older form, whose items were whole.  With all
-heads at once keys and values overflow the L2 cache, which cost a still older one 5 to 8 % there.
+Reaches on an H200, bfloat16, head dim 128, 32 heads on 8: 549 TFLOP/s for a prompt of 8,192 tokens, 512 for
+four of 2,048 and 348 for sixteen of 512; 543 for 2,048 tokens behind 6,144 (benchmarks/kernels.py); with 16
+heads on 8 546, 494, 313 and 499.
 
 Legend: T tokens, B rows, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
