@@ -176,7 +176,9 @@ class Engine:
         self._compiling[request.id] = request
         if compiled.done():
             return self._begin(request.id, compiled)
-        compiled.add_done_callback(lambda _: self._post(lambda: self._begin(request.id, compiled)))
+        # The future keeps for good what it calls: not the request, nor, in a circle, itself.
+        request_id = request.id
+        compiled.add_done_callback(lambda done: self._post(lambda: self._begin(request_id, done)))
         return None
 
     def _begin(self, request_id: str, compiled: Future[Any]) -> SeqUpdate | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -293,6 +296,26 @@ def test_a_grammar_that_cannot_be_is_its_requests_error() -> None:
     grammar.compiling.set_exception(ValueError("no language"))
     (update,) = drain(engine)["a"]
     assert update.finish_reason is FinishReason.ERROR and update.error == "its grammar: no language"
+
+
+def test_a_grammar_keeps_neither_the_requests_that_have_waited_for_it_nor_itself() -> None:
+    grammar = SlowGrammar()
+    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    request = make_request("a", [1, 2, 3], grammar="odd")
+    num_held = sys.getrefcount(request)
+    engine.add(request)
+    engine.step()
+    engine.abort("a")
+    grammar.compiling.set_result(None)
+    drain(engine)
+    assert sys.getrefcount(request) == num_held
+    compiled = weakref.ref(grammar.compiling)
+    gc.disable()
+    try:
+        del grammar.compiling
+        assert compiled() is None
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_dies_with_the_engine() -> None:
