@@ -96,6 +96,7 @@ class Mailbox:
             self._abort(request_id)
         self._unfinished.clear()
         self._news.clear()
+        self.sink = None  # which knows who reads here: else both are left to the garbage collector
         self._wake()
 
     def __aiter__(self) -> Self:

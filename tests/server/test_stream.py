@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -261,3 +263,20 @@ def test_nothing_is_written_after_the_end_of_interest() -> None:
         assert connection.num_writes == num_writes == 1
 
     stream(as_completion(), play, is_fast=True)
+
+
+@pytest.mark.parametrize("make_form", [as_completion(), as_chat(), as_message])
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_an_answer_whose_stream_has_ended_is_freed_at_once(make_form: FormMaker, is_fast: bool) -> None:
+    answers: list[weakref.ref[Answer]] = []
+
+    def make(answer: Answer) -> tuple[Any, Form]:
+        answers.append(weakref.ref(answer))
+        return make_form(answer)
+
+    gc.disable()
+    try:
+        stream(make, one_by_one(lambda: said(TEXTS)), is_fast=is_fast)
+        assert [answer() for answer in answers] == [None]
+    finally:
+        gc.enable()
