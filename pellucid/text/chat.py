@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pellucid.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
+DEVELOPER = "developer"  # OpenAI's newer name of the system's role
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 CONTINUE_MARK = "\ue000CONTINUE\ue000"  # private-use characters: no message holds them
 
@@ -88,6 +89,8 @@ def render(
     if not messages:
         raise ValueError("messages is empty; a chat needs at least one message")
     plain = [_plain_message(i, message) for i, message in enumerate(messages)]
+    if DEVELOPER not in template:
+        _rename_developers(plain)
     if continue_final_message:
         _mark_final_message(plain)
     variables = {"documents": None, **(chat_template_kwargs or {})}
@@ -121,6 +124,13 @@ def _plain_message(index: int, message: Message) -> dict[str, object]:
     if reasoning is not None:  # one thought, under the names that different templates read
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _rename_developers(messages: list[dict[str, object]]) -> None:
+    """A template that has never heard of them refuses them or, worse, leaves them out."""
+    for message in messages:
+        if message["role"] == DEVELOPER:
+            message["role"] = "system"
 
 
 def _plain_content(where: str, content: object) -> str | None:

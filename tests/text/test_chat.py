@@ -158,6 +158,16 @@ def test_reasoning_is_known_by_either_name() -> None:
         assert "<think>\nHm.\n</think>\n\nFour." in text
 
 
+def test_developers_are_the_system_to_templates_that_do_not_know_them() -> None:
+    developer = {**SYSTEM, "role": "developer"}
+    for template in (QWEN_LIKE, LLAMA_LIKE):
+        want = render(template, [SYSTEM, USER], chat_template_kwargs=SPECIAL)
+        assert render(template, [developer, USER], chat_template_kwargs=SPECIAL) == want
+    knowing = "{% if messages[0].role == 'developer' %}{{ messages[0].content }}{% endif %}"
+    assert render(knowing, [developer, USER]) == SYSTEM["content"]
+    assert developer["role"] == "developer", "the caller's message was changed"
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
