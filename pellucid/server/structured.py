@@ -10,10 +10,10 @@ from typing import cast
 from pellucid.server.context import Server
 from pellucid.server.errors import ApiError
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
+from pellucid.server.protocol.unserved import OLDER
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams, StructuredOutputsParams
 
-OLDER = "guided_"  # what names in vLLM began with
 NAMES = [field.name for field in fields(StructuredOutputsParams) if field.name != "thinking"]
 
 

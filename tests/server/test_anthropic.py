@@ -14,6 +14,8 @@ import pytest
 from pellucid.server.answer import AnswerFailedError
 from pellucid.server.anthropic import ENDING
 from pellucid.server.errors import ApiError, error_response
+from pellucid.server.protocol.anthropic import CountRequest, MessagesRequest
+from pellucid.server.protocol.openai import ChatRequest
 from tests.server.conftest import Running
 
 WEATHER = {
@@ -75,6 +77,14 @@ def test_what_claude_code_says_to_anthropics_accounts_is_no_part_of_the_prompt(
 
     assert count(system=[billing, terse]) == count(system=[terse])
     assert count(system=[billing]) == count()
+
+
+def test_what_is_obeyed_or_refused_is_not_said_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    wish = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    CountRequest.model_validate({"messages": PARIS, "output_config": wish})
+    MessagesRequest.model_validate({"messages": PARIS, "output_config": wish, "max_tokens": 1})
+    ChatRequest.model_validate({"messages": PARIS, "guided_regex": "a", "ebnf": "b"})
+    assert caplog.messages == []
 
 
 def test_a_stream_joins_to_the_whole(claude: anthropic.Anthropic) -> None:

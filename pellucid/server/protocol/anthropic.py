@@ -106,6 +106,7 @@ class CountRequest(ApiRequest):
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
 
     def chat(self) -> ChatRequest:
@@ -137,7 +138,6 @@ class MessagesRequest(CountRequest):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Integer | None = None
-    output_config: JsonObject | None = None
     metadata: JsonObject | None = None
     service_tier: str | None = None
 

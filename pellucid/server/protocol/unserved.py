@@ -28,6 +28,7 @@ UNSERVED = {  # and what to do instead
     "use_beam_search": "tokens are sampled; temperature 0 takes the most likely ones",
     "web_search_options": "this server calls no other",
 }
+OLDER = "guided_"  # what the names of structured_outputs in vLLM began with: refused, too
 HARMLESS: dict[str, object] = {"function_call": "none", "modalities": ["text"]}
 
 
