@@ -87,7 +87,8 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
             sampling.structured_outputs = wish
     await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
-    make_parser = partial(server.parsers.make, _parser_setting(body, use, prompt))
+    setting = _parser_setting(body, use, prompt, is_constrained=wish is not None)
+    make_parser = partial(server.parsers.make, setting)
     count_calls = partial(server.metrics.parsed, is_streamed=bool(body.stream)) if use.tools else None
     return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
@@ -158,7 +159,9 @@ async def _tokenize(body: ChatRequest, use: ToolUse, sampling: SamplingParams, s
     return replace(prompt, cache_salt=body.cache_salt)
 
 
-def _parser_setting(body: ChatRequest, use: ToolUse, prompt: TokenPrompt) -> ParserSetting:
+def _parser_setting(
+    body: ChatRequest, use: ToolUse, prompt: TokenPrompt, *, is_constrained: bool
+) -> ParserSetting:
     last = body.messages[-1].get("content") if body.continue_final_message else None
     return ParserSetting(
         prompt=prompt.text or "",
@@ -166,6 +169,7 @@ def _parser_setting(body: ChatRequest, use: ToolUse, prompt: TokenPrompt) -> Par
         tools=use.tools,
         tool_choice=use.choice,
         is_parallel=use.is_parallel,
+        is_constrained=is_constrained,
     )
 
 

@@ -64,6 +64,12 @@ def test_a_schema_holds_behind_the_thinking(server: Running, stream: bool) -> No
         assert set(said) == {"sum", "ok"} and 0 <= said["sum"] <= 99 and isinstance(said["ok"], bool)
 
 
+def test_a_language_may_begin_with_white_space(server: Running) -> None:
+    wish = {"temperature": 0, "structured_outputs": {"regex": "\\n\\n(yes|no)"}}
+    message = post(server, **wish).json()["choices"][0]["message"]
+    assert message["reasoning"] and message["content"] in ("\n\nyes", "\n\nno")
+
+
 def test_a_completion_has_no_thinking_to_wait_for(server: Running) -> None:
     for fields, pattern in [
         ({"structured_outputs": {"regex": r"[ab]{3}\d"}}, r"[ab]{3}\d"),

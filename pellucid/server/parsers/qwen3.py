@@ -1,7 +1,8 @@
 """Tells thinking from the answer: `<think>...</think>`, as Qwen3, DeepSeek-R1 and the bundled model write it.
 
-The white space around a tag belongs to the tag.  Some templates write `<think>` into the prompt, and then the
-text begins with thinking.  A text without the end tag was cut off while thinking.
+The white space around a tag belongs to the tag, but that behind the last one to an answer which is held to a
+language: it may be part of it.  Some templates write `<think>` into the prompt, and then the text begins with
+thinking.  A text without the end tag was cut off while thinking.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Qwen3Parser:
 
     def __init__(self, setting: ParserSetting) -> None:
         self._is_opened = _is_opened(setting)
+        self._read_behind = self._read_answer if setting.is_constrained else self._read_answers_start
         self._held = ""
         self._events: list[Event] = []
         self._read: Callable[[], bool] = self._read_start
@@ -61,7 +63,7 @@ class Qwen3Parser:
             self._emit(Reasoning, len(safe.rstrip()))
             return False
         self._emit(Reasoning, len(self._held[:at].rstrip()))
-        return self._go_on(self._held.lstrip().removeprefix(END), self._read_answers_start)
+        return self._go_on(self._held.lstrip().removeprefix(END), self._read_behind)
 
     def _read_answers_start(self) -> bool:
         self._held = self._held.lstrip()

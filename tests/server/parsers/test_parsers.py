@@ -78,6 +78,17 @@ def test_thinking_is_told_from_the_answer(text: str, reasoning: str, content: st
     assert read(QWEN, text, tools=()) == expected
 
 
+def test_an_answer_of_a_language_keeps_its_white_space() -> None:
+    for text, content in [
+        ("<think>\nHm.\n</think>\n\nFour.", "\n\nFour."),
+        ("<think>Hm.</think>Four.", "Four."),
+        ("<think>Hm.</think> ", " "),
+    ]:
+        expected = [("reasoning", "Hm."), ("content", content)]
+        assert read(QWEN, text, tools=(), is_constrained=True) == expected
+    assert read(QWEN, f"<think>Hm.</think>\n{CALL}", is_constrained=True) == [("reasoning", "Hm."), *PARIS]
+
+
 @pytest.mark.parametrize(
     "setting",
     [{"prompt": "...<think>\n"}, {"prompt": "<think>\nHm", "continued": "<think>\nHm"}],
@@ -182,14 +193,14 @@ MARKUP = st.sampled_from(
 TEXTS = st.lists(st.one_of(MARKUP, st.text(max_size=4)), max_size=12)
 
 
-@given(TEXTS, st.data(), st.sampled_from(ALL), st.sampled_from(["", "<think>\n"]))
+@given(TEXTS, st.data(), st.sampled_from(ALL), st.sampled_from(["", "<think>\n"]), st.booleans())
 def test_every_cut_says_the_same(
-    parts: list[str], data: st.DataObject, parsers: Parsers, prompt: str
+    parts: list[str], data: st.DataObject, parsers: Parsers, prompt: str, is_constrained: bool
 ) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    setting = ParserSetting(prompt=prompt, tools=TOOLS)
+    setting = ParserSetting(prompt=prompt, tools=TOOLS, is_constrained=is_constrained)
     whole = fed(parsers.make(setting), [text])
     assert fed(parsers.make(setting), pieces) == whole
     assert fed(parsers.make(setting), list(text)) == whole
