@@ -83,6 +83,8 @@ def test_what_is_obeyed_or_refused_is_not_said_to_be_ignored(caplog: pytest.LogC
     wish = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     CountRequest.model_validate({"messages": PARIS, "output_config": wish})
     MessagesRequest.model_validate({"messages": PARIS, "output_config": wish, "max_tokens": 1})
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    CountRequest.model_validate({"messages": [*PARIS, {"role": "assistant", "content": [thought]}]})
     ChatRequest.model_validate({"messages": PARIS, "guided_regex": "a", "ebnf": "b"})
     assert caplog.messages == []
 

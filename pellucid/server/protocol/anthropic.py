@@ -29,6 +29,7 @@ class ThinkingPart(ApiRequest):
 
     type: Literal["thinking"]
     thinking: str
+    signature: str | None = None  # nobody here has signed it
 
 
 class RedactedPart(ApiRequest):
