@@ -27,6 +27,20 @@ NUM_COLOURFUL = """(() => {
     return num;
 })()"""  # how many pixels have a strong colour
 
+CUT_OFF = """(() => {
+    document.querySelector('#usage-more').textContent = '123,456 blocks of 128 tokens';
+    const padding = (tile) => parseFloat(getComputedStyle(tile).paddingRight);
+    const inner = (tile) => tile.getBoundingClientRect().right - padding(tile);
+    const ends = (text) => {
+        const range = document.createRange();
+        range.selectNodeContents(text);
+        return range.getBoundingClientRect().right;
+    };
+    return [...document.querySelectorAll('.tile small')]
+        .filter((text) => ends(text) > inner(text.closest('.tile')))
+        .map((text) => text.textContent);
+})()"""  # what runs over the edge of a tile, on a machine with much memory
+
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
@@ -135,6 +149,10 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         tab.click("#tab-xray")
         tab.until("document.querySelector('#link').dataset.state === 'live'")
         assert tab.eval(colourful("#blocks")) == 0, "all is free"
+        for width in (1360, 1000, 390):
+            tab.size(width, 860)
+            assert tab.eval(CUT_OFF) == []
+        tab.size(1360, 860)
         tab.click("#load")
         tab.until("document.querySelectorAll('.request:not(.waits)').length === 8")
         tab.until("document.querySelectorAll('.request.waits').length > 0")
