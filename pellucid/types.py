@@ -7,7 +7,7 @@ ids, `RequestOutput` is what the user gets, with text.  Knows nothing about bloc
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from json import dumps
 from numbers import Integral, Real
@@ -23,7 +23,8 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+INTEGERS = ("n", "top_k", "min_tokens")
+INTEGERS_OR_NONE = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 NUMBERS = (
     "presence_penalty",
     "frequency_penalty",
@@ -33,6 +34,14 @@ NUMBERS = (
     "min_p",
 )
 FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+LISTS = (list, tuple, set, frozenset, range)
+CONTAINERS: dict[str, tuple[type | tuple[type, ...], str]] = {  # or None: their types, and in words
+    "stop": (LISTS, "a string or a list of strings"),
+    "bad_words": (LISTS, "a list of strings"),
+    "stop_token_ids": (LISTS, "a list of integer token ids"),
+    "allowed_token_ids": (LISTS, "a list of integer token ids"),
+    "logit_bias": (Mapping, "a dict from integer token ids to numbers"),
+}
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -139,12 +148,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # keep the stop string in the text
     logit_bias: dict[int, float] | None = None  # added to the logits of these token ids
     allowed_token_ids: list[int] | None = None  # only these may be generated
-    bad_words: list[str] | None = None  # strings whose last token may not be generated after the others
+    bad_words: str | list[str] | None = None  # strings whose last token may not be generated after the others
     structured_outputs: StructuredOutputsParams | None = None  # the text is of a language: JSON, a regex, ..
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        if isinstance(self.bad_words, str):
+            self.bad_words = [self.bad_words]
         if self.top_k == -1:
             self.top_k = 0
         self.validate()
@@ -174,8 +185,9 @@ class SamplingParams:
     def _validate_types(self) -> None:
         """Numbers, integers (numpy's, too) and flags are such: a worker could only fail on others."""
         for name in INTEGERS:
-            value = getattr(self, name)
-            if value is not None:
+            _check_integer(name, getattr(self, name))
+        for name in INTEGERS_OR_NONE:
+            if (value := getattr(self, name)) is not None:
                 _check_integer(name, value)
         for name in NUMBERS:
             value = getattr(self, name)
@@ -188,11 +200,21 @@ class SamplingParams:
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be True or False")
+        self._validate_containers()
+        self._validate_strings()
+
+    def _validate_containers(self) -> None:
+        for name, (kinds, meaning) in CONTAINERS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise ValueError(f"{name} is {value!r:.100}, must be {meaning}")
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(self, name) or ():
                 if not isinstance(token, Integral):
                     raise ValueError(f"{name} has {token!r}, must be integer token ids")
-        self._validate_strings()
+        for token, bias in (self.logit_bias or {}).items():
+            if not isinstance(bias, Real):
+                raise ValueError(f"logit_bias of token {token} is {bias!r}, must be a number")
 
     def _validate_strings(self) -> None:
         for name in ("stop", "bad_words"):
