@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from numbers import Integral, Real
+from typing import Any
 
 
 def option(default: object, text: str, choices: tuple[str, ...] = (), alias: tuple[str, ...] = ()) -> Any:
@@ -193,7 +192,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_type(f.name, getattr(self, f.name), str(f.type))
+            _check_type(f"{f.name} in speculative_config", getattr(self, f.name), str(f.type))
         if self.method == "none":
             if self.num_speculative_tokens or self.model is not None:
                 raise ValueError(
@@ -242,7 +241,7 @@ class SpeculativeConfig:
             return
         if len(given) != 1:
             raise ValueError(f"rejection_sample_method 'synthetic' needs {names}, one of them")
-        if length is not None and not (_is_number(length) and 1 <= length <= num + 1):
+        if length is not None and not 1 <= length <= num + 1:
             raise ValueError(f"synthetic_acceptance_length is {length!r}, must be a number in [1, {num + 1}]")
         if rates is not None and not _are_rates(rates, num):
             raise ValueError(
@@ -286,14 +285,22 @@ def _with_method(given: Mapping[str, object]) -> Mapping[str, object]:
     return {"method": "draft_model"} | dict(given) if given.get("model") is not None else given
 
 
-def _check_type(name: str, value: object, kind: str) -> None:
-    """Raise ValueError if a key's value is not of its field's type, as written there."""
-    if value is None and kind.endswith("| None"):
+def _check_type(name: str, value: object, annotation: str) -> None:
+    """Raise ValueError if a value is not of its field's type, as written there, and we know that type."""
+    parts = [part.partition("[")[0] for part in annotation.split(" | ")]
+    if (value is None and "None" in parts) or not KINDS.keys() >= {*parts} - {"None"}:
         return
-    if kind.startswith("int") and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"{name} in speculative_config is {value!r}, must be a whole number")
-    if kind.startswith("str") and not isinstance(value, str):
-        raise ValueError(f"{name} in speculative_config is {value!r}, must be a text")
+    kinds, meanings = zip(*(KINDS[part] for part in parts if part != "None"), strict=True)
+    is_stray_flag = isinstance(value, bool) and bool not in kinds  # Python counts True as 1
+    if is_stray_flag or not isinstance(value, kinds):
+        raise ValueError(f"{name} is {value!r:.100}, must be {' or '.join(meanings)}")
+
+
+def _plain(value: object) -> object:
+    """A path as its text, and a whole number of numpy's as Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _is_number(value: object) -> bool:
@@ -307,6 +314,14 @@ def _are_rates(rates: object, num: int) -> bool:
     return all(0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False))
 
 
+# What annotations mean, and in words; numpy's numbers are such, too.  Others are checked where they are read.
+KINDS: dict[str, tuple[type, str]] = {
+    "str": (str, "a text"),
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "Sequence": (Sequence, "a list of whole numbers"),
+}
 MAX_DRAFTS = 64
 FP8 = "float8_e4m3fn"  # torch's name
 SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
@@ -351,7 +366,8 @@ class EngineConfig:
     def from_options(cls, options: Mapping[str, object]) -> EngineConfig:
         """Sort flat options (vLLM's names; nano-vllm's are accepted, too) into sections.
 
-        Raises ValueError for an unknown option, naming the nearest one, and for a value out of its choices.
+        Raises ValueError for an unknown option, naming the nearest one, and for a value of another type or
+        out of its choices.
         """
         known = {
             name: (section, f) for section, f in all_options() for name in (f.name, *f.metadata["alias"])
@@ -368,7 +384,8 @@ class EngineConfig:
             choices = f.metadata["choices"]
             if choices and value not in choices:
                 raise ValueError(f"{name} is {value!r}, must be one of {', '.join(choices)}")
-            chosen[section][f.name] = value
+            chosen[section][f.name] = value = _plain(value)
+            _check_type(name, value, str(f.type))
         return cls(**{section: SECTIONS[section](**values) for section, values in chosen.items()})  # type: ignore[arg-type]
 
 

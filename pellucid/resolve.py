@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import index
 from typing import TYPE_CHECKING
 
 from pellucid.config import FP8, EngineConfig, ParallelConfig, SpeculativeConfig
@@ -181,8 +182,8 @@ def _read_split(split: str | Sequence[int], num_stages: int, num_layers: int) ->
     """`10,18` as numbers.  Raises ValueError if they do not fit the model and the stages."""
     parts = [part.strip() for part in split.split(",")] if isinstance(split, str) else split
     try:
-        layers = tuple(int(part) for part in parts)
-    except ValueError:
+        layers = tuple(int(part) if isinstance(part, str) else index(part) for part in parts)
+    except (TypeError, ValueError):
         raise ValueError(f"pipeline_split is {split!r}, must be whole numbers, as 10,18") from None
     if len(layers) != num_stages or sum(layers) != num_layers or min(layers) < 1:
         raise ValueError(

@@ -1,12 +1,13 @@
-"""How layers are cut among pipeline stages, how many plans fill the pipeline, and what is refused."""
+"""What options may be, how layers are cut among pipeline stages, and how many plans fill the pipeline."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pellucid.config import EngineConfig
+from pellucid.config import EngineConfig, all_options
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import Resolved, resolve
@@ -57,6 +58,12 @@ def test_a_cut_that_does_not_add_up_is_refused_with_its_numbers(split: str) -> N
         resolved(28, pipeline_parallel_size=3, pipeline_split=split)
 
 
+@pytest.mark.parametrize("split", ["14,x", [14, None], [14.5, 13.5]], ids=str)
+def test_a_cut_that_is_not_of_whole_numbers_is_refused(split: object) -> None:
+    with pytest.raises(ValueError, match="pipeline_split is .*, must be whole numbers, as 10,18"):
+        resolved(28, pipeline_parallel_size=2, pipeline_split=split)
+
+
 @pytest.mark.parametrize(("device", "depths"), [("cpu", [1, 2, 4]), ("cuda", [2, 3, 5])])
 def test_as_many_plans_as_stages_are_under_way_and_one_more_on_a_gpu(device: str, depths: list[int]) -> None:
     choices = [resolved(28, device=device, pipeline_parallel_size=num) for num in (1, 2, 4)]
@@ -74,3 +81,40 @@ def test_a_target_is_a_time_or_none() -> None:
     for target in (-1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"target_itl_ms is .*, must be at least 0 \(0 is no limit\)"):
             resolved(2, target_itl_ms=target)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meaning"),
+    [
+        ("max_num_seqs", "8", "a whole number"),
+        ("max_num_seqs", 2.5, "a whole number"),
+        ("tensor_parallel_size", "2", "a whole number"),
+        ("tensor_parallel_size", None, "a whole number"),
+        ("num_kvcache_blocks", True, "a whole number"),
+        ("seed", "a", "a whole number"),
+        ("gpu_memory_utilization", "0.9", "a number"),
+        ("worker_timeout", True, "a number"),
+        ("enable_prefix_caching", "false", "True or False"),
+        ("enforce_eager", 1, "True or False"),
+        ("model", 5, "a text"),
+        ("pipeline_split", 5, "a text or a list of whole numbers"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_option_and_value(
+    name: str, value: object, meaning: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is {value!r}, must be {meaning}$"):
+        EngineConfig.from_options({name: value})
+
+
+def test_every_default_is_of_its_options_type() -> None:
+    defaults = {field.name: field.default for _, field in all_options()}
+    assert EngineConfig.from_options(defaults) == EngineConfig()
+
+
+def test_numpys_numbers_and_paths_are_taken() -> None:
+    options = {"max_num_seqs": np.int64(8), "gpu_memory_utilization": np.float32(0.5), "seed": np.uint8(3)}
+    config = EngineConfig.from_options({**options, "model": Path("m"), "pipeline_split": (1, 2)})
+    assert (config.scheduler.max_num_seqs, config.cache.gpu_memory_utilization) == (8, 0.5)
+    assert type(config.model.seed) is int, "which random takes"
+    assert (config.model.model, config.parallel.pipeline_split) == ("m", (1, 2))
