@@ -102,9 +102,8 @@ def resolve(
     _check_supported(user)
     max_num_seqs = _positive("max_num_seqs", user.scheduler.max_num_seqs, 256 if on_gpu else 128)
     max_model_len = _resolve_length(user, checkpoint)
-    num_batched = _positive(
-        "max_num_batched_tokens", user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
-    )
+    wish, default = user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
+    num_batched = _positive("max_num_batched_tokens", wish, default, least=2)  # an answer's and a prompt's
     stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
     num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
     num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
@@ -134,9 +133,9 @@ def resolve(
     )
 
 
-def _positive(name: str, value: int | None, default: int) -> int:
-    if value is not None and value < 1:
-        raise ValueError(f"{name} is {value}, must be at least 1")
+def _positive(name: str, value: int | None, default: int, *, least: int = 1) -> int:
+    if value is not None and value < least:
+        raise ValueError(f"{name} is {value}, must be at least {least}")
     return default if value is None else value
 
 
@@ -155,6 +154,9 @@ def _check_supported(user: EngineConfig) -> None:
             "enable_chunked_prefill=False is not supported: prompts are always computed in chunks; "
             "raise max_num_batched_tokens to make the chunks as long as the prompts"
         )
+    num_blocks = user.cache.num_gpu_blocks_override
+    if num_blocks not in (None, -1) and num_blocks < 1:
+        raise ValueError(f"num_gpu_blocks_override is {num_blocks}, must be at least 1 (or -1 to measure)")
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
 

@@ -75,6 +75,23 @@ def test_ranks_share_the_cores() -> None:
     assert (choice.num_workers, choice.num_threads) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_num_batched_tokens", 1, "max_num_batched_tokens is 1, must be at least 2"),
+        ("num_gpu_blocks_override", 0, r"num_gpu_blocks_override is 0, must be at least 1 \(or -1"),
+        ("num_kvcache_blocks", -7, "num_gpu_blocks_override is -7, must be at least 1"),
+    ],
+)
+def test_a_number_too_small_is_refused_before_anything_starts(name: str, value: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        resolved(2, **{name: value})
+
+
+def test_minus_one_leaves_the_blocks_to_be_measured() -> None:
+    assert resolved(2, num_kvcache_blocks=-1).user.cache.num_gpu_blocks_override == -1
+
+
 def test_a_target_is_a_time_or_none() -> None:
     for target in (None, 0, 0.5, 20):
         assert resolved(2, target_itl_ms=target).user.scheduler.target_itl_ms == target

@@ -46,7 +46,7 @@ def count_blocks(resolved: Resolved, groups: tuple[KVGroupSpec, ...], budget: in
     """How many blocks this worker can hold with `budget` bytes (the padding block is paid here)."""
     override = resolved.user.cache.num_gpu_blocks_override
     block_bytes = sum(group.block_bytes for group in groups)
-    return override if override and override > 0 else budget // block_bytes - 1
+    return budget // block_bytes - 1 if override in (None, -1) else override
 
 
 def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], num_blocks: int) -> Capacity:
