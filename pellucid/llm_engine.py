@@ -35,11 +35,11 @@ class LLMEngine:
         started = started or start_client(config)
         self.engine: EngineClient = started.engine
         self.resolved, self.capacity = started.resolved, started.capacity
-        folder = self.resolved.checkpoint.tokenizer_path
-        self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
-        self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
-        follows = config.model.generation_config != "none"
-        self._recommended = recommended(self.resolved.checkpoint.generation_config) if follows else {}
+        try:
+            self._read_checkpoint(config)
+        except BaseException:
+            self.engine.shutdown()
+            raise
         self.outputs = OutputProcessor(self.tokenizer)
         self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
@@ -227,6 +227,13 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
+
+    def _read_checkpoint(self, config: EngineConfig) -> None:
+        folder = self.resolved.checkpoint.tokenizer_path
+        self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
+        self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
+        follows = config.model.generation_config != "none"
+        self._recommended = recommended(self.resolved.checkpoint.generation_config) if follows else {}
 
     def _spelling(self) -> Spelling:
         assert self.tokenizer is not None, "without a tokenizer there is no grammar"

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
 from pellucid.engine.grammars import make_grammars
-from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
@@ -57,25 +57,11 @@ def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)
-    kv = KVManager(
-        capacity.groups, capacity.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching
-    )
-    options = SchedulerOptions(
-        max_model_len=capacity.max_model_len,
-        num_slots=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        pp=resolved.num_pipeline_stages,
-        num_spec=capacity.num_spec,
-        policy=config.scheduler.scheduling_policy,
-    )
-    engine = Engine(
-        Scheduler(options, kv, pace=_pace(resolved)),
-        executor,
-        depth=resolved.depth,
-        grammar=make_grammars(resolved),
-        check_invariants=config.scheduler.check_invariants,
-        is_synthetic=resolved.speculative.is_synthetic,
-    )
+    try:
+        engine = _make_engine(resolved, executor, capacity)
+    except BaseException:  # Ctrl-C, too: workers hold memory that others may want
+        executor.shutdown()
+        raise
     if resolved.speculative.is_synthetic:
         rates = ", ".join(f"{rate:.0%}" for rate in resolved.speculative.acceptance_rates)
         logger.warning(
@@ -83,6 +69,29 @@ def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
         )
     logger.info("ready after %.1f s", time.perf_counter() - began)
     return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)
+
+
+def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> Engine:
+    user = resolved.user
+    kv = KVManager(
+        capacity.groups, capacity.num_blocks, enable_prefix_caching=user.cache.enable_prefix_caching
+    )
+    options = SchedulerOptions(
+        max_model_len=capacity.max_model_len,
+        num_slots=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        pp=resolved.num_pipeline_stages,
+        num_spec=capacity.num_spec,
+        policy=user.scheduler.scheduling_policy,
+    )
+    return Engine(
+        Scheduler(options, kv, pace=_pace(resolved)),
+        executor,
+        depth=resolved.depth,
+        grammar=make_grammars(resolved),
+        check_invariants=user.scheduler.check_invariants,
+        is_synthetic=resolved.speculative.is_synthetic,
+    )
 
 
 def _pace(resolved: Resolved) -> Pace:

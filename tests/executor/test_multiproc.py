@@ -19,6 +19,7 @@ from pellucid import LLM, LLMEngine, SamplingParams
 from pellucid.executor.multiproc import MultiprocExecutor
 from tests.executor import toy
 from tests.executor.toy import plan
+from tests.tiny import write_checkpoint
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 16, "cpu_kv_cache_gib": 0.05}
 
@@ -78,6 +79,14 @@ def test_what_the_user_can_mend_is_a_value_error(tiny: Path) -> None:
             tensor_parallel_size=2,
             **(OPTIONS | {"max_model_len": 256, "num_gpu_blocks_override": 3}),
         )
+    assert not multiprocessing.active_children()
+
+
+def test_a_checkpoint_that_is_refused_behind_the_start_leaves_no_workers(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"top_p": 0}')
+    with pytest.raises(ValueError, match="so says generation_config.json"):
+        LLM(str(folder), executor="multiproc", **OPTIONS)
     assert not multiprocessing.active_children()
 
 
