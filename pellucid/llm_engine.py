@@ -9,6 +9,7 @@ import itertools
 import random
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Unpack
 
 from pellucid.config import EngineConfig
@@ -87,7 +88,11 @@ class LLMEngine:
         priority: int = 0,
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> str:
-        """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it."""
+        """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it.
+
+        Raises ValueError for a priority that is no integer, or that this engine would not look at.
+        """
+        self._check_priority(priority)
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
         own_id = next(own for i in self._ids if not self.outputs.is_running(own := str(i)))
         request_id = own_id if request_id is None else request_id
@@ -105,7 +110,7 @@ class LLMEngine:
             grammar=None if grammar is None else grammar.encode(),
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
             is_streamed=kind is not OutputKind.FINAL_ONLY,
-            priority=priority,
+            priority=int(priority),
             arrival=time.monotonic(),
         )
         for part, parent in fan_out(request, request_id):
@@ -234,6 +239,15 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
         follows = config.model.generation_config != "none"
         self._recommended = recommended(self.resolved.checkpoint.generation_config) if follows else {}
+
+    def _check_priority(self, priority: int) -> None:
+        if not isinstance(priority, Integral):
+            raise ValueError(f"priority is {priority!r}, must be an integer")
+        if priority and self.resolved.user.scheduler.scheduling_policy != "priority":
+            raise ValueError(
+                f"priority is {priority}, but requests run in the order in which they came; start with "
+                "scheduling_policy='priority' (--scheduling-policy priority), or leave it out"
+            )
 
     def _spelling(self) -> Spelling:
         assert self.tokenizer is not None, "without a tokenizer there is no grammar"

@@ -66,7 +66,7 @@ class Server:
         for _ in prompts:
             self.metrics.accepted(sampling.n)
         kind = OutputKind.DELTA if is_streamed else OutputKind.FINAL_ONLY
-        with users_fault(sampling.__dict__):
+        with users_fault({**sampling.__dict__, "priority": priority}):
             return self.llm.open(prompts, sampling, priority=priority or 0, kind=kind)
 
     def check_room(self, num_new: int) -> None:

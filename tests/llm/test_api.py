@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pellucid import LLM, SamplingParams
@@ -79,6 +80,16 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(llm: LLM) -> 
     with pytest.raises(ValueError, match="length is 256 tokens, .* contains 300 input tokens"):
         llm.generate([[1], [1] * 300], GREEDY, use_tqdm=False)
     assert llm.llm_engine.is_finished()
+
+
+def test_a_priority_that_nobody_would_look_at_is_refused(llm: LLM, tiny: Path) -> None:
+    for priority, words in ((1, "start with scheduling_policy='priority'"), ("high", "must be an integer")):
+        with pytest.raises(ValueError, match=f"^priority is {priority!r}, .*{words}"):
+            llm.generate(["fox", "dog"], GREEDY, use_tqdm=False, priority=[0, priority])  # type: ignore[list-item]
+    (expected,) = llm.generate(["fox"], GREEDY, use_tqdm=False, priority=[0])
+    with LLM(str(tiny), dtype="float32", device="cpu", scheduling_policy="priority") as other:
+        (output,) = other.generate(["fox"], GREEDY, use_tqdm=False, priority=[np.int64(-1)])  # type: ignore[list-item]
+    assert output["token_ids"] == expected["token_ids"]
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

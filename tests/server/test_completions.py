@@ -192,7 +192,7 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
     prompt = [7 + i % 50 for i in range(200)]
 
     def num_cached(salt: str) -> int:
-        usage = complete(client, prompt, max_tokens=1, extra_body={"cache_salt": salt, "priority": 1}).usage
+        usage = complete(client, prompt, max_tokens=1, extra_body={"cache_salt": salt}).usage
         return usage.prompt_tokens_details.cached_tokens
 
     assert num_cached("a") == 0
@@ -216,6 +216,7 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
         ("stop", "", "stop contains an empty string"),
         ("allowed_token_ids", [4096], "a token id in allowed_token_ids is 4096, must be in [0, 4095]"),
         ("seed", 2**70, "seed: "),
+        ("priority", 1, "(--scheduling-policy priority)"),
         ("suffix", "x", "suffix is not supported"),
         ("best_of", 2, "best_of is not supported"),
         ("use_beam_search", True, "use_beam_search is not supported"),
@@ -251,7 +252,9 @@ def test_a_prompt_that_does_not_fit_is_told_both_numbers(client: openai.OpenAI) 
 
 def test_fields_that_ask_for_nothing_are_let_pass(client: openai.OpenAI, plain: Any) -> None:
     nothing = {"best_of": 1, "use_beam_search": False, "prompt_embeds": None, "functions": []}
-    assert complete(client, extra_body=nothing).choices[0].text == plain.choices[0].text
+    for priority in (0, None):
+        extra = {**nothing, "priority": priority}
+        assert complete(client, extra_body=extra).choices[0].text == plain.choices[0].text
 
 
 def test_a_long_text_is_cut_before_it_is_tokenized(client: openai.OpenAI) -> None:
