@@ -75,8 +75,11 @@ class Fp8Scheme:
                 f"config.json has weight_block_size {list(block)} and activation_scheme 'static', which is "
                 "not supported; use a checkpoint whose activation_scheme is 'dynamic'"
             )
-        ignored = quantization.get("ignored_layers") or quantization.get("modules_to_not_convert") or ()
-        assert isinstance(ignored, (list, tuple)), ignored
+        names = ("ignored_layers", "modules_to_not_convert")
+        name = next((name for name in names if quantization.get(name)), None)
+        ignored = () if name is None else quantization[name]
+        if not isinstance(ignored, (list, tuple)):
+            raise ValueError(f"{name} in config.json is {ignored!r}, must be a list of layers' names")
         scale_name = "weight_scale_inv" if block else "weight_scale"
         return cls(
             Fp8Format(activations=activations, block=block, scale_name=scale_name),

@@ -379,6 +379,8 @@ def test_the_config_chooses_the_scheme() -> None:
         (native(weight_block_size=128), r"weight_block_size in config.json is 128, must be two sizes"),
         (native("static", weight_block_size=[128, 128]), r"weight_block_size \[128, 128\] and .*'static'"),
         (native("sometimes"), "activation_scheme .*'sometimes'"),
+        (native(ignored_layers="lm_head"), "ignored_layers in config.json is 'lm_head', must be a list"),
+        (native(modules_to_not_convert=5), "modules_to_not_convert in config.json is 5, must be a list"),
         (compressed("group"), "a weight scale for each 'group'"),
         (compressed("block", static=True), "dynamic False and a scale for each 'group', weights with blocks"),
         (compressed() | {"format": "pack-quantized"}, "format 'pack-quantized'"),
