@@ -58,11 +58,10 @@ class Tokenizer:
         self._adds_bos = self._library_adds_bos if config.add_bos_token is None else config.add_bos_token
 
     @classmethod
-    def load(cls, path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    def load(cls, path: str | Path) -> Tokenizer:
         """Load the tokenizer in a checkpoint folder (or of a tokenizer.json given by its own path).
 
-        trust_remote_code: lets transformers run Python from the folder; used only without a tokenizer.json.
-        Raises ValueError if the folder holds no tokenizer that can be read.
+        Python code in the folder is never run.  Raises ValueError if it holds no tokenizer that can be read.
         """
         path = Path(path)
         folder = path.parent if path.is_file() else path
@@ -70,7 +69,7 @@ class Tokenizer:
         if file.is_file():
             vocabulary: Vocabulary = _FastVocabulary(_read_tokenizer_json(file))
         else:
-            vocabulary = _from_transformers(folder, trust_remote_code)
+            vocabulary = _from_transformers(folder)
         return cls(vocabulary, TokenizerConfig.read(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -229,7 +228,7 @@ def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
         raise ValueError(f"{file} is no tokenizer ({error}); download the checkpoint again") from error
 
 
-def _from_transformers(folder: Path, trust_remote_code: bool) -> Vocabulary:
+def _from_transformers(folder: Path) -> Vocabulary:
     """Ask transformers to read (and often convert) a tokenizer that has no tokenizer.json."""
     try:
         from transformers import AutoTokenizer
@@ -238,7 +237,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Vocabulary:
             f"{folder} has no tokenizer.json; pip install transformers to read its tokenizer, or add the file"
         ) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the library raises whatever the file's reader raised
         raise ValueError(
             f"{folder} has no tokenizer.json, nor one that transformers reads; name another folder's with "

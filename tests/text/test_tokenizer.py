@@ -141,6 +141,17 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    trace = tmp_path / "trace"
+    (tmp_path / "code.py").write_text(f"open({str(trace)!r}, 'w')\nclass Own: pass\n")
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has no tokenizer.json, nor one that transformers reads"):
+        Tokenizer.load(tmp_path)
+    assert not trace.exists()
+
+
 def test_without_tokenizer_json_transformers_reads_the_checkpoint(tmp_path: Path) -> None:
     """GPT-2's older files: vocab.json and merges.txt."""
     pytest.importorskip("transformers")
