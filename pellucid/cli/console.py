@@ -6,17 +6,18 @@ The only place that knows rich; it is imported when first used, so that `--help`
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
+from pellucid.server.parsers.base import Content, Event, ParserSetting, Reasoning
+from pellucid.server.parsers.qwen3 import END, START, Qwen3Parser
 from pellucid.types import RequestOutput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-THINK_START, THINK_END = "<think>", "</think>"
 HARMLESS = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
@@ -60,15 +61,15 @@ def rule(title: str) -> None:
 
 
 class AnswerStream:
-    """Writes an answer as it grows, its thinking dimmed.
+    """Writes an answer as it grows, its thinking dimmed between its tags, also if the prompt has the first.
 
-    A tail that may be the beginning of a think tag waits until more text (or the end) decides what it is.
+    A tail that may be the beginning of a tag waits until more text (or the end) decides what it is.
     """
 
     def __init__(self) -> None:
         self.output: RequestOutput | None = None  # the last state seen, also after an interruption
-        self._thinking = False
-        self._pending = ""
+        self._parser = Qwen3Parser(ParserSetting())
+        self._is_thinking = False
         self._length = 0  # characters of the answer taken so far
 
     def follow(self, stream: Iterator[RequestOutput]) -> RequestOutput:
@@ -79,7 +80,7 @@ class AnswerStream:
         with closing(cast("Generator[RequestOutput]", stream)):
             for output in stream:
                 if self.output is None:
-                    self._thinking = opens_thinking(output.prompt)
+                    self._parser = Qwen3Parser(ParserSetting(prompt=output.prompt or ""))
                 self.output = output
                 completion = output.outputs[0]
                 self.show(completion.text or " ".join(map(str, completion.token_ids)))
@@ -89,40 +90,25 @@ class AnswerStream:
 
     def show(self, text: str) -> None:
         """Write what is new in `text`, the whole answer so far."""
-        self._pending += text[self._length :]
-        self._length = len(text)
-        while True:
-            tag = THINK_END if self._thinking else THINK_START
-            before, found, after = self._pending.partition(tag)
-            if not found:
-                break
-            self._write(before)
-            write(found, style="dim")
-            self._thinking = not self._thinking
-            self._pending = after
-        ready = len(self._pending) - _overlap(self._pending, tag)
-        self._write(self._pending[:ready])
-        self._pending = self._pending[ready:]
+        new, self._length = text[self._length :], len(text)
+        self._write(self._parser.feed(new))
 
     def end(self) -> None:
         """Write what was held back, and end the line."""
-        self._write(self._pending)
-        self._pending = ""
+        self._write(self._parser.finish())
         write("\n")
 
-    def _write(self, text: str) -> None:
-        if text:
-            write(text, style="dim" if self._thinking else None)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that begins `tag`."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def opens_thinking(prompt: str | None) -> bool:
-    """Whether the chat template already wrote <think>, so that the answer begins with thinking."""
-    return prompt is not None and prompt.rstrip().endswith(THINK_START)
+    def _write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            assert isinstance(event, Content | Reasoning), event
+            is_thought = isinstance(event, Reasoning)
+            if is_thought and not self._is_thinking:
+                write(f"{START}\n", style="dim")
+            elif self._is_thinking and not is_thought:
+                write(f"\n{END}", style="dim")
+                write("\n\n")
+            self._is_thinking = is_thought
+            write(event.text, style="dim" if is_thought else None)
 
 
 class Speed:

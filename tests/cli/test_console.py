@@ -57,7 +57,18 @@ def outputs_of(*texts: str, prompt: str):
 
 def test_an_answer_whose_template_opened_the_thinking_begins_dim(shown):
     AnswerStream().follow(outputs_of("so", "so</think>12", prompt="1+1<|assistant|><think>\n"))
-    assert [text for text, style in shown if style == "dim"] == ["so", "</think>"]
+    assert [text for text, style in shown if style == "dim"] == ["<think>\n", "so", "\n</think>"]
+    assert [text for text, style in shown if style is None] == ["\n\n", "12", "\n"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Qwen writes <think> and </think> around it", "<think>\na\n</think>\n\nb <think> c"]
+)
+def test_a_tag_amid_the_answer_is_a_word_like_any_other(shown, text):
+    AnswerStream().follow(outputs_of(text, prompt="how?"))
+    assert "".join(piece for piece, _ in shown) == f"{text}\n"
+    dim = "".join(piece for piece, style in shown if style == "dim")
+    assert dim == ("<think>\na\n</think>" if text.startswith("<think>") else "")
 
 
 def test_an_answer_without_thinking_is_not_dim(shown):
