@@ -23,7 +23,7 @@ from pellucid.server.parsers.base import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pellucid.server.protocol.openai import ChatRequest
+from pellucid.server.protocol.openai import ChatRequest, TemplateRequest, TokenizeRequest
 from pellucid.server.protocol.openai_output import (
     ChatBody,
     ChatChoice,
@@ -93,7 +93,7 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
     return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
 
-def tool_use(body: ChatRequest, server: Server) -> ToolUse:
+def tool_use(body: TemplateRequest, server: Server) -> ToolUse:
     """The tools that the answer may call.  Raises ValueError if it cannot."""
     use = ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
     use.check_parser(server.parsers.tools, is_auto_enabled=server.options.enable_auto_tool_choice)
@@ -116,27 +116,16 @@ def _sampling(body: ChatRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, max_tokens=most_tokens(wish, server.options), logprobs=logprobs)
 
 
-async def render(body: ChatRequest, server: Server) -> str:
+async def render(body: ChatRequest | TokenizeRequest, server: Server) -> str:
     """The prompt as text, however long.  Raises ValueError for what the template refuses."""
     return await server.llm.render_chat(
-        body.messages,
+        body.messages or (),
         tools=tool_use(body, server).tools or None,
         chat_template=server.chat_template,
-        chat_template_kwargs=_template_options(body),
+        chat_template_kwargs=body.template_options,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
     )
-
-
-def _template_options(body: ChatRequest) -> dict[str, object]:
-    options: dict[str, object] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
-    if body.reasoning_effort == "none":
-        options.setdefault("enable_thinking", False)  # as most templates have it
-    if body.documents is not None:
-        options.setdefault("documents", body.documents)
-    return options
 
 
 async def _tokenize(body: ChatRequest, use: ToolUse, sampling: SamplingParams, server: Server) -> TokenPrompt:
@@ -145,7 +134,7 @@ async def _tokenize(body: ChatRequest, use: ToolUse, sampling: SamplingParams, s
             body.messages,
             tools=use.tools or None,
             chat_template=server.chat_template,
-            chat_template_kwargs=_template_options(body),
+            chat_template_kwargs=body.template_options,
             add_generation_prompt=body.adds_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
         )

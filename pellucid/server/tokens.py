@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from pellucid.server.chat import render
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
 from pellucid.server.protocol.openai import DetokenizeRequest, TokenizeRequest
@@ -46,12 +47,5 @@ async def _tokens(body: TokenizeRequest, server: Server) -> list[int]:
     if body.messages is None:
         adds = body.add_special_tokens is not False
         return await server.llm.encode(body.prompt or "", add_special_tokens=adds)
-    text = await server.llm.render_chat(
-        body.messages,
-        tools=body.tools,
-        chat_template=server.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        continue_final_message=bool(body.continue_final_message),
-    )
+    text = await render(body, server)
     return await server.llm.encode(text, add_special_tokens=bool(body.add_special_tokens))

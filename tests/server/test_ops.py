@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+from typing import Any
 
 import httpx
 import openai
@@ -71,13 +72,34 @@ def test_text_goes_to_tokens_and_back(server: Running) -> None:
     assert back == {"prompt": text}
 
 
-def test_messages_go_to_the_tokens_of_a_chat(server: Running, client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": "Hi"}]
-    reply = httpx.post(f"{server.url}/tokenize", json={"messages": messages}).json()
-    answer = client.chat.completions.create(
-        model="sprout", messages=messages, max_tokens=1, extra_body={"return_token_ids": True}
-    )  # type: ignore[call-overload]
-    assert reply["tokens"] == answer.prompt_token_ids
+TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        {"add_generation_prompt": None},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"documents": [{"text": "a"}]},
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "none"},
+    ],
+    ids=str,
+)
+def test_messages_go_to_the_tokens_of_a_chat(server: Running, options: dict[str, Any]) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}],
+        **options,
+    }
+    reply = httpx.post(f"{server.url}/tokenize", json=body).json()
+    more = {"max_tokens": 1, "return_token_ids": True}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, **more}).json()
+    assert reply["tokens"] == answer["prompt_token_ids"]
+    assert reply["count"] == answer["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(

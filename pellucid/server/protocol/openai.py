@@ -131,25 +131,17 @@ class CompletionRequest(SamplingRequest):
     structured_outputs: JsonObject | None = None
 
 
-class ChatRequest(SamplingRequest):
-    """POST /v1/chat/completions."""
+class TemplateRequest(ApiRequest):
+    """What becomes of messages in the chat template, whether they are answered or counted."""
 
-    messages: list[JsonObject] = Field(min_length=1)
-    max_completion_tokens: Integer | None = None
-    logprobs: bool | None = False
-    top_logprobs: Integer | None = None
     tools: list[JsonObject] | None = None
     tool_choice: Literal["auto", "none", "required"] | JsonObject | None = None
     parallel_tool_calls: bool | None = True
-    response_format: JsonObject | None = None
-    structured_outputs: JsonObject | None = None
     reasoning_effort: str | None = None
-    include_reasoning: bool | None = True
     documents: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
-    echo: bool | None = False
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -157,8 +149,33 @@ class ChatRequest(SamplingRequest):
         said = self.add_generation_prompt
         return not self.continue_final_message if said is None else said
 
+    @property
+    def template_options(self) -> dict[str, object]:
+        """Further names for the template; what `chat_template_kwargs` says goes before the other fields."""
+        options: dict[str, object] = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            options.setdefault("reasoning_effort", self.reasoning_effort)
+        if self.reasoning_effort == "none":
+            options.setdefault("enable_thinking", False)  # as most templates have it
+        if self.documents is not None:
+            options.setdefault("documents", self.documents)
+        return options
 
-class TokenizeRequest(ApiRequest):
+
+class ChatRequest(SamplingRequest, TemplateRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[JsonObject] = Field(min_length=1)
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = False
+    top_logprobs: Integer | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+    include_reasoning: bool | None = True
+    echo: bool | None = False
+
+
+class TokenizeRequest(TemplateRequest):
     """POST /tokenize: a prompt, or messages as a chat renders them."""
 
     model: str | None = None
@@ -166,10 +183,6 @@ class TokenizeRequest(ApiRequest):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
     messages: list[JsonObject] | None = None
-    tools: list[JsonObject] | None = None
-    chat_template_kwargs: JsonObject | None = None
-    add_generation_prompt: bool | None = True
-    continue_final_message: bool | None = False
 
 
 class DetokenizeRequest(ApiRequest):
