@@ -366,8 +366,8 @@ class EngineConfig:
     def from_options(cls, options: Mapping[str, object]) -> EngineConfig:
         """Sort flat options (vLLM's names; nano-vllm's are accepted, too) into sections.
 
-        Raises ValueError for an unknown option, naming the nearest one, and for a value of another type or
-        out of its choices.
+        None is an option's default.  Raises ValueError for an unknown option, naming the nearest one, and for
+        a value of another type or out of its choices.
         """
         known = {
             name: (section, f) for section, f in all_options() for name in (f.name, *f.metadata["alias"])
@@ -381,6 +381,8 @@ class EngineConfig:
             section, f = known[name]
             if f.name in chosen[section]:
                 raise ValueError(f"option {name!r} says again what {f.name!r} says; give one of them")
+            if value is None:
+                continue
             choices = f.metadata["choices"]
             if choices and value not in choices:
                 raise ValueError(f"{name} is {value!r}, must be one of {', '.join(choices)}")

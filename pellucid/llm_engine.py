@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, toke
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import Request, RequestOutput, SamplingParams, SeqUpdate
 
+logger = logging.getLogger(__name__)
 COMPILE_SECONDS = 5.0  # most that a grammar may take
 
 
@@ -45,6 +47,7 @@ class LLMEngine:
         self._checker = GrammarChecker(self._spelling)
         self._ids = itertools.count()
         self._seeds = random.Random(config.model.seed)
+        self._has_warned = False  # of a priority that nobody looks at
 
     @classmethod
     def from_options(cls, **options: object) -> LLMEngine:
@@ -90,7 +93,7 @@ class LLMEngine:
     ) -> str:
         """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it.
 
-        Raises ValueError for a priority that is no integer, or that this engine would not look at.
+        Raises ValueError for a priority that is no integer.
         """
         self._check_priority(priority)
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
@@ -243,10 +246,12 @@ class LLMEngine:
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, Integral):
             raise ValueError(f"priority is {priority!r}, must be an integer")
-        if priority and self.resolved.user.scheduler.scheduling_policy != "priority":
-            raise ValueError(
-                f"priority is {priority}, but requests run in the order in which they came; start with "
-                "scheduling_policy='priority' (--scheduling-policy priority), or leave it out"
+        if priority and self.resolved.user.scheduler.scheduling_policy != "priority" and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a request has priority %s, but all run in the order in which they came; start with "
+                "scheduling_policy='priority' (--scheduling-policy priority)",
+                priority,
             )
 
     def _spelling(self) -> Spelling:

@@ -106,7 +106,6 @@ def test_a_target_is_a_time_or_none() -> None:
         ("max_num_seqs", "8", "a whole number"),
         ("max_num_seqs", 2.5, "a whole number"),
         ("tensor_parallel_size", "2", "a whole number"),
-        ("tensor_parallel_size", None, "a whole number"),
         ("num_kvcache_blocks", True, "a whole number"),
         ("seed", "a", "a whole number"),
         ("gpu_memory_utilization", "0.9", "a number"),
@@ -124,9 +123,10 @@ def test_a_value_of_another_type_is_refused_by_its_option_and_value(
         EngineConfig.from_options({name: value})
 
 
-def test_every_default_is_of_its_options_type() -> None:
+def test_every_default_is_of_its_options_type_and_none_is_the_default() -> None:
     defaults = {field.name: field.default for _, field in all_options()}
     assert EngineConfig.from_options(defaults) == EngineConfig()
+    assert EngineConfig.from_options(dict.fromkeys(defaults)) == EngineConfig()
 
 
 def test_numpys_numbers_and_paths_are_taken() -> None:

@@ -82,14 +82,19 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(llm: LLM) -> 
     assert llm.llm_engine.is_finished()
 
 
-def test_a_priority_that_nobody_would_look_at_is_refused(llm: LLM, tiny: Path) -> None:
-    for priority, words in ((1, "start with scheduling_policy='priority'"), ("high", "must be an integer")):
-        with pytest.raises(ValueError, match=f"^priority is {priority!r}, .*{words}"):
-            llm.generate(["fox", "dog"], GREEDY, use_tqdm=False, priority=[0, priority])  # type: ignore[list-item]
-    (expected,) = llm.generate(["fox"], GREEDY, use_tqdm=False, priority=[0])
+def test_a_priority_that_nobody_looks_at_is_warned_of_once(
+    llm: LLM, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match=r"^priority is 'high', must be an integer"):
+        llm.generate(["fox"], GREEDY, use_tqdm=False, priority=["high"])  # type: ignore[list-item]
+    (expected, _) = llm.generate(["fox", "dog"], GREEDY, use_tqdm=False, priority=[0, 1])
+    llm.generate(["dog"], GREEDY, use_tqdm=False, priority=[2])
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "pellucid.llm_engine")
+    assert warning.startswith("a request has priority 1, ")
     with LLM(str(tiny), dtype="float32", device="cpu", scheduling_policy="priority") as other:
+        caplog.clear()
         (output,) = other.generate(["fox"], GREEDY, use_tqdm=False, priority=[np.int64(-1)])  # type: ignore[list-item]
-    assert output["token_ids"] == expected["token_ids"]
+    assert output["token_ids"] == expected["token_ids"] and not caplog.records
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

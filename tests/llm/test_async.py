@@ -52,12 +52,6 @@ async def collect(outputs: Any) -> list[RequestOutput]:
     return [output async for output in outputs]
 
 
-def test_a_priority_that_nobody_would_look_at_is_refused(llm: AsyncLLM, run: Any) -> None:
-    with pytest.raises(ValueError, match=r"^priority is 1, .*\(--scheduling-policy priority\)"):
-        run(collect(llm.generate("a", GREEDY, priority=1)))
-    assert run(collect(llm.generate("a", GREEDY, priority=0)))[-1].finished
-
-
 def test_a_crowd_that_keeps_the_loop_busy_holds_up_neither_the_engine_nor_its_answers(
     llm: AsyncLLM, run: Any
 ) -> None:

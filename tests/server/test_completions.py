@@ -216,7 +216,6 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
         ("stop", "", "stop contains an empty string"),
         ("allowed_token_ids", [4096], "a token id in allowed_token_ids is 4096, must be in [0, 4095]"),
         ("seed", 2**70, "seed: "),
-        ("priority", 1, "(--scheduling-policy priority)"),
         ("suffix", "x", "suffix is not supported"),
         ("best_of", 2, "best_of is not supported"),
         ("use_beam_search", True, "use_beam_search is not supported"),
@@ -252,7 +251,7 @@ def test_a_prompt_that_does_not_fit_is_told_both_numbers(client: openai.OpenAI) 
 
 def test_fields_that_ask_for_nothing_are_let_pass(client: openai.OpenAI, plain: Any) -> None:
     nothing = {"best_of": 1, "use_beam_search": False, "prompt_embeds": None, "functions": []}
-    for priority in (0, None):
+    for priority in (0, 1, None):
         extra = {**nothing, "priority": priority}
         assert complete(client, extra_body=extra).choices[0].text == plain.choices[0].text
 
