@@ -50,7 +50,7 @@ class Needs:
     """What a proposer wants to see of the target's forward pass."""
 
     hidden: bool = False  # the last hidden states, before the head
-    taps: tuple[str, ...] = ()  # names of layers whose output it reads
+    taps: tuple[str, ...] = ()  # names of layers whose output it reads; no model fills them yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Proposer(Protocol):
 
     @property
     def prefix_lookback(self) -> int:
-        """Tokens before the end of a prefix-cache hit that must be seen again."""
+        """Tokens before the end of a prefix-cache hit that must be seen again; nobody shows any again yet."""
         ...
 
     def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
@@ -140,3 +140,17 @@ class NullProposer:
         taps: Mapping[str, Tensor],
     ) -> Drafts:  # fmt: skip
         return Drafts(sampled.tokens[:, :0])
+
+
+def check_served(proposer: Proposer, method: str, *, prefix_caching: bool) -> None:
+    """Raise ValueError for what nobody gives a proposer yet: it would read nothing, or KV with holes."""
+    if proposer.needs.taps:
+        raise ValueError(
+            f"speculative method {method!r} reads the output of {', '.join(proposer.needs.taps)}, "
+            "but no model shows its layers yet; choose another method"
+        )
+    if proposer.prefix_lookback and prefix_caching:
+        raise ValueError(
+            f"speculative method {method!r} must see the last {proposer.prefix_lookback} tokens of a cached "
+            "prefix again, but nothing of it is computed again yet; set enable_prefix_caching=False"
+        )

@@ -16,7 +16,7 @@ from pellucid.forward import ForwardInput
 from pellucid.sample.noise import Purpose, uniform
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.tables import pad
-from pellucid.spec.base import Drafts, DraftShape, Known, NullProposer
+from pellucid.spec.base import Drafts, DraftShape, Known, Needs, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.tree import depths_of
 
@@ -68,3 +68,15 @@ def tree_config(parents: tuple[int, ...], texts: list[list[int]]) -> dict[str, o
     TreeProposer.parents, TreeProposer.texts = parents, texts
     PROPOSERS.register("toy tree", "tests.spec.toy:TreeProposer")
     return {"method": "toy tree", "num_speculative_tokens": len(parents)}
+
+
+class TappingProposer(NullProposer):
+    """Would read what layers put out."""
+
+    needs = Needs(taps=("model.layers.0", "model.layers.1"))
+
+
+class LookbackProposer(NullProposer):
+    """Would see the last tokens of a cached prefix again."""
+
+    prefix_lookback = 1
