@@ -282,14 +282,14 @@ class Request:
     seed: int = 0  # of the noise; already drawn if the user gave none
     eos_token_ids: tuple[int, ...] = ()  # the model's; they end the text unless sampling.ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    lora: str | None = None
+    lora: str | None = None  # an adapter's name; no layer applies one yet
     cache_salt: str | None = None
     grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
     is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest
     is_streamed: bool = False  # its user sees tokens as they come, so prompts beside it are paced
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
-    kv_transfer: str | None = None
+    kv_transfer: str | None = None  # for a KV connector; none reads it yet
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -29,7 +29,7 @@ class AttentionSpec:
     block_size: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
-    sink: bool = False
+    sink: bool = False  # a learned logit that takes weight from the keys; no model here asks for it yet
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
 

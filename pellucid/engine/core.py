@@ -115,14 +115,9 @@ class Engine:
         """Hand in a request; its id is not in use."""
         self._post(lambda: self._add(request))
 
-    def abort(
-        self,
-        request_id: str,
-        reason: FinishReason = FinishReason.ABORT,
-        stop_reason: int | str | None = None,
-    ) -> None:
+    def abort(self, request_id: str) -> None:
         """End a request early; nothing happens if it has ended by itself meanwhile."""
-        self._post(lambda: self._abort(request_id, reason, stop_reason))
+        self._post(lambda: self._abort(request_id))
 
     def call(self, action: Callable[[], None]) -> None:
         """Run something between two steps, in the engine's thread."""
@@ -191,12 +186,10 @@ class Engine:
             return SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=f"its grammar: {error}")
         return self.scheduler.add(request)
 
-    def _abort(
-        self, request_id: str, reason: FinishReason, stop_reason: int | str | None
-    ) -> SeqUpdate | None:
+    def _abort(self, request_id: str) -> SeqUpdate | None:
         if self._compiling.pop(request_id, None) is not None:
-            return SeqUpdate(request_id, finish_reason=reason, stop_reason=stop_reason)
-        return self.scheduler.abort(request_id, reason, stop_reason)
+            return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
+        return self.scheduler.abort(request_id)
 
     def _end(self, request_id: str, error: str | None) -> SeqUpdate:
         """A grammar lets nothing follow: what the plan under way makes of it counts no more."""
@@ -283,26 +276,12 @@ class Engine:
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property
-    def is_finished(self) -> bool:
-        """Has every request been answered?"""
-        return not (self._inbox or self._compiling or self.scheduler.has_unfinished)
-
-    @property
     def idle(self) -> bool:
         """Would a step do nothing until a request arrives or a connector reports?"""
         if self._inbox or self._inflight:
             return False
         waits = self.scheduler.has_transfers or bool(self._compiling)
         return not self.has_work or (self._found_nothing and waits)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block while idle, for at most `timeout` seconds, until something is handed in or compiled.
-
-        While a connector is at work this returns soon, so that the next step may ask it.
-        """
-        if self.idle:
-            polls = self.error is None and self.scheduler.has_transfers
-            self._arrived.wait(POLL_SECONDS if polls else timeout)
 
     def stats(self) -> EngineStats:
         scheduler, counters, clock = self.scheduler, self.scheduler.counters, self._clock

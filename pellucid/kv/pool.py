@@ -1,7 +1,7 @@
 """The blocks of one KV group: free ones, referenced ones, and published ones that nobody references.
 
 A *published* block is found by its digest and may be shared; it is evicted, least recently used first, only
-when no free block is left.  Every operation is O(1).  Knows nothing of sequences or tokens.
+when no free block is left.  What a step does to a block is O(1).  Knows nothing of sequences or tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, first: int = 1) -> None:
         self.num_blocks = num_blocks
-        self.num_evictions = 0
         self._first = first
         self._free = list(range(first + num_blocks - 1, first - 1, -1))  # the end is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # published and unreferenced, oldest first
@@ -45,7 +44,6 @@ class BlockPool:
         else:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-            self.num_evictions += 1
         self._refs[block] = 1
         return block
 

@@ -1,7 +1,7 @@
 """What the KV cache of a model looks like, in numbers.  No torch.
 
-A *KV group* is a set of attention layers that share one block table: their cache has the same shape and the
-same reach into the past.  A plain model has one group, a draft model or a hybrid model adds more.
+A *KV group* is a set of attention layers that share one block table: their cache has the same shape.
+A plain model has one group, a draft model or a hybrid model adds more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class KVGroupSpec:
     head_dim: int
     dtype: str  # torch's name, such as "bfloat16"
     itemsize: int  # bytes of one element
-    window: int | None = None  # tokens a query sees, itself included; None sees all
 
     @property
     def block_bytes(self) -> int:

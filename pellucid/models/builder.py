@@ -363,8 +363,7 @@ class Builder:
         return self.site.first_group + list(self.site.groups).index(key)
 
     def _group_spec(self, index: int) -> KVGroupSpec:
-        (num_kv_heads, head_dim), specs = list(self.site.groups.items())[index]
-        windows = [spec.window for spec in specs]
+        num_kv_heads, head_dim = list(self.site.groups)[index]
         group = self.site.first_group + index
         return KVGroupSpec(
             block_size=self.site.block_size,
@@ -373,6 +372,4 @@ class Builder:
             head_dim=head_dim,
             dtype=str(self.site.kv_dtype).removeprefix("torch."),
             itemsize=self.site.kv_dtype.itemsize,
-            # The past is out of reach for the group only if it is for every layer.
-            window=None if None in windows else max(w for w in windows if w is not None),
         )

@@ -115,11 +115,6 @@ class Checkpoint:
                     ids[token] = None
         return tuple(ids)
 
-    @property
-    def is_shape(self) -> bool:
-        """Whether this is a bare config without weights or tokenizer."""
-        return self.name.startswith(SHAPE)
-
     def check_vocabulary(self, draft: Checkpoint) -> None:
         """Raise ValueError, naming both models, if `draft` means other tokens by its ids."""
         if draft.vocab_size != self.vocab_size:

@@ -44,20 +44,12 @@ def top_logprobs(logprobs: Tensor, chosen: Tensor, n: int) -> LogprobTensors:
     return LogprobTensors(token_ids, torch.cat([chosen_logprobs, top.values], dim=1), ranks)
 
 
-def prompt_logprobs(logits: Tensor, next_tokens: Tensor, n: int) -> LogprobTensors:
-    """Logprobs of known tokens: next_tokens[i] is what followed the position of logits[i].
-
-    logits: [P, V], any float type.  next_tokens: [P] integers.
-    """
-    return score(logits, lambda part: part, next_tokens, n, vocab_size=logits.shape[1])
-
-
 def score(
     hidden: Tensor, head: Callable[[Tensor], Tensor], next_tokens: Tensor, n: int, *, vocab_size: int
 ) -> LogprobTensors:
     """Logprobs of known tokens straight from hidden states, never holding all their logits at once.
 
-    hidden: [P, D] for P >= 1.  head: [p, D] -> [p, V] logits.  next_tokens: [P] integers.
+    hidden: [P, D] for P >= 1.  head: [p, D] -> [p, V] logits.  next_tokens: [P] integers, what followed each.
     """
     rows = max(1, _SLICE_ELEMENTS // vocab_size)
     pairs = zip(hidden.split(rows), next_tokens.split(rows), strict=True)

@@ -19,7 +19,7 @@ from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.pace import Pace, Unpaced
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
 from pellucid.schedule.queue import AgeQueue
-from pellucid.schedule.sequence import NEVER, Key, Sequence, Status
+from pellucid.schedule.sequence import NEVER, Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.schedule.transfers import Transfers
 from pellucid.types import FinishReason, Request, SeqUpdate
@@ -138,12 +138,7 @@ class Scheduler:
             )
         return None
 
-    def abort(
-        self,
-        request_id: str,
-        reason: FinishReason = FinishReason.ABORT,
-        stop_reason: int | str | None = None,
-    ) -> SeqUpdate | None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> SeqUpdate | None:
         """End a request early; None if it is not there (any more)."""
         seq = self._by_request.get(request_id)
         if seq is None:
@@ -155,7 +150,7 @@ class Scheduler:
         # A load under way keeps its blocks until it ends.
         self._forget(seq)
         update = seq.update(seq.take_untold())
-        update.finish_reason, update.stop_reason = reason, stop_reason
+        update.finish_reason = reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
@@ -553,10 +548,6 @@ class Scheduler:
     def waiting(self, most: int) -> list[Sequence]:
         """The first `most` sequences of the queue."""
         return list(islice(self._waiting, most))
-
-    def oldest_key(self) -> Key:
-        """The age of the oldest sequence that runs or waits."""
-        return min(seq.key for seq in self._sequences.values())
 
     def host_bound_rows(self, plan: StepPlan) -> dict[int, HostBoundRow]:
         """By row index, what a grammar must see; asked for the plan that was made last."""

@@ -25,24 +25,6 @@ class TokenPrompt:
     cache_salt: str | None = None
 
 
-def tokenize_prompt(
-    prompt: Prompt,
-    tokenizer: Tokenizer | None,
-    *,
-    vocab_size: int,
-    max_model_len: int,
-    add_special_tokens: bool = True,
-) -> TokenPrompt:
-    """One prompt; see `tokenize_prompts`."""
-    return tokenize_prompts(
-        [prompt],
-        tokenizer,
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        add_special_tokens=add_special_tokens,
-    )[0]
-
-
 def tokenize_prompts(
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer | None,

@@ -47,7 +47,6 @@ class Tokenizer:
         self.config = config
         self.special_tokens = config.special_tokens
         self.special_ids = vocabulary.special_ids
-        self.model_max_length = config.model_max_length
         self._vocabulary = vocabulary
         self._bytes_of_id: dict[int, bytes] = {}
         self.bos_token_id = self._named_id("bos_token")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-NO_LIMIT = 10**9  # transformers writes 1e30 for "no limit"; nothing real comes near either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +20,6 @@ class TokenizerConfig:
     special_tokens: dict[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     add_bos_token: bool | None = None  # None leaves it to the tokenizer's post-processor
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default", "tool_use", ...
-    model_max_length: int | None = None  # tokens; None if the checkpoint does not say
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerConfig:
@@ -29,12 +27,10 @@ class TokenizerConfig:
         config = _read_json(folder / "tokenizer_config.json")
         tokens = _special_tokens(_read_json(folder / "special_tokens_map.json")) | _special_tokens(config)
         add_bos = config.get("add_bos_token")
-        limit = config.get("model_max_length")
         return cls(
             special_tokens=tokens,
             add_bos_token=add_bos if isinstance(add_bos, bool) else None,
             chat_templates=_chat_templates(folder, config),
-            model_max_length=int(limit) if isinstance(limit, int | float) and limit < NO_LIMIT else None,
         )
 
 

@@ -103,20 +103,20 @@ def test_the_depth_is_how_many_plans_are_in_flight_and_changes_no_answer(depth: 
 
 def test_a_step_with_nothing_to_do_returns_nothing() -> None:
     engine, _ = make_engine()
-    assert engine.step() == [] and engine.idle and engine.is_finished and not engine.has_work
+    assert engine.step() == [] and engine.idle and not engine.has_work
 
 
 def test_a_request_counts_as_work_from_the_moment_it_is_handed_in() -> None:
     engine, _ = make_engine()
     engine.add(make_request("a"))
-    assert engine.has_work and not engine.idle and not engine.is_finished
+    assert engine.has_work and not engine.idle
 
 
 def test_a_request_that_can_never_run_is_answered_by_the_next_step() -> None:
     engine, _ = make_engine()
     engine.add(make_request("a", 100))
     (update,) = engine.step()
-    assert update.finish_reason is FinishReason.ERROR and engine.is_finished
+    assert update.finish_reason is FinishReason.ERROR and not engine.has_work
 
 
 def test_an_abort_is_answered_once_and_one_that_comes_too_late_never() -> None:
@@ -146,7 +146,7 @@ def test_when_a_worker_dies_every_request_is_answered_with_its_message(
     for answer in updates.values():
         assert answer[-1].finish_reason is FinishReason.ERROR
         assert answer[-1].error and "worker 3 has died" in answer[-1].error
-    assert engine.error and engine.is_finished and engine.idle
+    assert engine.error and not engine.has_work and engine.idle
 
 
 def test_a_dead_engine_answers_whoever_still_comes(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,17 +186,6 @@ def test_an_engine_that_would_spin_fails_loudly_instead(caplog: pytest.LogCaptur
     assert len(updates) == 1 and updates[0].error and "nothing can run" in updates[0].error
 
 
-def test_an_idle_engine_sleeps_until_a_request_arrives() -> None:
-    engine, _ = make_engine()
-    engine.step()
-    threading.Timer(0.05, lambda: engine.add(make_request("a"))).start()
-    start = time.perf_counter()
-    engine.wait(timeout=10)
-    assert time.perf_counter() - start < 5 and engine.has_work
-    engine.wait(timeout=10)  # returns at once: there is work
-    assert time.perf_counter() - start < 5
-
-
 def test_while_a_connector_works_the_engine_neither_spins_nor_gives_up() -> None:
     store = Store(num_tokens=4)
     engine = Engine(make_scheduler(connector=store), EagerExecutor(), depth=2, check_invariants=True)
@@ -204,9 +193,6 @@ def test_while_a_connector_works_the_engine_neither_spins_nor_gives_up() -> None
     for _ in range(20):
         assert engine.step() == []
     assert engine.idle and engine.has_work and engine.error is None
-    start = time.perf_counter()
-    engine.wait(timeout=10)  # not for a request: the connector may report any time
-    assert time.perf_counter() - start < 5
     store.end()
     assert sum(len(update.new_token_ids) for update in drain(engine)["a"]) == 2
 
@@ -221,7 +207,6 @@ def test_requests_may_come_from_any_thread() -> None:
         sender.start()
     answered = set[str]()
     while any(sender.is_alive() for sender in senders) or engine.has_work:
-        engine.wait(timeout=0.1)
         answered |= {update.request_id for update in engine.step() if update.finish_reason}
     assert len(answered) == 80
 
@@ -282,7 +267,7 @@ def test_a_request_waits_for_its_grammar_and_no_other_does() -> None:
     engine.add(make_request("b", [4, 5, 6], max_tokens=2))
     ended = [update.request_id for _ in range(5) for update in engine.step() if update.finish_reason]
     assert ended == ["b"]
-    assert engine.has_work and engine.idle and not engine.is_finished and engine.stats().num_waiting == 1
+    assert engine.has_work and engine.idle and engine.stats().num_waiting == 1
     grammar.compiling.set_result(None)
     assert drain(engine)["a"][-1].finish_reason is FinishReason.LENGTH
     assert not engine.has_work
@@ -383,7 +368,7 @@ def test_ctrl_c_while_waiting_loses_no_step(depth: int) -> None:
     engine.abort("a")
     engine.add(make_request("b", [1, 2, 3], max_tokens=4))
     updates = []
-    while not engine.is_finished:
+    while engine.has_work:
         updates += engine.step()
     ends = [(u.request_id, u.finish_reason) for u in updates if u.finish_reason is not None]
     assert ends == [("a", FinishReason.ABORT), ("b", FinishReason.LENGTH)]
@@ -397,7 +382,7 @@ def test_ctrl_c_while_a_step_is_launched_ends_the_engine_and_answers_every_reque
         engine.step()
     updates = engine.step()
     assert [(u.request_id, u.finish_reason) for u in updates] == [("a", FinishReason.ERROR)]
-    assert engine.is_finished and engine.error is not None
+    assert not engine.has_work and engine.error is not None
 
 
 class Recorder(Unpaced):

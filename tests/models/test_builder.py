@@ -143,8 +143,8 @@ def test_layers_with_equal_caches_share_a_kv_group() -> None:
     ]
     assert [layer.group for layer in layers] == [1, 2, 1]
     first, second = b.kv_groups()
-    assert (first.num_layers, first.num_kv_heads, first.head_dim, first.window) == (2, 2, 8, None)
-    assert (second.num_layers, second.num_kv_heads, second.window) == (1, 1, 5)
+    assert (first.num_layers, first.num_kv_heads, first.head_dim) == (2, 2, 8)
+    assert (second.num_layers, second.num_kv_heads) == (1, 1)
     assert (first.dtype, first.itemsize, first.block_size) == ("bfloat16", 2, 16)
 
 
@@ -178,6 +178,6 @@ def test_stages_number_kv_groups_alike_whatever_layers_they_have(index: int) -> 
     (mine,) = b.layers(3, layer)
     assert isinstance(mine, Attention) and mine.group == (0, 1, 0)[index]
     groups = b.kv_groups()
-    assert [(group.num_kv_heads, group.window) for group in groups] == [(1, None), (2, 5)]
+    assert [group.num_kv_heads for group in groups] == [1, 2]
     assert [group.num_layers for group in groups] == [int(mine.group == 0), int(mine.group == 1)]
     assert mine.k_scale_weight is not None and not mine.k_scale_weight.is_meta

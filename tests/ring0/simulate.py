@@ -280,11 +280,12 @@ class Simulation:
             self.answers[update.request_id].add(update)
         if self.engine.error is not None:
             assert self.config.worker.death is not None, self.engine.error
-            assert self.engine.is_finished, "unanswered after death"
+            assert not self.engine.has_work, "unanswered after death"
         elif any(update.finish_reason for update in updates):
             pass  # an elder may have come, made room for itself, and gone
         elif oldest is not None and oldest.status.name == "WAITING":
-            assert self.scheduler.oldest_key() < oldest.key, "the oldest was preempted"
+            keys = [seq.key for seq in self.scheduler._sequences.values()]
+            assert min(keys) < oldest.key, "the oldest was preempted"
 
     def check_answers(self) -> None:
         for request, truth in self.requests:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pellucid.sample.logprobs import prompt_logprobs, score
+from pellucid.sample.logprobs import raw_logprobs, score, top_logprobs
 from pellucid.sample.state import Feature, SamplingState, features_of
 from pellucid.types import SamplingParams
 from tests.sample.conftest import make
@@ -155,7 +155,7 @@ def test_known_tokens_are_scored_in_slices(monkeypatch):
     generator = torch.Generator().manual_seed(4)
     hidden, weight = torch.randn(23, 8, generator=generator), torch.randn(V, 8, generator=generator)
     tokens = torch.randint(V, (23,), generator=generator)
-    whole = prompt_logprobs(hidden @ weight.T, tokens, 3)
+    whole = top_logprobs(raw_logprobs(hidden @ weight.T), tokens, 3)
     monkeypatch.setattr("pellucid.sample.logprobs._SLICE_ELEMENTS", 5 * V)
     widths = []
 

@@ -205,11 +205,11 @@ def test_an_abort_answers_at_once_and_gives_everything_back() -> None:
     assert scheduler.kv.usage == 0
 
 
-def test_a_stop_string_found_in_the_text_is_an_abort_with_another_name() -> None:
+def test_what_ends_a_request_early_may_give_another_reason() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a"))
-    update = scheduler.abort("a", FinishReason.STOP, "END")
-    assert update and (update.finish_reason, update.stop_reason) == (FinishReason.STOP, "END")
+    update = scheduler.abort("a", FinishReason.STOP)
+    assert update and update.finish_reason is FinishReason.STOP
 
 
 def test_rows_in_flight_of_an_aborted_request_are_dropped_and_its_slot_rests_until_then() -> None:

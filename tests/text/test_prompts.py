@@ -7,7 +7,7 @@ from typing import TypedDict
 import numpy as np
 import pytest
 
-from pellucid.text.prompts import bad_words_token_ids, tokenize_prompt, tokenize_prompts
+from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
 
 
@@ -19,6 +19,11 @@ class Limits(TypedDict):
 LIMITS: Limits = {"vocab_size": 1000, "max_model_len": 100}
 
 
+def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
+    (tokenized,) = tokenize_prompts([prompt], tokenizer, **LIMITS)
+    return tokenized
+
+
 def test_text_and_ids_and_dicts_are_prompts(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("hello")
     prompts = ["hello", ids, tuple(ids), {"prompt": "hello"}, {"prompt_token_ids": ids, "prompt": "hello"}]
@@ -28,20 +33,20 @@ def test_text_and_ids_and_dicts_are_prompts(byte_level: Tokenizer) -> None:
 
 
 def test_integers_of_any_type_are_ids() -> None:
-    ids = tokenize_prompt([1, np.int64(2), np.uint8(3)], None, **LIMITS).token_ids
+    ids = tokenize([1, np.int64(2), np.uint8(3)], None).token_ids
     assert ids == [1, 2, 3] and {type(token) for token in ids} == {int}
 
 
 def test_given_ids_are_not_encoded_again(byte_level: Tokenizer) -> None:
     prompt = {"prompt": "some text", "prompt_token_ids": [5, 6], "cache_salt": "tenant"}
-    parsed = tokenize_prompt(prompt, byte_level, **LIMITS)
+    parsed = tokenize(prompt, byte_level)
     assert (parsed.token_ids, parsed.text, parsed.cache_salt) == ([5, 6], "some text", "tenant")
 
 
 def test_ids_need_no_tokenizer_but_text_does() -> None:
-    assert tokenize_prompt([1, 2], None, **LIMITS).token_ids == [1, 2]
+    assert tokenize([1, 2], None).token_ids == [1, 2]
     with pytest.raises(ValueError, match="needs a tokenizer"):
-        tokenize_prompt("hello", None, **LIMITS)
+        tokenize("hello", None)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +73,11 @@ def test_ids_need_no_tokenizer_but_text_does() -> None:
 )
 def test_a_wrong_prompt_is_told_what_is_wrong(byte_level: Tokenizer, prompt, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tokenize_prompt(prompt, byte_level, **LIMITS)
+        tokenize(prompt, byte_level)
 
 
 def test_a_prompt_may_leave_room_for_one_token_only(byte_level: Tokenizer) -> None:
-    assert len(tokenize_prompt([1] * 99, byte_level, **LIMITS).token_ids) == 99
+    assert len(tokenize([1] * 99, byte_level).token_ids) == 99
 
 
 def test_a_bad_word_is_spelt_with_and_without_its_space(byte_level: Tokenizer) -> None:

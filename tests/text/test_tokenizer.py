@@ -88,13 +88,6 @@ def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> 
     assert tokenizer.encode("hello there the cat") == train_byte_level().encode("hello there the cat").ids
 
 
-def test_a_length_of_1e30_is_no_limit(tmp_path: Path) -> None:
-    endless = save(tmp_path / "a", train_byte_level(), {"model_max_length": 1e30})
-    limited = save(tmp_path / "b", train_byte_level(), {"model_max_length": 4096})
-    assert Tokenizer.load(endless).model_max_length is None
-    assert Tokenizer.load(limited).model_max_length == 4096
-
-
 def test_one_token_alone_has_its_bytes_and_its_space(byte_fallback: Tokenizer, byte_level: Tokenizer) -> None:
     the = byte_fallback.encode("the")[0]
     assert byte_fallback.token_text(the).startswith(" ")
