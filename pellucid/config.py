@@ -150,7 +150,10 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeOptions:
-    """Several tokens a step: cheap guesses, verified by the model.  The output stays the same."""
+    """Several tokens a step: cheap guesses, verified by the model.
+
+    The output stays the same, unless speculative_config names another rejection_sample_method than strict.
+    """
 
     speculative_config: Mapping[str, object] | str | None = option(
         None, 'JSON, such as {"method": "ngram", "num_speculative_tokens": 4}; see docs/speculation.md'

@@ -1,1 +1,4 @@
-"""Speculation: proposers that guess tokens, and one verifier that keeps the output the target's own."""
+"""Speculation: proposers guess tokens, a verifier judges them; `strict`, the default, keeps the output.
+
+Of the others `standard` keeps its distribution, and of greedy requests the text; `synthetic` keeps neither.
+"""

@@ -1,6 +1,7 @@
 """The door for proposers: whatever guesses the next tokens, cheaply, for the target to verify.
 
-A proposer only proposes.  What is accepted, and that the output stays the target's, is verify.py's.
+A proposer only proposes.  What is accepted is the verifier's; with verify.py's, the default, the output stays
+the target's whatever is proposed.
 Legend: B rows, S logits, D model dim.
 """
 
