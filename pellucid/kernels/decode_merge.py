@@ -12,6 +12,8 @@ To look at numbers and to use them must be one load.  Of fewer numbers than thre
 load copies, and for another layout it loads anew, volatile or not; what is true of one copy need not be of
 another.  So the merge loads each number as often as it takes for every thread to have one of its own.
 
+The reference is the whole kernel's, `decode_attention_ref`.
+
 Legend: M packed queries of a row (query m // G with head m % G of the KV head's G), H head dim.
 """
 

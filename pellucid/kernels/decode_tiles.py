@@ -9,6 +9,8 @@ for 16 bits and not for 8, and a conversion to float16 yields two values.  Readi
 instructions as much as of memory.  Tensor cores take no fewer than 16 rows but 8 columns, so few queries
 become columns, which halves all work but the conversions.
 
+The reference is the whole kernel's, `decode_attention_ref`.
+
 Legend: M packed queries of a row (query m // G with head m % G of the KV head's G), H head dim.
 """
 

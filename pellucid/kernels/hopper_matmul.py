@@ -11,6 +11,7 @@ there is room, and W's first steps before the kernel before this one has ended. 
 all multiprocessors, programs share a tile and its inputs; each adds up a share of its rows, in a fixed order.
 How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
 company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision.
+The reference is `small_matmul_ref`.
 
 Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
 

@@ -9,7 +9,7 @@ A program a multiprocessor goes from tile to tile, of 128 or 192 rows and 256 ou
 multiplies 64 rows with all outputs, while steps of x and W are copied by the TMA unit as far ahead as there
 is room, across tiles.  Tiles of a band of rows are computed side by side, block of outputs by block: its rows
 and the weights of the moment stay in the L2 cache.  How a row is summed up depends on nothing but its inputs,
-so it has the same bits in any company and with any tile.
+so it has the same bits in any company and with any tile.  The reference is `silu_mul_ref` of a product.
 
 Energy is what counts: in a long prompt the GPU runs at its power limit, and what a product saves of traffic
 it gains in clocks.  Tiles are therefore as large as the registers allow, and only products of gates leave the

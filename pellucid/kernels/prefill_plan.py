@@ -12,7 +12,8 @@ an item.  The program with an item's first steps, its newest keys, takes what th
 rest.  It has a higher number than they have, and they begin with what they give, so nobody waits for a
 program that has not been started, nor for one that waits itself.
 
-A segment is what one program takes of an item in a row.
+A segment is what one program takes of an item in a row.  A plan is right if every item's steps are in it
+once, and if attention by it is that of `paged_attention_ref`.
 """
 
 from __future__ import annotations
