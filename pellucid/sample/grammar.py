@@ -6,24 +6,57 @@ late, while the forward already runs: all that is done before it is the same wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pellucid.kernels.mask_logits import mask_logits
+from pellucid.sample.grammars.base import ANY_TOKEN
 from pellucid.transfer import upload
 
 # By row of the plan, for each of the row's logits: [n, ceil(V / 32)] int32, bit t % 32 of word t // 32 says
 # whether token t may come (xgrammar's form).
 Masks = Mapping[int, np.ndarray]
-Constrain = Callable[[Tensor], None]  # changes logits [S, this rank's share of V] in place
-ANY_TOKEN = -1  # a word of ones
 
 
-def unconstrained(logits: Tensor) -> None:
+class Constrain(Protocol):
+    """What a step's grammars make of its logits."""
+
+    @property
+    def reads_drafts(self) -> bool:
+        """Does the host read the drafts that this step makes, before the next one verifies them?"""
+        ...
+
+    def __call__(self, logits: Tensor) -> None:
+        """Change [S, this rank's share of V] in place."""
+        ...
+
+
+class Unconstrained:
     """No row has a grammar."""
+
+    reads_drafts = False
+
+    def __call__(self, logits: Tensor) -> None:
+        pass
+
+
+class Masked:
+    """Bits [S, W] are applied.  first: the first token whose logits this rank has."""
+
+    reads_drafts = True
+
+    def __init__(self, bits: Tensor, first: int) -> None:
+        self._bits, self._first = bits, first
+
+    def __call__(self, logits: Tensor) -> None:
+        mask_logits(logits, self._bits, self._first)
+
+
+unconstrained = Unconstrained()
 
 
 class TokenMasks:
@@ -51,4 +84,4 @@ class TokenMasks:
 
     def constrain(self, bits: Tensor) -> Constrain:
         """Apply these bits [S, W]."""
-        return lambda logits: mask_logits(logits, bits, self.first)
+        return Masked(bits, self.first)

@@ -118,8 +118,8 @@ class DeviceStep:
         self.slots.write_drafts(step.rows, newest, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)
-        # A grammar reads drafts before they are verified; its rows go without trees.
-        is_read = constrain is not unconstrained and self.proposer.shape.parents is None
+        # A tree's are read by nobody: rows with a grammar go without.
+        is_read = constrain.reads_drafts and self.proposer.shape.parents is None
         return pack(
             output, drafts.tokens if is_read else drafts.tokens[:, :0], self._score(rows, fwd, hidden), told
         )

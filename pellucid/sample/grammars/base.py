@@ -14,6 +14,8 @@ import numpy as np
 
 from pellucid.registry import Registry
 
+ANY_TOKEN = -1  # a word of a mask in which every token may come
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:

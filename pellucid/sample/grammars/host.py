@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pellucid.sample.grammars.base import (
+    ANY_TOKEN,
     BACKEND,
     GRAMMARS,
     CompiledGrammar,
@@ -29,7 +30,6 @@ from pellucid.sample.grammars.base import (
 if TYPE_CHECKING:
     from pellucid.schedule.scheduler import HostBoundRow
 
-ANY_TOKEN = -1  # a word of ones
 # Of compiled grammars that are kept for the next request with the same text.
 MOST_BYTES = 512 << 20
 MOST_LANGUAGES = 1024
