@@ -1,6 +1,7 @@
 """An engine in a process of its own: orders come in, the one loop runs, updates go out.
 
-What goes over the socket is defined here, for both sides: msgpack, one message a turn of the loop each way.
+What goes over the socket is defined here, for both sides, as msgpack: orders come in lists, what a turn of
+the loop has changed goes out as one `Turn`, and to who watches a `View` beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The blocks of one KV group: free ones, referenced ones, and published ones that nobody references.
 
 A *published* block is found by its digest and may be shared; it is evicted, least recently used first, only
-when no free block is left.  What a step does to a block is O(1).  Knows nothing of sequences or tokens.
+when no free block is left.  To take, hold, drop or publish a block is O(1).  Knows nothing of sequences
+or tokens.
 """
 
 from __future__ import annotations
