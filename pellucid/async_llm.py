@@ -298,15 +298,15 @@ class AsyncLLM:
         return self._front.stats_per_engine
 
     @property
-    def num_unfinished(self) -> int:
+    def num_completions(self) -> int:
         """Completions under way."""
-        return self._front.outputs.num_running
+        return self._front.outputs.num_completions
 
     @property
     def num_waiting(self) -> int:
         """Completions under way that the engine has not begun with, those on their way to it included."""
         num_running = sum(stats.num_running for stats in self.stats_per_engine)
-        return max(0, self.num_unfinished - num_running)
+        return max(0, self.num_completions - num_running)
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens

@@ -208,10 +208,10 @@ class LLMEngine:
 
     def is_finished(self) -> bool:
         """Has every request got its last output, and every step in flight come home?"""
-        return self.outputs.num_unfinished == 0 and not self.engine.has_work
+        return self.outputs.num_requests == 0 and not self.engine.has_work
 
     def has_unfinished_requests(self) -> bool:
-        return self.outputs.num_unfinished > 0
+        return self.outputs.num_requests > 0
 
     # Facts
 

@@ -184,12 +184,12 @@ class OutputProcessor:
         return request_id in self._answers
 
     @property
-    def num_running(self) -> int:
+    def num_completions(self) -> int:
         """Completions that have not ended."""
         return len(self._running)
 
     @property
-    def num_unfinished(self) -> int:
+    def num_requests(self) -> int:
         """Users' requests that have not got their last output."""
         return len(self._answers)
 

@@ -2,7 +2,7 @@
 
 A recording has room for some decodes, one token each and first, and for some chunks of any length behind
 them.  What a step leaves of it is padding, so that it always has the same number of tokens: of the spare
-slot, and written to page 0 alone.  It is replayed in two halves.  The forward serves every step that finds
+slot, and written to block 0 alone.  It is replayed in two halves.  The forward serves every step that finds
 room.  What follows it, sampling and drafts included, samples as many logits as there are rows, and serves
 steps whose rows ask for nothing but a temperature; those of others see the step as it is.
 """

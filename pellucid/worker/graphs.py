@@ -4,7 +4,7 @@ Graphs serve steps whose rows all have the same number of queries, padded to the
 One graph holds the whole of a DeviceStep, for rows that sample with nothing but a temperature: gathering
 inputs from the slots, the forward, sampling, advancing the slots, drafting.  Two more hold its halves: the
 forward, behind which other rows sample kernel by kernel, and what follows it under a grammar's masks.  A
-padding row is the spare slot, with no room for a token; it reads and writes page 0 alone.  Steps with prompt
+padding row is the spare slot, with no room for a token; it reads and writes block 0 alone.  Steps with prompt
 chunks have recordings of another kind (chunks.py).  Whatever is not recorded is launched kernel by kernel.
 """
 

@@ -40,7 +40,7 @@ def run(llm: AsyncLLM) -> Iterator[Callable[[Awaitable[Any]], Any]]:
             result = await asyncio.wait_for(work, 60)
             gc.collect()
             for _ in range(200):
-                if not llm.num_unfinished and not llm.stats.num_running and not llm.stats.kv_usage:
+                if not llm.num_completions and not llm.stats.num_running and not llm.stats.kv_usage:
                     return result
                 await asyncio.sleep(0.05)
             raise AssertionError(f"left behind: {llm.stats}")
@@ -128,7 +128,7 @@ def test_a_slow_reader_gets_larger_pieces(llm: AsyncLLM, run: Any) -> None:
         sampling = GREEDY.clone(max_tokens=60, ignore_eos=True)
         async for output in llm.generate("Once", sampling, kind=OutputKind.DELTA):
             outputs.append(output)
-            while llm.num_unfinished:
+            while llm.num_completions:
                 await asyncio.sleep(0.02)
         return outputs
 

@@ -237,7 +237,7 @@ def test_what_is_no_language_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         llm.generate(PROMPTS, SamplingParams(structured_outputs=wish))
-    assert llm.llm_engine.outputs.num_unfinished == 0
+    assert llm.llm_engine.outputs.num_requests == 0
 
 
 def test_synthetic_acceptance_keeps_to_no_grammar() -> None:

@@ -235,7 +235,7 @@ def test_n_completions_come_in_one_output(byte_level: Tokenizer) -> None:
     assert outputs[2] is not None
     assert [(c.index, c.text) for c in outputs[2].outputs] == [(0, "hello"), (1, "cat"), (2, "two")]
     assert (outputs[2].request_id, outputs[2].finished) == ("r", True)
-    assert (processor.num_unfinished, processor.engine_ids("r")) == (0, [])
+    assert (processor.num_requests, processor.engine_ids("r")) == (0, [])
 
 
 def test_deltas_of_n_completions_show_the_one_that_changed(byte_level: Tokenizer) -> None:
@@ -318,7 +318,7 @@ def test_every_request_ends_in_an_output_when_the_engine_dies(byte_level: Tokeni
     ]
     assert ends[0]["text"] == "hello"
     assert ends[0].outputs[0].finish_reason == "error"
-    assert processor.num_unfinished == 0
+    assert processor.num_requests == 0
 
 
 def test_an_id_that_is_running_is_refused(byte_level: Tokenizer) -> None:
