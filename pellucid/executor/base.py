@@ -14,6 +14,8 @@ from pellucid.registry import Registry
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
+WORKER = "pellucid.worker.worker:Worker"  # which executors load by this name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -39,15 +41,19 @@ class Seat:
     waiting: Callable[[bool], None] = _nothing  # told when it begins and ceases to wait for another stage
 
 
-class Ticket(Protocol):
-    """A plan under way."""
-
-    def provide(self, masks: object) -> None:
-        """Hand in what the plan said would come late (grammar masks)."""
-        ...
+class Pending(Protocol):
+    """A step's result on its way: what a worker hands back for a plan that it has launched."""
 
     def result(self) -> StepResult:
         """Wait for the step and return its result.  Raises RuntimeError naming the worker that failed."""
+        ...
+
+
+class Ticket(Pending, Protocol):
+    """A plan under way; of one that has a grammar, the rest is launched when the masks have come."""
+
+    def provide(self, masks: object) -> None:
+        """Hand in what the plan said would come late (grammar masks)."""
         ...
 
 

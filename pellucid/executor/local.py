@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import cast
 
-from pellucid.executor.base import Capacity
+from pellucid.executor.base import WORKER, Capacity, Pending, Ticket
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
-
-
-class Pending(Protocol):
-    """What a worker hands back for a plan that it has launched."""
-
-    def result(self) -> StepResult: ...
-
-
-class Open(Pending, Protocol):
-    """The same for a plan that has a grammar: the rest of the step is launched when the masks have come."""
-
-    def provide(self, masks: object) -> None: ...
 
 
 class LocalTicket:
@@ -29,7 +17,7 @@ class LocalTicket:
         self._pending = pending
 
     def provide(self, masks: object) -> None:
-        cast(Open, self._pending).provide(masks)
+        cast(Ticket, self._pending).provide(masks)
 
     def result(self) -> StepResult:
         return self._pending.result()
@@ -39,7 +27,7 @@ class LocalExecutor:
     """Runs plans as they come; on a GPU `submit` returns once the step is launched."""
 
     def start(self, resolved: Resolved) -> Capacity:
-        self.worker = load_object("pellucid.worker.worker:Worker")(resolved)
+        self.worker = load_object(WORKER)(resolved)
         return self.worker.start()
 
     def submit(self, plan: StepPlan) -> LocalTicket:

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from pellucid.executor.base import Capacity
+from pellucid.executor.base import WORKER, Capacity
 from pellucid.executor.process import (
-    WORKER,
     Answer,
     Call,
     Failed,

@@ -24,14 +24,13 @@ from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
-from pellucid.executor.base import Capacity, Seat
+from pellucid.executor.base import Capacity, Pending, Seat, Ticket
 from pellucid.executor.ring import ReaderEnd, RingReader
 from pellucid.executor.wire import decode, encode
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
-WORKER = "pellucid.worker.worker:Worker"
 ECHO = "PeerError"  # the name of errors that another rank's end causes
 
 
@@ -127,18 +126,6 @@ class Progress:
         self._numbers[3] += 1
 
 
-class Pending(Protocol):
-    """What a worker hands back for a plan that it has launched."""
-
-    def result(self) -> StepResult: ...
-
-
-class Open(Pending, Protocol):
-    """The same for a plan that has a grammar: the rest of the step is launched when the masks have come."""
-
-    def provide(self, masks: object) -> None: ...
-
-
 class Worker(Protocol):
     """What a process asks of its worker."""
 
@@ -223,14 +210,14 @@ class Desk:
     def serve(self, worker: Worker, inbox: RingReader) -> None:
         """Run plans in the order in which they come, until told to stop."""
         threading.Thread(target=self._report, daemon=True).start()
-        waiting: Open | None = None
+        waiting: Ticket | None = None
         while True:
             match decode(inbox.read()):
                 case StepPlan() as plan:
                     self._progress.begin(plan.id)
                     pending = worker.execute(plan)
                     if plan.has_grammar:
-                        waiting = cast(Open, pending)
+                        waiting = cast(Ticket, pending)
                     else:
                         self._launched(pending, worker)
                 case Late(masks):

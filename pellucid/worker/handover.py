@@ -18,12 +18,13 @@ from torch import Tensor
 
 from pellucid.dist.collectives import Channel, Channels, Message
 from pellucid.dist.mesh import Stage
+from pellucid.executor.base import Pending
 from pellucid.layers.stage import Inlet
 from pellucid.spec.base import DraftShape
 from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
 from pellucid.worker.inputs import InputBuilder, StepCounts
-from pellucid.worker.results import EmptyResult, Packed, Pending, Reader
+from pellucid.worker.results import EmptyResult, Packed, Reader
 
 # What launching a step yields: where it samples Packed, before that a residual stream [T, D].
 Y_contra = TypeVar("Y_contra", contravariant=True)

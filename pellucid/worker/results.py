@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.executor.base import Pending
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
 from pellucid.schedule.plan import StepResult, ints
@@ -50,12 +51,6 @@ def pack(
         has_scores=scores is not None,
         feedback=feedback,
     )
-
-
-class Pending(Protocol):
-    """A result on its way to the host."""
-
-    def result(self) -> StepResult: ...
 
 
 class EmptyResult:

@@ -9,13 +9,14 @@ from typing import Generic, TypeVar
 
 import torch
 
+from pellucid.executor.base import Pending
 from pellucid.sample.grammar import Masks
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.graphs import Launcher
 from pellucid.worker.handover import Handover
 from pellucid.worker.inputs import InputBuilder, StepCounts
-from pellucid.worker.results import EmptyResult, Pending
+from pellucid.worker.results import EmptyResult
 from pellucid.worker.slots import Slots
 
 Y = TypeVar("Y")

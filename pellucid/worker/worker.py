@@ -19,7 +19,7 @@ from torch import nn
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
-from pellucid.executor.base import Capacity, Seat
+from pellucid.executor.base import Capacity, Pending, Seat
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
@@ -54,7 +54,7 @@ from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.profiler import DeviceProfiler, Span
 from pellucid.worker.rehearsal import largest_step, rehearsals
-from pellucid.worker.results import NoReader, Pending, ResultReader
+from pellucid.worker.results import NoReader, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 

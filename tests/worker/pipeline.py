@@ -15,11 +15,10 @@ from torch import Tensor
 
 from pellucid.dist.collectives import ALONE, Channels, Links
 from pellucid.dist.mesh import Mesh
-from pellucid.executor.base import EXECUTORS, Capacity, Seat
+from pellucid.executor.base import EXECUTORS, Capacity, Pending, Seat
 from pellucid.executor.local import LocalTicket
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
-from pellucid.worker.results import Pending
 from pellucid.worker.worker import Worker
 
 Mail = dict[tuple[int, int], deque[Tensor]]  # (from, to): messages in their order
