@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput
+from pellucid.kernels.paged_attention import MAX_SHORT_QUERY
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from pellucid.transfer import upload
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
-MAX_SHORT_QUERY = 8  # queries of a row that the split-KV kernel takes
 
 
 def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:

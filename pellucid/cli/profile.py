@@ -160,8 +160,7 @@ class NotedTicket:
 
 def facts_of(plan: StepPlan) -> Facts:
     """What a step is, in numbers."""
-    num_tokens = sum(row.num_query for row in plan.rows)
-    return {"plan": plan.id, "rows": len(plan.rows), "tokens": num_tokens}
+    return {"plan": plan.id, "rows": len(plan.rows), "tokens": plan.num_tokens}
 
 
 def profile_run(llm: LLM, workload: Workload, temperature: float) -> Profile:

@@ -34,6 +34,7 @@ from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, page
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
+    MAX_SHORT_QUERY,
     PagedRows,
     check_operands,
     paged_attention_ref,
@@ -42,7 +43,6 @@ from pellucid.kernels.paged_attention import (
 )
 
 Value = TypeVar("Value")
-MAX_QUERY = 8  # queries a row
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
 COLUMNS = 8  # queries a tile, if they are columns
 ROWS_AT_ONCE = 128  # whose lengths are looked at together
@@ -158,7 +158,7 @@ def decode_attention(
     and values / v_scale, in FP8 (e4m3) or in q's dtype.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
-    assert 1 <= rows.max_query <= MAX_QUERY, f"{rows.max_query} queries a row, at most {MAX_QUERY}"
+    assert 1 <= rows.max_query <= MAX_SHORT_QUERY, f"{rows.max_query} queries a row"
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
     if rows.num_rows == 0:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
+MAX_SHORT_QUERY = 8  # queries of a row that the split-KV kernel takes
 SHARED_MEMORY = 160 * 1024  # bytes that tiles are made for: an A100 has as many, GPUs for graphics 99 KiB
 
 

@@ -21,6 +21,7 @@ SHAPE = "shape:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("*.safetensors",)
 DTYPES = ("bfloat16", "float16", "float32")  # torch's names
+ANY_HEAD_DIM = 2  # how far positions reach does not depend on it
 OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
 
 
@@ -142,12 +143,12 @@ class Checkpoint:
     @property
     def max_position_embeddings(self) -> int:
         """Tokens that the model was made for: config.json's number, or what yarn stretches it to."""
-        return rope_config(Fields(self.config), head_dim=2).reach
+        return rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).reach
 
     @property
     def max_stretched_len(self) -> int:
         """Most tokens that the model's rotary embedding can be stretched to."""
-        return rope_config(Fields(self.config), head_dim=2).stretched
+        return rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).stretched
 
 
 def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint | None:
