@@ -6,6 +6,7 @@ of those who discover them, not written here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -157,6 +158,9 @@ def _check_supported(user: EngineConfig) -> None:
     num_blocks = user.cache.num_gpu_blocks_override
     if num_blocks not in (None, -1) and num_blocks < 1:
         raise ValueError(f"num_gpu_blocks_override is {num_blocks}, must be at least 1 (or -1 to measure)")
+    cpu_gib = user.cache.cpu_kv_cache_gib
+    if cpu_gib is not None and not 0 < cpu_gib < math.inf:
+        raise ValueError(f"cpu_kv_cache_gib is {cpu_gib}, must be above 0 (GiB)")
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
 

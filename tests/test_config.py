@@ -81,6 +81,8 @@ def test_ranks_share_the_cores() -> None:
         ("max_num_batched_tokens", 1, "max_num_batched_tokens is 1, must be at least 2"),
         ("num_gpu_blocks_override", 0, r"num_gpu_blocks_override is 0, must be at least 1 \(or -1"),
         ("num_kvcache_blocks", -7, "num_gpu_blocks_override is -7, must be at least 1"),
+        ("cpu_kv_cache_gib", float("nan"), r"cpu_kv_cache_gib is nan, must be above 0 \(GiB\)"),
+        ("cpu_kv_cache_gib", -1, "cpu_kv_cache_gib is -1, must be above 0"),
     ],
 )
 def test_a_number_too_small_is_refused_before_anything_starts(name: str, value: int, words: str) -> None:

@@ -132,7 +132,12 @@ def entries(value: object) -> Entries:
 
 
 def names(value: object) -> tuple[str, ...]:
-    return tuple(str(name) for name in value) if isinstance(value, list) else ()
+    """Names of layers or kinds of them, none if they are missing.  Raises ValueError if it is no list."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ValueError(f"quantization_config in config.json holds {value!r} where a list must stand")
+    return tuple(map(str, value))
 
 
 def refusal(found: str, wanted: str) -> ValueError:

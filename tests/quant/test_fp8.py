@@ -386,6 +386,7 @@ def test_the_config_chooses_the_scheme() -> None:
         (compressed() | {"format": "pack-quantized"}, "format 'pack-quantized'"),
         (compressed() | {"config_groups": {}}, "no config_groups"),
         (compressed() | {"config_groups": 3}, "holds 3 where an object must stand"),
+        (compressed() | {"ignore": "lm_head"}, "holds 'lm_head' where a list must stand"),
         (
             compressed() | {"config_groups": {"a": {"weights": {"type": "int", "num_bits": 8}}}},
             "weights of type 'int' with 8 bits",
