@@ -161,7 +161,9 @@ def compiled(  # noqa: ANN201
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
-        if signature[n] not in ("constexpr", "fp32") and not signature[n].startswith("tensordesc")
+        if signature[n] not in ("constexpr", "fp32")
+        and not signature[n].startswith("tensordesc")
+        and not kernel.params[i].do_not_specialize
     }
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(
