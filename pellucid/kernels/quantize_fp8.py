@@ -25,9 +25,9 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
-INVERSE_MAX = tl.constexpr(1 / FP8_MAX.value)  # multiplied with: torch divides by a number in two ways
-SMALLEST = tl.constexpr(1e-12)  # of the largest element: a group of zeros has a scale, too
+FP8_MAX = torch.finfo(FP8).max
+INVERSE_MAX = 1 / FP8_MAX  # multiplied with: torch divides by a number in two ways
+SMALLEST = 1e-12  # of the largest element: a group of zeros has a scale, too
 MAX_PARTS = 8  # of a row, each of a power of two of features
 ELEMENTS_PER_THREAD = 16  # of a row: two loads of 16 bytes
 
@@ -103,10 +103,10 @@ def quantize_fp8_ref(x: Tensor, group: int, static: Tensor | None = None) -> tup
     num_groups = -(-num_features // group)
     wide = F.pad(x.float(), (0, num_groups * group - num_features)).view(num_tokens, num_groups, group)
     if static is None:
-        scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST.value) * INVERSE_MAX.value
+        scale = wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST) * INVERSE_MAX
     else:
         scale = static.view(1, 1, 1).expand(num_tokens, num_groups, 1)
-    rounded = (wide * scale.reciprocal()).clamp(-FP8_MAX.value, FP8_MAX.value).to(FP8)
+    rounded = (wide * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return rounded.view(num_tokens, num_groups * group)[:, :num_features], scale.squeeze(-1)
 
 
@@ -156,7 +156,7 @@ def quantize_fp8_kernel(
 @triton.jit
 def fp8_scale(largest):
     """The scale of numbers, float32, of which `largest` is the largest magnitude."""
-    return tl.maximum(largest, SMALLEST) * INVERSE_MAX
+    return tl.maximum(largest, 1e-12) * (1 / 448)
 
 
 @triton.jit
@@ -168,4 +168,4 @@ def inverse_of(scale):
 @triton.jit
 def to_fp8(x, inverse, TYPE: tl.constexpr):
     """x, float32, over its scale, in FP8.  inverse: of the scale, as wide as x."""
-    return tl.minimum(tl.maximum(x * inverse, -FP8_MAX), FP8_MAX).to(TYPE)
+    return tl.minimum(tl.maximum(x * inverse, -448.0), 448.0).to(TYPE)
