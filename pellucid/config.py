@@ -317,7 +317,8 @@ def _are_rates(rates: object, num: int) -> bool:
     return all(0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False))
 
 
-# What annotations mean, and in words; numpy's numbers are such, too.  Others are checked where they are read.
+# What annotations mean, and in words; numpy's numbers are such, its flags are not.  Others are checked where
+# they are read.
 KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "a text"),
     "bool": (bool, "True or False"),

@@ -174,7 +174,7 @@ class LLM:
         try:
             for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
                 ids.append(
-                    self.llm_engine.queue(prompt, sampling, priority=level, kind=OutputKind.FINAL_ONLY)
+                    self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY)
                 )
         except BaseException:
             for request_id in ids:

@@ -38,8 +38,12 @@ class LLMEngine:
         started = started or start_client(config)
         self.engine: EngineClient = started.engine
         self.resolved, self.capacity = started.resolved, started.capacity
+        checkpoint, follows = self.resolved.checkpoint, config.model.generation_config != "none"
+        folder = checkpoint.tokenizer_path
         try:
-            self._read_checkpoint(config)
+            self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
+            self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
+            self._recommended = recommended(checkpoint.generation_config) if follows else {}
         except BaseException:
             self.engine.shutdown()
             raise
@@ -236,13 +240,6 @@ class LLMEngine:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
 
-    def _read_checkpoint(self, config: EngineConfig) -> None:
-        folder = self.resolved.checkpoint.tokenizer_path
-        self.tokenizer: Tokenizer | None = None if folder is None else Tokenizer.load(folder)
-        self.eos_token_ids = eos_token_ids(self.resolved, self.tokenizer)
-        follows = config.model.generation_config != "none"
-        self._recommended = recommended(self.resolved.checkpoint.generation_config) if follows else {}
-
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, Integral):
             raise ValueError(f"priority is {priority!r}, must be an integer")
@@ -269,6 +266,11 @@ class LLMEngine:
             return GrammarSpec(wish.kind, wish.text)
         start, end = wish.thinking
         thinking = None if start is None else self._token_id(start), self._token_id(end)
+        allowed = sampling.allowed_token_ids
+        if allowed is not None and thinking[1] not in allowed and thinking[0] in (None, *allowed):
+            raise ValueError(
+                f"allowed_token_ids is without {end!r}, behind which the structured output begins"
+            )
         return GrammarSpec(wish.kind, wish.text, thinking)
 
     def _token_id(self, text: str) -> int:

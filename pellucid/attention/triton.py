@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
+MAX_SMALL_HEAD_DIM = 128  # where a program has at most 99 KiB of shared memory: on these capabilities
+LITTLE_SHARED_MEMORY = ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
 
 
 def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -74,8 +76,9 @@ class TritonAttention:
             return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
-        if spec.head_dim > MAX_HEAD_DIM:
-            return f"head dim {spec.head_dim} is over {MAX_HEAD_DIM}"
+        most = MAX_SMALL_HEAD_DIM if platform.capability in LITTLE_SHARED_MEMORY else MAX_HEAD_DIM
+        if spec.head_dim > most:
+            return f"head dim {spec.head_dim} is over {most}, the most that this GPU's shared memory is for"
         if spec.block_size % 16:
             return f"block size {spec.block_size} is no multiple of 16"
         if spec.sink:

@@ -63,7 +63,8 @@ def rule(title: str) -> None:
 class AnswerStream:
     """Writes an answer as it grows, its thinking dimmed between its tags, also if the prompt has the first.
 
-    A tail that may be the beginning of a tag waits until more text (or the end) decides what it is.
+    The end tag comes with what follows it.  A tail that may be the beginning of a tag waits until more text
+    (or the end) decides what it is.
     """
 
     def __init__(self) -> None:

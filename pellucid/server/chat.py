@@ -87,15 +87,22 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
             sampling.structured_outputs = wish
     await check_wish(body, sampling, server)
     mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
-    setting = _parser_setting(body, use, prompt, is_constrained=wish is not None)
+    # What a structural tag leaves free is text as any other.
+    is_constrained = wish is not None and wish.structural_tag is None
+    setting = _parser_setting(body, use, prompt, is_constrained=is_constrained)
     make_parser = partial(server.parsers.make, setting)
     count_calls = partial(server.metrics.parsed, is_streamed=bool(body.stream)) if use.tools else None
     return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
 
-def tool_use(body: TemplateRequest, server: Server) -> ToolUse:
+def tools_of(body: TemplateRequest) -> ToolUse:
+    """The tools that the prompt tells of, whether or not this server finds their calls."""
+    return ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
+
+
+def tool_use(body: ChatRequest, server: Server) -> ToolUse:
     """The tools that the answer may call.  Raises ValueError if it cannot."""
-    use = ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
+    use = tools_of(body)
     use.check_parser(server.parsers.tools, is_auto_enabled=server.options.enable_auto_tool_choice)
     return use
 
@@ -120,7 +127,7 @@ async def render(body: ChatRequest | TokenizeRequest, server: Server) -> str:
     """The prompt as text, however long.  Raises ValueError for what the template refuses."""
     return await server.llm.render_chat(
         body.messages or (),
-        tools=tool_use(body, server).tools or None,
+        tools=tools_of(body).tools or None,
         chat_template=server.chat_template,
         chat_template_kwargs=body.template_options,
         add_generation_prompt=body.adds_generation_prompt,

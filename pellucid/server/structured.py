@@ -10,7 +10,6 @@ from typing import cast
 from pellucid.server.context import Server
 from pellucid.server.errors import ApiError
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
-from pellucid.server.protocol.unserved import OLDER
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams, StructuredOutputsParams
 
@@ -24,11 +23,6 @@ def wish_of(
 
     Raises ValueError, beginning with the field's name, for what cannot be understood, or is said twice.
     """
-    for name in body.model_extra or {}:
-        if name.startswith(OLDER):
-            raise ValueError(
-                f"{name} is no longer known; say structured_outputs, with one of {', '.join(NAMES)}"
-            )
     wishes = {
         "response_format": _from_format(body.response_format),
         "structured_outputs": _from_fields(body.structured_outputs),

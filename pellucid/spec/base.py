@@ -143,7 +143,7 @@ class NullProposer:
         return Drafts(sampled.tokens[:, :0])
 
 
-def check_served(proposer: Proposer, method: str, *, prefix_caching: bool) -> None:
+def check_needs(proposer: Proposer, method: str, *, prefix_caching: bool) -> None:
     """Raise ValueError for what nobody gives a proposer yet: it would read nothing, or KV with holes."""
     if proposer.needs.taps:
         raise ValueError(

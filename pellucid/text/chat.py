@@ -7,6 +7,7 @@ Text only; knows nothing about token ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -89,7 +90,7 @@ def render(
     if not messages:
         raise ValueError("messages is empty; a chat needs at least one message")
     plain = [_plain_message(i, message) for i, message in enumerate(messages)]
-    if DEVELOPER not in template:
+    if not re.search(f"""['"]{DEVELOPER}['"]""", template):
         _rename_developers(plain)
     if continue_final_message:
         _mark_final_message(plain)

@@ -34,7 +34,7 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
-from pellucid.spec.base import DraftShape, Proposer, check_served
+from pellucid.spec.base import DraftShape, Proposer, check_needs
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
@@ -141,7 +141,7 @@ class Worker:
         resolved, shop = self.resolved, Workshop(self.resolved, self.device, self.links)
         method = resolved.speculative.method
         proposer = PROPOSERS.load(method).of(resolved.speculative)
-        check_served(proposer, method, prefix_caching=resolved.user.cache.enable_prefix_caching)
+        check_needs(proposer, method, prefix_caching=resolved.user.cache.enable_prefix_caching)
         target = shop.build_target(tree_depth=proposer.shape.tree_depth)
         state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))

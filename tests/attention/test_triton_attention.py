@@ -201,6 +201,13 @@ def test_an_fp8_cache_needs_a_gpu_that_knows_fp8() -> None:
     assert isinstance(choose_backend(None, asked, ampere), TorchAttention)
 
 
+def test_large_heads_are_refused_where_there_is_little_shared_memory() -> None:
+    large, l4 = replace(spec(), head_dim=256), replace(GPU, capability=(8, 9))
+    assert TritonAttention.supports(large, GPU) is None
+    assert TritonAttention.supports(replace(spec(), head_dim=128), l4) is None
+    assert "is over 128, the most" in str(TritonAttention.supports(large, l4))
+
+
 def test_a_cpu_is_refused_unless_the_interpreter_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert TritonAttention.supports(spec(), CPU) is None

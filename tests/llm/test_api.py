@@ -87,7 +87,7 @@ def test_a_priority_that_nobody_looks_at_is_warned_of_once(
 ) -> None:
     with pytest.raises(ValueError, match=r"^priority is 'high', must be an integer"):
         llm.generate(["fox"], GREEDY, use_tqdm=False, priority=["high"])  # type: ignore[list-item]
-    (expected, _) = llm.generate(["fox", "dog"], GREEDY, use_tqdm=False, priority=[0, 1])
+    (expected, _) = llm.generate(["fox", "dog"], GREEDY, use_tqdm=False, priority=[None, 1])  # type: ignore[list-item]
     llm.generate(["dog"], GREEDY, use_tqdm=False, priority=[2])
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "pellucid.llm_engine")
     assert warning.startswith("a request has priority 1, ")

@@ -206,6 +206,14 @@ def test_thinking_is_free_and_the_answer_is_not(llm: LLM, opens: bool) -> None:
         assert all("</think>" in text for text in whole)
 
 
+def test_thinking_that_may_not_end_is_refused(llm: LLM) -> None:
+    allowed, end = llm.get_tokenizer().encode("no", add_special_tokens=False), "</think>"
+    wish = StructuredOutputsParams(choice=["yes", "no"], thinking=(None, end))
+    params = SamplingParams(max_tokens=4, allowed_token_ids=allowed, structured_outputs=wish)
+    with pytest.raises(ValueError, match="allowed_token_ids is without '</think>'"):
+        llm.generate("a", params, use_tqdm=False)
+
+
 def test_a_text_that_would_end_in_its_thinking_goes_on_to_its_answer(llm: LLM) -> None:
     ids = {word: llm.get_tokenizer().token_to_id(word) for word in ("<|im_end|>", "</think>")}
     params = SamplingParams(

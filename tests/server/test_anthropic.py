@@ -79,7 +79,10 @@ def test_what_claude_code_says_to_anthropics_accounts_is_no_part_of_the_prompt(
     assert count(system=[billing]) == count()
 
 
-def test_what_is_obeyed_or_refused_is_not_said_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_obeyed_or_refused_is_not_said_to_be_ignored(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pellucid.server.protocol.openai._ignored", set())
     wish = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     CountRequest.model_validate({"messages": PARIS, "output_config": wish})
     MessagesRequest.model_validate({"messages": PARIS, "output_config": wish, "max_tokens": 1})

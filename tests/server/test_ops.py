@@ -15,6 +15,7 @@ import pytest
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
 from pellucid.server.metrics import Metrics
+from pellucid.server.protocol.openai import ChatRequest, TokenizeRequest
 from pellucid.types import FinishReason, SeqUpdate
 from tests.schedule.device import make_request
 from tests.server.conftest import Running, eventually
@@ -84,7 +85,6 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "", "para
         {"add_generation_prompt": None},
         {"add_generation_prompt": False},
         {"continue_final_message": True},
-        {"documents": [{"text": "a"}]},
         {"tools": [TOOL]},
         {"tools": [TOOL], "tool_choice": "none"},
     ],
@@ -263,3 +263,10 @@ def test_the_longest_of_several_answers_is_told(server: Running, client: openai.
     extra = {"ignore_eos": True}
     client.completions.create(model="sprout", prompt=["a", "b"], n=3, max_tokens=7, extra_body=extra)
     assert [server.metric(f"{name}_{part}") for part in ("count", "sum")] == [before[0] + 2, before[1] + 14]
+
+
+def test_a_count_and_a_chat_tell_the_template_the_same() -> None:
+    said = {"messages": [{"role": "user", "content": "Hi"}], "documents": [{"text": "a"}]}
+    options = {"enable_thinking": False, "documents": said["documents"], "reasoning_effort": "none"}
+    for form in (ChatRequest, TokenizeRequest):
+        assert form(**said, reasoning_effort="none").template_options == options  # type: ignore[arg-type]

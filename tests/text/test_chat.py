@@ -165,6 +165,8 @@ def test_developers_are_the_system_to_templates_that_do_not_know_them() -> None:
         assert render(template, [developer, USER], chat_template_kwargs=SPECIAL) == want
     knowing = "{% if messages[0].role == 'developer' %}{{ messages[0].content }}{% endif %}"
     assert render(knowing, [developer, USER]) == SYSTEM["content"]
+    helping = "You help developers. {% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+    assert render(helping, [developer, USER]).endswith(str(SYSTEM["content"]))
     assert developer["role"] == "developer", "the caller's message was changed"
 
 

@@ -56,7 +56,7 @@ class ParserSetting:
     tools: Sequence[Mapping[str, object]] = ()  # as the request has them; empty if none may be called
     tool_choice: str = "none"  # auto, none, required, or the name of a function
     is_parallel: bool = True  # may one answer have several calls?
-    is_constrained: bool = False  # is the answer held to a language?
+    is_constrained: bool = False  # is all of the answer held to a language?
 
 
 class Parser(Protocol):

@@ -28,7 +28,7 @@ UNSERVED = {  # and what to do instead
     "use_beam_search": "tokens are sampled; temperature 0 takes the most likely ones",
     "web_search_options": "this server calls no other",
 }
-OLDER = "guided_"  # what the names of structured_outputs in vLLM began with: refused, too
+OLDER = "guided_"  # what the names of structured_outputs in vLLM began with
 HARMLESS: dict[str, object] = {"function_call": "none", "modalities": ["text"]}
 
 
@@ -38,8 +38,9 @@ def check_served(extra: Mapping[str, object], *, n: int = 1) -> None:
     extra: fields that the request's model does not have; None, False and what is empty ask for nothing.
     """
     for name, value in extra.items():
-        if name in UNSERVED and not _is_harmless(name, value, n):
-            raise ValueError(f"{name} is not supported: {UNSERVED[name]}")
+        instead = STRUCTURED if name.startswith(OLDER) else UNSERVED.get(name)
+        if instead is not None and not _is_harmless(name, value, n):
+            raise ValueError(f"{name} is not supported: {instead}")
 
 
 def _is_harmless(name: str, value: object, n: int) -> bool:
