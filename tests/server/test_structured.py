@@ -111,6 +111,7 @@ def test_calls_are_forced(server: Running, choice: object) -> None:
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs", "must be a list"),
         ({"structured_outputs": {"regex": "a"}, "response_format": FORMAT}, None, "leave one out"),
         ({"guided_json": SCHEMA}, None, "guided_json is not supported: say structured_outputs"),
+        ({"guided_json": {}}, None, "guided_json is not supported: say structured_outputs"),
     ],
 )
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])

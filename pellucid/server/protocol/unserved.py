@@ -38,9 +38,10 @@ def check_served(extra: Mapping[str, object], *, n: int = 1) -> None:
     extra: fields that the request's model does not have; None, False and what is empty ask for nothing.
     """
     for name, value in extra.items():
-        instead = STRUCTURED if name.startswith(OLDER) else UNSERVED.get(name)
-        if instead is not None and not _is_harmless(name, value, n):
-            raise ValueError(f"{name} is not supported: {instead}")
+        if name.startswith(OLDER) and value is not None:  # an empty schema is one of anything
+            raise ValueError(f"{name} is not supported: {STRUCTURED}")
+        if name in UNSERVED and not _is_harmless(name, value, n):
+            raise ValueError(f"{name} is not supported: {UNSERVED[name]}")
 
 
 def _is_harmless(name: str, value: object, n: int) -> bool:
