@@ -20,6 +20,7 @@ class Platform:
     num_cores: int  # physical cores this process could use when it began
     capability: tuple[int, int] | None = None  # of a CUDA device
     num_sms: int = 0
+    shared_memory: int | None = None  # most of a CUDA program; ROCm does not say
 
 
 def _physical_cores() -> list[set[int]]:
@@ -100,6 +101,7 @@ def detect(device: str = "auto", gpu: int | None = None) -> Platform:
             num_cores=NUM_CORES,
             capability=(properties.major, properties.minor),
             num_sms=properties.multi_processor_count,
+            shared_memory=getattr(properties, "shared_memory_per_block_optin", None),
         )
     total, available = cpu_memory()
     return Platform(device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=NUM_CORES)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput
-from pellucid.kernels.paged_attention import MAX_SHORT_QUERY
+from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from pellucid.transfer import upload
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
-MAX_SMALL_HEAD_DIM = 128  # where a program has at most 99 KiB of shared memory: on these capabilities
-LITTLE_SHARED_MEMORY = ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
+MAX_SMALL_HEAD_DIM = 128  # where a program has less shared memory than the kernels are made for
 
 
 def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -76,7 +75,8 @@ class TritonAttention:
             return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
-        most = MAX_SMALL_HEAD_DIM if platform.capability in LITTLE_SHARED_MEMORY else MAX_HEAD_DIM
+        has_room = platform.shared_memory is None or platform.shared_memory >= SHARED_MEMORY
+        most = MAX_HEAD_DIM if has_room else MAX_SMALL_HEAD_DIM
         if spec.head_dim > most:
             return f"head dim {spec.head_dim} is over {most}, the most that this GPU's shared memory is for"
         if spec.block_size % 16:

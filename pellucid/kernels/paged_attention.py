@@ -60,7 +60,8 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of it that a program may plan for."""
     if device.type != "cuda":
         return SHARED_MEMORY
-    return min(SHARED_MEMORY, torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)  # for ROCm they do not say
+    return min(SHARED_MEMORY, getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY))
 
 
 def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:

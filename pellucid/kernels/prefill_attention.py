@@ -71,7 +71,7 @@ def keys_per_tile(block_size: int, dtype: torch.dtype) -> int:
 
 
 def stages_for(tile_bytes: int, query_bytes: int, room: int) -> int:
-    """Stages of the loop over tiles, such that these and the queries fit in `room` bytes of shared memory.
+    """Stages of the loop over tiles, at least 1: as fit beside the queries in `room` bytes of shared memory.
 
     tile_bytes: of keys and values together.
     """
