@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 33 to 512.
+"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 2 to 512.
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
 of its rows for each group of four warps; one warp copies steps of W and x by the TMA unit, as far ahead as
@@ -76,7 +76,7 @@ def hopper_matmul(
     assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)
     assert out.is_contiguous() and weight.is_contiguous()
-    assert tile.splits in (1, 2, 4, 8), tile
+    assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
-from pellucid.kernels.hopper_prefill import num_multiprocessors
+from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
 from pellucid.kernels.quantize_fp8 import Rounded, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
@@ -96,5 +96,7 @@ def choices_for(weight: Tensor) -> Choices:
     """What is known to be fast for this weight [N, K] on its GPU."""
     num_out, num_in = weight.shape
     name, room = torch.cuda.get_device_name(weight.device), num_multiprocessors(weight.device)
-    chosen = choose(num_out, num_in, bits=8 * weight.itemsize, device_name=name)
+    chosen = choose(
+        num_out, num_in, bits=8 * weight.itemsize, device_name=name, is_hopper=is_hopper(weight.device)
+    )
     return {rows: fitted(tile, rows, num_out, room) for rows, tile in chosen.items()}

@@ -404,6 +404,9 @@ def compile_hopper_matmul() -> None:
     """Every number of groups of warps, with the most rows that each takes; whole, split and gated."""
     lines, step = LINES.value, LINE_BYTES.value // DTYPE.itemsize
     for groups, rows, stages, splits, act in (
+        (1, 16, 20, 2, None),
+        (2, 32, 11, 4, None),
+        (3, 16, 8, 1, "silu"),
         (1, 64, 8, 4, None),
         (1, 128, 8, 2, None),
         (2, 128, 6, 1, "silu"),

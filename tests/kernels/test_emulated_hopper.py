@@ -133,6 +133,9 @@ def test_gated_products_of_prompts_match(tile: Persistent, act: str, shape: tupl
 
 
 TILES = [
+    Wgmma(64, 16, 1, 11),
+    Wgmma(64, 16, 2, 20),
+    Wgmma(128, 32, 4, 11),
     Wgmma(64, 64, 1, 8),
     Wgmma(64, 64, 4, 8),
     Wgmma(64, 128, 4, 8),

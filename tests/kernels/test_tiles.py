@@ -121,8 +121,8 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
             for num_rows, tile in choices.items():
                 assert 1 <= num_rows <= MOST_ROWS.get(type(tile), num_rows)
                 if isinstance(tile, Wgmma):
-                    assert tile.block_n in (64, 128, 192) and tile.rows in (64, 128, 256), (path, tile)
-                    assert tile.splits in (1, 2, 4, 8), (path, tile)
+                    assert tile.block_n in (64, 128, 192) and tile.rows in (16, 32, 64, 128, 256), (path, tile)
+                    assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, (path, tile)
                     assert tile.stages * 64 % tile.rows == 0, (path, tile)
                 elif isinstance(tile, Persistent):
                     assert tile.rows in (128, 192) and tile.band > 0, (path, tile)
@@ -138,3 +138,21 @@ def test_the_rule_of_thumb_stays_within_the_kernels_limits(num_out: int, num_in:
         assert num_rows <= MOST_ROWS.get(type(tile), num_rows)
         if tile and not isinstance(tile, Persistent):
             assert isinstance(tile, (Gemv, SplitK)) and tile.block_k < 2 * num_in
+
+
+SHAPES = [(1024, 3072), (6144, 1024), (24_576, 4096), (151_936, 1024), (80, 96), (4096, 12_288), (64, 8)]
+
+
+@pytest.mark.parametrize("num_out,num_in", SHAPES)
+def test_on_hopper_few_rows_have_a_ring_that_fits(num_out: int, num_in: int) -> None:
+    ruled = tiles.rule_of_thumb(num_out, num_in, 16, is_hopper=True)
+    assert not any(isinstance(tile, SplitK) for tile in ruled.values())
+    for num_rows in (2, 16, 17, 32, 33, 64):
+        tile = ByRows(ruled)(num_rows)
+        assert isinstance(tile, Wgmma) and num_rows <= tile.rows, (num_rows, tile)
+        assert tile == fitted(tile, num_rows, num_out, 132), tile
+        assert 8 * tile.splits <= tile.rows and tile.stages * 64 % tile.rows == 0, tile
+        assert tile.splits <= -(-num_in // 64), tile  # each has a step
+        assert 128 * tile.stages * (tile.block_n + tile.rows) <= 220 << 10, tile
+    for shape in ((num_out + 8, num_in), (num_out, num_in + 4)):  # what it cannot multiply
+        assert isinstance(tiles.rule_of_thumb(*shape, 16, is_hopper=True)[32], SplitK)
