@@ -94,6 +94,7 @@ class CallFrame:
     begin: str  # with NAME where the function's name is, a JSON string
     end: str
     separator: str  # between calls
+    trigger: str | None  # the beginning of `begin` that no other text has; None: a text is calls or has none
 
 
 class ReasoningParserFactory(Protocol):
