@@ -164,7 +164,7 @@ def _parser_setting(
         prompt=prompt.text or "",
         continued=last if isinstance(last, str) else "",
         tools=use.tools,
-        tool_choice=use.choice,
+        is_forced=use.is_forced,
         is_parallel=use.is_parallel,
         is_constrained=is_constrained,
     )

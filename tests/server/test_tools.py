@@ -101,6 +101,19 @@ def test_a_call_may_be_demanded(client: openai.OpenAI, choice: Any) -> None:
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("num_tokens", [1, 4, 10])
+def test_a_demanded_call_that_was_cut_off_leaves_no_markup(
+    client: openai.OpenAI, choice: Any, num_tokens: int
+) -> None:
+    options = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": num_tokens}
+    whole = chat(client, **options).choices[0]
+    assert (whole.message.content, whole.message.tool_calls, whole.finish_reason) == ("", None, "length")
+    chunks = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
+    assert not any(chunk.delta.content or chunk.delta.tool_calls for chunk in chunks)
+    assert chunks[-1].finish_reason == "length"
+
+
 def test_tools_may_be_forbidden(client: openai.OpenAI) -> None:
     answer = chat(client, tools=[WEATHER], tool_choice="none").choices[0]
     assert answer.message.tool_calls is None and answer.finish_reason == "stop"
