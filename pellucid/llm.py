@@ -6,7 +6,7 @@ import gc
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import FrameType, TracebackType
@@ -177,10 +177,16 @@ class LLM:
                     self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY)
                 )
         except BaseException:
-            for request_id in ids:
-                self.llm_engine.abort(request_id)
+            self._abort_all(ids)
             raise
         return ids
+
+    def _abort_all(self, ids: Collection[str]) -> None:
+        """Abort requests, and step until their ends have come."""
+        for request_id in ids:
+            self.llm_engine.abort(request_id)
+        while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in ids):
+            self._step()
 
     def _outputs(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
         """Step until these requests are finished, yielding their outputs; others' wait for their own reader.
@@ -200,10 +206,7 @@ class LLM:
                 if unfinished:
                     self._step()
         finally:
-            for request_id in unfinished:
-                self.llm_engine.abort(request_id)
-            while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in unfinished):
-                self._step()
+            self._abort_all(unfinished)
             for request_id in ids:
                 del self._readers[request_id]
 

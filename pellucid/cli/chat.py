@@ -126,7 +126,7 @@ def final_answer(output: RequestOutput) -> str:
     """What was said after the thinking: chat templates leave out the thinking of earlier turns anyway."""
     from pellucid.server.parsers.whole import split_thinking
 
-    return split_thinking(output.outputs[0].text)[1]
+    return split_thinking(output.outputs[0].text, output.prompt)[1]
 
 
 def _read_line() -> str | None:

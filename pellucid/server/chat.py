@@ -39,7 +39,7 @@ from pellucid.server.protocol.unserved import UNSERVED, check_served
 from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, thinking_in, wish_of
-from pellucid.server.tools import ToolUse, forced_calls
+from pellucid.server.tools import ToolUse, forced_calls, strict_calls
 from pellucid.server.truncate import most_prompt_tokens, truncated
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
@@ -81,7 +81,8 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
         use = tool_use(body, server)
         sampling = _sampling(body, server)
         prompt = await _tokenize(body, use, sampling, server)
-        wish = wish_of(body, forced_calls(use, server.parsers.tools))
+        parser = server.parsers.tools
+        wish = wish_of(body, forced=forced_calls(use, parser), strict=strict_calls(use, parser))
         if wish is not None:
             wish.thinking = thinking_in(prompt, body, server)
             sampling.structured_outputs = wish
@@ -163,7 +164,7 @@ def _parser_setting(
         prompt=prompt.text or "",
         continued=last if isinstance(last, str) else "",
         tools=use.tools,
-        tool_choice=use.choice,
+        is_forced=use.is_forced,
         is_parallel=use.is_parallel,
         is_constrained=is_constrained,
     )

@@ -1,4 +1,4 @@
-"""What language an answer must be of: `response_format`, `structured_outputs`, and forced tool calls."""
+"""What language an answer must be of: `response_format`, `structured_outputs`, and tool calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ NAMES = [field.name for field in fields(StructuredOutputsParams) if field.name !
 
 
 def wish_of(
-    body: ChatRequest | CompletionRequest, forced: str | None = None
+    body: ChatRequest | CompletionRequest, *, forced: str | None = None, strict: str | None = None
 ) -> StructuredOutputsParams | None:
-    """The language that a request asks for.  forced: a structural tag, of the calls that it must have.
+    """The language that a request asks for.
+
+    forced: a structural tag, of the calls that the answer must have.  strict: one of the calls that it may
+    have, of which there are none where anything else is asked for.
 
     Raises ValueError, beginning with the field's name, for what cannot be understood, or is said twice.
     """
@@ -31,7 +34,8 @@ def wish_of(
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} each ask for a form of the answer; leave one out")
-    return next(iter(given.values()), None)
+    wish = next(iter(given.values()), None)
+    return StructuredOutputsParams(structural_tag=strict) if wish is None and strict is not None else wish
 
 
 async def check_wish(body: ChatRequest | CompletionRequest, sampling: SamplingParams, server: Server) -> None:

@@ -71,14 +71,39 @@ def forced_calls(use: ToolUse, parser: str) -> str | None:
     if use.choice != "required":
         tools = [tool for tool in tools if _function(tool).get("name") == use.choice]
         use = replace(use, is_parallel=False)
-    calls = {
+    return _structural_tag(_calls([_tag(_function(tool), frame) for tool in tools], use, frame))
+
+
+def strict_calls(use: ToolUse, parser: str) -> str | None:
+    """xgrammar's structural tag for an answer that may call: any text, in which calls are of these tools.
+
+    The arguments of strict ones are of their schemas.  None if there is no such, or calls are forced anyway.
+    """
+    frame = TOOL_PARSERS.load(parser).frame
+    functions = [_function(tool) for tool in use.tools]
+    if use.choice != "auto" or frame is None or not any(map(_is_strict, functions)):
+        return None
+    tags = [_tag(each if _is_strict(each) else {"name": each["name"]}, frame) for each in functions]
+    if frame.trigger is None:
+        other = {"type": "regex", "pattern": rf"(\s*[^\s{re.escape(frame.begin[0])}][\s\S]*)?"}
+        return _structural_tag({"type": "or", "elements": [_calls(tags, use, frame), other]})
+    free = {"type": "triggered_tags", "triggers": [frame.trigger], "tags": tags}
+    return _structural_tag({**free, "stop_after_first": not use.is_parallel})
+
+
+def _structural_tag(form: Mapping[str, object]) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+def _calls(tags: Sequence[Mapping[str, object]], use: ToolUse, frame: CallFrame) -> dict[str, object]:
+    """Nothing but calls, and at least one."""
+    return {
         "type": "tags_with_separator",
-        "tags": [_tag(_function(tool), frame) for tool in tools],
+        "tags": tags,
         "separator": frame.separator,
         "at_least_one": True,
         "stop_after_first": not use.is_parallel,
     }
-    return json.dumps({"type": "structural_tag", "format": calls})
 
 
 def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:
@@ -104,6 +129,10 @@ def _name(index: int, tool: Tool) -> str:
 def _function(tool: Tool) -> Tool:
     function = tool.get("function")
     return function if isinstance(function, Mapping) else {}
+
+
+def _is_strict(function: Tool) -> bool:
+    return function.get("strict") is True
 
 
 def _choice(choice: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import pytest
 
@@ -115,12 +116,12 @@ def test_chat_ends_where_its_input_ends(pellucid):
     assert status == 0 and out.startswith("> hi")
 
 
+SMALL = {"load_format": "dummy", "device": "cpu", "cpu_kv_cache_gib": 0.02, "max_num_seqs": 8}
+
+
 @pytest.fixture
 def llm(model_folder):
-    with LLM(
-        str(model_folder), load_format="dummy", device="cpu", cpu_kv_cache_gib=0.02, max_num_seqs=8,
-        max_num_batched_tokens=128,
-    ) as llm:  # fmt: skip
+    with LLM(str(model_folder), **SMALL, max_num_batched_tokens=128) as llm:
         yield llm
 
 
@@ -137,6 +138,20 @@ def test_a_chat_remembers_its_turns_until_it_is_cleared(llm):
     ]
     chat.command("/clear")
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_thinking_that_the_template_opens_is_shown_and_forgotten(model_folder, tmp_path, capsys):
+    folder = shutil.copytree(model_folder, tmp_path / "thinker")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] += "<think>\n"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with LLM(str(folder), **SMALL) as llm:
+        (letter,) = llm.get_tokenizer().encode("a")
+        cut_off = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={letter: 100})
+        chat = Chat(llm, cut_off, system=None, think=None)
+        chat.answer("hi")
+    assert capsys.readouterr().out.startswith("<think>\naaa\n")
+    assert chat.messages[-1] == {"role": "assistant", "content": ""}
 
 
 def test_a_question_too_long_for_the_context_is_refused_and_forgotten(llm, capsys):

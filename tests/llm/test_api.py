@@ -82,6 +82,20 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_runs(llm: LLM) -> 
     assert llm.llm_engine.is_finished()
 
 
+def test_a_refused_request_leaves_none_of_its_neighbours_queued(llm: LLM) -> None:
+    engine = llm.llm_engine
+    with pytest.raises(ValueError, match="priority is 'high'"):
+        llm.generate(["the"] * 5, GREEDY.clone(n=2), use_tqdm=False, priority=[0, 0, "high", 0, 0])  # type: ignore[list-item]
+    assert engine.is_finished(), "nobody will step for those before it"
+    (alone,) = llm.generate(["fox"], GREEDY, use_tqdm=False)
+    stream = llm.stream("fox", GREEDY)
+    next(stream)
+    with pytest.raises(ValueError, match="priority is 'high'"):
+        llm.generate(["the"] * 2, GREEDY, use_tqdm=False, priority=[0, "high"])  # type: ignore[list-item]
+    assert engine.outputs.num_requests == 1, "the stream's"
+    assert list(stream)[-1]["token_ids"] == alone["token_ids"]
+
+
 def test_a_priority_that_nobody_looks_at_is_warned_of_once(
     llm: LLM, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

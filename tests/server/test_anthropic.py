@@ -157,6 +157,13 @@ def test_a_call_may_be_demanded_or_forbidden(
     assert ("tool_use" in kinds) == is_called
 
 
+def test_a_strict_tool_is_used_by_its_schema(claude: anthropic.Anthropic) -> None:
+    city = {"type": "string", "description": "Name of the city", "enum": ["London", "Rome"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    (use,) = ask(claude, PARIS, tools=[{**WEATHER, "input_schema": schema, "strict": True}]).content
+    assert use.type == "tool_use" and use.input["city"] in ("London", "Rome")
+
+
 def test_lengths_and_stop_sequences_end_answers(claude: anthropic.Anthropic) -> None:
     assert ask(claude, SUM, max_tokens=1).stop_reason == "max_tokens"
     message = ask(claude, SUM, stop_sequences=["3", "zzz"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,44 @@ def test_what_goes_wrong_is_said_in_the_servers_words(tab: Tab, server: Running)
     tab.errors.clear()
 
 
+HAS_RATE = "Number(document.querySelector('#rate').textContent.replace(',', '')) > 0"
+RATES = """(() => {
+    window.rates = [];
+    const shown = document.querySelector('#rate');
+    new MutationObserver(() => rates.push(shown.textContent)).observe(shown, {childList: true});
+})()"""  # all that are shown
+
+
+def test_no_rate_is_shown_before_there_is_one(tab: Tab, server: Running) -> None:
+    def load() -> None:
+        with server.client() as client:
+            while not is_over.is_set():
+                client.completions.create(
+                    model="sprout", prompt="Once", max_tokens=100, extra_body={"ignore_eos": True}
+                )
+
+    tab.open(server.url)
+    assert tab.text("#rate") == "–"
+    tab.eval(RATES)
+    is_over = threading.Event()
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        for _ in range(2):
+            tab.eval("rates.length = 0")
+            tab.click("#tab-xray")
+            tab.until(f"rates.length > 0 && {HAS_RATE}")
+            assert "0" not in tab.eval("rates")
+            tab.click("#tab-chat")
+            time.sleep(1.2)  # as long as silence takes
+    finally:
+        is_over.set()
+        thread.join()
+    tab.click("#tab-xray")
+    tab.until("rates.at(-1) === '0'")
+    assert tab.errors == []
+
+
 def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
     drafts = ("--speculative-model", "sprout-draft", "--num-speculative-tokens", "4")
     with running(*drafts, "--block-size", "16", "--max-num-seqs", "8") as server:
@@ -157,7 +196,7 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         tab.until("document.querySelectorAll('.request:not(.waits)').length === 8")
         tab.until("document.querySelectorAll('.request.waits').length > 0")
         tab.until(f"{colourful('#blocks')} > 300 && {colourful('#steps')} > 300")
-        tab.until("document.querySelector('#rate').textContent !== '0'")
+        tab.until(HAS_RATE)
         tab.until("document.querySelector('#accepted').textContent.endsWith('%')")
         if os.environ.get(SHOTS):
             tab.until("document.querySelectorAll('.request').length <= 9")  # the strip has filled

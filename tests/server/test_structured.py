@@ -95,6 +95,36 @@ def test_calls_are_forced(server: Running, choice: object) -> None:
     assert set(json.loads(call["function"]["arguments"])) == {"place"}
 
 
+def test_a_strict_tool_is_called_by_its_schema(server: Running) -> None:
+    city = {"type": "string", "description": "Name of the city", "enum": ["London", "Rome"]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    question = [{"role": "user", "content": "What's the weather in Paris?"}]
+
+    def ask(*, strict: bool, parameters: object = schema, **fields: object) -> httpx.Response:
+        function = {"name": "get_weather", "description": "Get the current weather for a city"}
+        tools = [{"type": "function", "function": {**function, "parameters": parameters, "strict": strict}}]
+        return post(server, messages=question, tools=tools, temperature=0, **fields)
+
+    def calls(answer: httpx.Response) -> list[dict[str, object]]:
+        message = answer.json()["choices"][0]["message"]
+        return [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+
+    assert calls(ask(strict=False)) == [{"city": "Paris"}]
+    (call,) = calls(ask(strict=True))
+    assert call["city"] in ("London", "Rome")
+    assert calls(ask(strict=True, response_format=FORMAT)) == [], "the whole answer is of another language"
+    error = ask(strict=True, parameters={"type": "no"}).json()["error"]
+    assert error["param"] == "tools" and "tools: cannot be compiled: Unsupported type" in error["message"]
+    assert ask(strict=False, parameters={"type": "no"}).status_code == 200
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_a_schema_holds_however_strict_it_is_said_to_be(server: Running, strict: bool | None) -> None:
+    form = {"type": "json_schema", "json_schema": {**FORMAT["json_schema"], "strict": strict}}
+    said = json.loads(post(server, response_format=form).json()["choices"][0]["message"]["content"])
+    assert set(said) == {"sum", "ok"}
+
+
 @pytest.mark.parametrize(
     "fields,param,words",
     [

@@ -16,7 +16,7 @@ from pellucid.server.parsers.base import (
     ToolCallStart,
 )
 from pellucid.server.parsers.compose import Parsers
-from pellucid.server.tools import ToolUse, forced_calls
+from pellucid.server.tools import ToolUse, forced_calls, strict_calls
 from tests.server.conftest import Running
 
 WEATHER = {
@@ -101,6 +101,19 @@ def test_a_call_may_be_demanded(client: openai.OpenAI, choice: Any) -> None:
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("num_tokens", [1, 4, 10])
+def test_a_demanded_call_that_was_cut_off_leaves_no_markup(
+    client: openai.OpenAI, choice: Any, num_tokens: int
+) -> None:
+    options = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": num_tokens}
+    whole = chat(client, **options).choices[0]
+    assert (whole.message.content, whole.message.tool_calls, whole.finish_reason) == ("", None, "length")
+    chunks = [chunk.choices[0] for chunk in chat(client, **options, stream=True)]
+    assert not any(chunk.delta.content or chunk.delta.tool_calls for chunk in chunks)
+    assert chunks[-1].finish_reason == "length"
+
+
 def test_tools_may_be_forbidden(client: openai.OpenAI) -> None:
     answer = chat(client, tools=[WEATHER], tool_choice="none").choices[0]
     assert answer.message.tool_calls is None and answer.finish_reason == "stop"
@@ -137,8 +150,13 @@ def test_bad_tools_are_refused(client: openai.OpenAI, options: dict[str, Any], m
     assert message in body["message"] and body["param"] == message.partition(" ")[0]
 
 
-def use(choice: object, *, parallel: bool = True) -> ToolUse:
-    return ToolUse.from_request([WEATHER, TIME], choice, parallel_tool_calls=parallel)
+def strictly(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def use(choice: object, *, parallel: bool = True, strict: bool = False) -> ToolUse:
+    weather = strictly(WEATHER) if strict else WEATHER
+    return ToolUse.from_request([weather, TIME], choice, parallel_tool_calls=parallel)
 
 
 def accepts(spec: str | None, text: str) -> bool:
@@ -168,6 +186,21 @@ def test_a_named_function_is_called_once() -> None:
     assert accepts(spec, CALL) and not accepts(spec, TIME_CALL) and not accepts(spec, f"{CALL}\n{CALL}")
 
 
+@pytest.mark.parametrize(
+    "parser,call,lead,between", [("hermes", CALL, "I look.\n", "\n"), ("llama3_json", LLAMA_CALL, "", "; ")]
+)
+def test_a_strict_call_is_of_its_schema(parser: str, call: str, lead: str, between: str) -> None:
+    spec = strict_calls(use("auto", strict=True), parser)
+    other = call.replace("get_weather", "get_time")
+    for text in ("", "It is sunny.", '\nAs {"name": "f"}', lead + call, f"{lead}{call}{between}{other}"):
+        assert accepts(spec, text), text
+    assert accepts(spec, lead + other.replace("city", "anything"))
+    for text in (call.replace("city", "town"), call.replace("weather", "w"), call.replace('"Paris"', "7")):
+        assert not accepts(spec, lead + text) and not accepts(spec, f"{lead}{call}{between}{text}"), text
+    once = strict_calls(use("auto", strict=True, parallel=False), parser)
+    assert accepts(once, lead + call) and not accepts(once, f"{lead}{call}{between}{call}")
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3_json"])
 def test_a_forced_call_is_found_by_its_parser(name: str) -> None:
     spec = json.loads(forced_calls(use("required"), name) or "")["format"]
@@ -181,6 +214,8 @@ def test_a_forced_call_is_found_by_its_parser(name: str) -> None:
 def test_a_free_answer_has_no_grammar() -> None:
     assert forced_calls(use("auto"), "hermes") is forced_calls(use("none"), "hermes") is None
     assert forced_calls(use("required"), "plain") is None
+    assert strict_calls(use("auto"), "hermes") is strict_calls(use("none", strict=True), "hermes") is None
+    assert strict_calls(use("required", strict=True), "hermes") is None, "forced, and so held already"
 
 
 def test_a_server_must_know_how_calls_look() -> None:

@@ -9,7 +9,7 @@ import { Steps } from "./steps.js";
 
 const RETRY = 1000; // milliseconds before a lost link is sought again
 const SILENCE = 1; // seconds without a frame: nothing happens
-const WINDOW = 1; // seconds over which tokens are counted
+const WINDOW = 1, SHORTEST = 0.2; // seconds over which tokens are counted, at most and at least
 const NUM_QUESTIONS = 4, NUM_ANSWERS = 4; // a browser holds few connections to one host
 const NUM_LOAD = NUM_QUESTIONS * NUM_ANSWERS;
 const BRIEFING = "You are a careful assistant. Read the question twice, think in small steps, check every step, " +
@@ -61,6 +61,7 @@ export class XRay {
 
   connect() {
     if (!this.isWatched) return;
+    this.forget();
     const socket = (this.socket = openSocket("xray", "pellucid.xray"));
     this.say("off", "connecting");
     socket.addEventListener("message", (event) => socket === this.socket && this.take(JSON.parse(event.data)));
@@ -126,23 +127,24 @@ export class XRay {
     $("accepted-more").textContent = stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)}` : "no drafts";
   }
 
-  /** Tokens a second over the last window; silence is none. */
+  /** Tokens a second over the last window; silence is none, and null is not known yet. */
   get rate() {
     const now = clock();
     while (this.counts.length > 2 && this.counts[1][0] < now - WINDOW) this.counts.shift();
-    if (this.counts.length < 2 || now - this.heard > SILENCE) return 0;
+    if (this.heard === null) return null;
+    if (now - this.heard > SILENCE) return 0;
     const [[since, before], [until, after]] = [this.counts[0], this.counts.at(-1)];
-    return (after - before) / Math.max(0.2, until - since);
+    return until - since < SHORTEST ? null : (after - before) / (until - since);
   }
 
   draw() {
     if (!this.isWatched) return;
     const now = clock();
-    if (now - this.told > 0.1 && this.heard !== null) {
+    if (now - this.told > 0.1) {
       this.told = now;
       const rate = this.rate;
-      this.rateChart.add(now, rate);
-      $("rate").textContent = number(rate);
+      if (rate !== null) this.rateChart.add(now, rate);
+      $("rate").textContent = rate === null ? "–" : number(rate);
     }
     this.rateChart.draw(now);
     this.ttftChart.draw(now);

@@ -54,7 +54,7 @@ class ParserSetting:
     prompt: str = ""  # which may have opened the model's reasoning
     continued: str = ""  # the part of the answer that is in the prompt already
     tools: Sequence[Mapping[str, object]] = ()  # as the request has them; empty if none may be called
-    tool_choice: str = "none"  # auto, none, required, or the name of a function
+    is_forced: bool = False  # is the answer held to calls?
     is_parallel: bool = True  # may one answer have several calls?
     is_constrained: bool = False  # is all of the answer held to a language?
 
@@ -94,6 +94,7 @@ class CallFrame:
     begin: str  # with NAME where the function's name is, a JSON string
     end: str
     separator: str  # between calls
+    trigger: str | None  # the beginning of `begin` that no other text has; None: a text is calls or has none
 
 
 class ReasoningParserFactory(Protocol):

@@ -40,7 +40,7 @@ class Parsers:
         reasoning = REASONING_PARSERS.load(self.reasoning)(setting)
         if not setting.tools:
             return reasoning
-        return _InTurn(reasoning, TOOL_PARSERS.load(self.tools)(setting), is_parallel=setting.is_parallel)
+        return _InTurn(reasoning, TOOL_PARSERS.load(self.tools)(setting), setting)
 
 
 def choose(template: str | None, *, reasoning: str = AUTO, tools: str = AUTO) -> Parsers:
@@ -65,18 +65,23 @@ def _tools_of(template: str) -> str:
 
 
 class _InTurn:
-    """The first parser's content is the second one's text."""
+    """The first parser's content is the second one's text.
 
-    def __init__(self, reasoning: Parser, tools: Parser, *, is_parallel: bool) -> None:
+    What is held back at the end of an answer that is held to calls is the beginning of one that was cut off.
+    """
+
+    def __init__(self, reasoning: Parser, tools: Parser, setting: ParserSetting) -> None:
         self._reasoning, self._tools = reasoning, tools
-        self._most_calls = None if is_parallel else 1
+        self._is_forced = setting.is_forced
+        self._most_calls = None if setting.is_parallel else 1
         self._num_calls = 0
 
     def feed(self, text: str) -> list[Event]:
         return self._read(self._reasoning.feed(text))
 
     def finish(self) -> list[Event]:
-        return [*self._read(self._reasoning.finish()), *self._counted(self._tools.finish())]
+        read, rest = self._read(self._reasoning.finish()), self._counted(self._tools.finish())
+        return [*read, *(each for each in rest if not (self._is_forced and isinstance(each, Content)))]
 
     def _read(self, events: Iterable[Event]) -> list[Event]:
         read: list[Event] = []

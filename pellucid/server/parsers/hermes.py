@@ -20,7 +20,7 @@ class HermesParser(CallParser):
     """Whatever is no call stays in the content, its tags included."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
-        f'{START}\n{{"name": NAME, "arguments": ', f"}}\n{END}", "\n"
+        f'{START}\n{{"name": NAME, "arguments": ', f"}}\n{END}", "\n", START
     )
 
     def __init__(self, setting: ParserSetting) -> None:

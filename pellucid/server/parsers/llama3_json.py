@@ -18,7 +18,7 @@ TAG = "<|python_tag|>"
 class Llama3JsonParser(CallParser):
     """An answer that does not begin with a call is content, and so is all behind the last call."""
 
-    frame: ClassVar[CallFrame | None] = CallFrame('{"name": NAME, "parameters": ', "}", "; ")
+    frame: ClassVar[CallFrame | None] = CallFrame('{"name": NAME, "parameters": ', "}", "; ", None)
 
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()

@@ -31,9 +31,12 @@ class Call(NamedTuple):
     arguments: dict[str, object]
 
 
-def split_thinking(text: str) -> tuple[str, str]:
-    """Split a completion into reasoning and content, either of which may be empty."""
-    events = _read(text, finds_calls=False)
+def split_thinking(text: str, prompt: str | None = None) -> tuple[str, str]:
+    """Split a completion into reasoning and content, either of which may be empty.
+
+    prompt: as text, which may have opened the thinking; None if it is not known.
+    """
+    events = _read(text, prompt, finds_calls=False)
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
     return reasoning, "".join(event.text for event in events if isinstance(event, Content))
 
@@ -42,7 +45,7 @@ def calls_of(text: str) -> list[Call]:
     """The calls behind the thinking, in order; those whose arguments are no JSON object are left out."""
     calls: list[Call] = []
     name = ""
-    for event in _read(text, finds_calls=True):
+    for event in _read(text, None, finds_calls=True):
         if isinstance(event, ToolCallStart):
             name = event.name
         elif isinstance(event, ToolCallArguments):
@@ -53,9 +56,10 @@ def calls_of(text: str) -> list[Call]:
     return calls
 
 
-def _read(text: str, *, finds_calls: bool) -> Iterable[Event]:
-    """An end tag without a start tag tells that the latter is in the prompt, which is not known here."""
-    is_opened = END in text and not text.lstrip().startswith(START)
-    setting = ParserSetting(prompt=START if is_opened else "", tools=({},) if finds_calls else ())
+def _read(text: str, prompt: str | None, *, finds_calls: bool) -> Iterable[Event]:
+    """An end tag without a start tag tells that the latter is in a prompt that is not known."""
+    if prompt is None:
+        prompt = START if END in text and not text.lstrip().startswith(START) else ""
+    setting = ParserSetting(prompt=prompt, tools=({},) if finds_calls else ())
     parser = QWEN.make(setting)
     return joined([*parser.feed(text), *parser.finish()])

@@ -83,6 +83,7 @@ class CustomTool(ApiRequest):
     name: str
     description: str | None = None
     input_schema: JsonObject
+    strict: bool | None = None
 
 
 class ToolChoice(ApiRequest):
@@ -226,6 +227,8 @@ def _assistant(parts: Sequence[Part]) -> JsonObject:
 
 def _tool(tool: CustomTool) -> JsonObject:
     function: JsonObject = {"name": tool.name, "description": tool.description or ""}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
 
 

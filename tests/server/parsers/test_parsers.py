@@ -144,6 +144,15 @@ def test_a_call_that_was_cut_off_shows_what_there_is() -> None:
     assert read(HERMES, CALL[: CALL.index("ris")]) == [("call", "weather"), ("arguments", '{"city": "Pa')]
 
 
+@pytest.mark.parametrize("parsers,call,between", [(QWEN, CALL, "\n"), (LLAMA, LLAMA_CALL, "; ")])
+def test_a_forced_call_that_was_cut_off_leaves_no_markup(parsers: Parsers, call: str, between: str) -> None:
+    for length in range(len(call)):
+        for before, expected in (("", []), (call + between, PARIS)):
+            events = read(parsers, before + call[:length], is_forced=True)
+            assert events[: len(expected)] == expected
+            assert all(kind in ("call", "arguments") for kind, _ in events), (before, call[:length])
+
+
 @pytest.mark.parametrize("value", ["</tool_call>", '"}}{{', "\\", '\\"', "\n", "<tool_call>", "日本 🌍"])
 def test_strings_may_hold_anything(value: str) -> None:
     for escaped in (True, False):
@@ -193,14 +202,21 @@ MARKUP = st.sampled_from(
 TEXTS = st.lists(st.one_of(MARKUP, st.text(max_size=4)), max_size=12)
 
 
-@given(TEXTS, st.data(), st.sampled_from(ALL), st.sampled_from(["", "<think>\n"]), st.booleans())
+@given(
+    TEXTS, st.data(), st.sampled_from(ALL), st.sampled_from(["", "<think>\n"]), st.booleans(), st.booleans()
+)
 def test_every_cut_says_the_same(
-    parts: list[str], data: st.DataObject, parsers: Parsers, prompt: str, is_constrained: bool
+    parts: list[str],
+    data: st.DataObject,
+    parsers: Parsers,
+    prompt: str,
+    is_constrained: bool,
+    is_forced: bool,
 ) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    setting = ParserSetting(prompt=prompt, tools=TOOLS, is_constrained=is_constrained)
+    setting = ParserSetting(prompt=prompt, tools=TOOLS, is_constrained=is_constrained, is_forced=is_forced)
     whole = fed(parsers.make(setting), [text])
     assert fed(parsers.make(setting), pieces) == whole
     assert fed(parsers.make(setting), list(text)) == whole
