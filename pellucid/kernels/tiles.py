@@ -93,9 +93,7 @@ def from_words(words: Iterable[str | int]) -> Tile | None:
     return KINDS[str(name)](*map(int, sizes))
 
 
-def choose(
-    num_out: int, num_in: int, *, bits: int, device_name: str, is_hopper: bool = False
-) -> Choices:
+def choose(num_out: int, num_in: int, *, bits: int, device_name: str, is_hopper: bool = False) -> Choices:
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
     bits: of a weight, 16 or 8.  More rows than any choice has are the library's, unless the last one takes
@@ -139,8 +137,8 @@ class ByRows:
 def rule_of_thumb(num_out: int, num_in: int, bits: int, *, is_hopper: bool = False) -> Choices:
     """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
 
-    On Hopper few rows are hopper_matmul's.  The library's FP8 product is slow for all numbers of rows of which
-    it takes a tile's worth.  Of many rows that are gated, a GPU's worth of tiles saves a pass.
+    On Hopper few rows are hopper_matmul's.  The library's FP8 product is slow for all numbers of rows of
+    which it takes a tile's worth.  Of many rows that are gated, a GPU's worth of tiles saves a pass.
     """
     if bits == 8:
         blocks = -(-num_out // 64)
