@@ -36,6 +36,7 @@ from pellucid.kernels.tiles import (
     MAX_ROWS,
     MAX_SPLIT_K_ROWS,
     PACKAGED,
+    RING_BYTES,
     SPARE,
     Choices,
     Gemv,
@@ -101,6 +102,7 @@ WIDE = {  # from 65 rows on
 }
 WGMMAS = [  # the largest of their width and rows, and one of which two share a multiprocessor
     Wgmma(64, 64, 1, 8),
+    Wgmma(64, 64, 1, 12),
     Wgmma(128, 64, 1, 8),
     Wgmma(64, 128, 1, 4),
     Wgmma(64, 128, 1, 8),
@@ -142,7 +144,7 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
-    if num_rows >= 64 and is_hopper(torch.device("cuda")):
+    if (num_rows >= 64 or bits == 16) and is_hopper(torch.device("cuda")):
         yield from wgmma_candidates(num_out, num_in, num_rows)
     if num_rows > MAX_SPLIT_K_ROWS:
         return
@@ -158,13 +160,23 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
 def wgmma_candidates(num_out: int, num_in: int, num_rows: int) -> Iterator[Wgmma]:
     """With about as many splits as there is room for."""
     room = num_multiprocessors(torch.device("cuda")) - SPARE
-    for tile in WGMMAS:
+    for tile in WGMMAS if num_rows >= 64 else rings(num_rows):
         programs = -(-num_out // tile.block_n) * -(-num_rows // tile.rows)
-        is_tall = tile.rows // 2 >= num_rows
+        is_tall = tile.rows // 2 >= max(32, num_rows)
         is_flat = 4 * tile.rows <= num_rows
-        splits = [s for s in WGMMA_SPLITS if s * programs <= room and s * 128 <= num_in]
+        most = min(tile.rows // 8, num_in // 128)
+        splits = [s for s in WGMMA_SPLITS if s * programs <= room and s <= most]
         if not (is_tall or is_flat):
             yield from (replace(tile, splits=s) for s in splits[-2:] or [1])
+
+
+def rings(num_rows: int) -> Iterator[Wgmma]:
+    """For up to 32 rows: one or two programs a multiprocessor, with all of its memory."""
+    for rows in (16, 32):
+        for width in (64, 128, 192):
+            for programs in (1, 2):
+                if num_rows <= rows:
+                    yield Wgmma(width, rows, 1, RING_BYTES // programs // (128 * (width + rows)))
 
 
 class Case:
