@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,6 +39,7 @@ from pellucid.sample.noise import token_codes
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
 CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
+WARM_SECONDS = 0.05  # of replays beforehand: a GPU that had nothing to do has let its clocks down
 MAX_MODEL_LEN = 16_384
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
 WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
@@ -51,7 +53,9 @@ DECODES = {
     "32 x 160": [160] * 32,
     "64 x 1,024": [1024] * 64,
     "256 x 150": [150] * 256,
+    "256 x 2,000..100": [2000 - 1900 * i // 255 for i in range(256)],  # as the scheduler has them
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+    "256 x 100..2,000, mixed": [100 + 1900 * (i * 101 % 256) // 255 for i in range(256)],
     **{
         f"nano, step {step}": [len(prompt) + step for prompt, num in zip(*NANO, strict=True) if num > step]
         for step in (100, 500, 780, 880, 960, 975)
@@ -87,7 +91,7 @@ class Figure:
 
 
 def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) -> float:
-    """Seconds of one launch: the median over replays of a graph that holds them all."""
+    """Seconds of one launch: the median over replays of a graph that holds them all, with clocks up."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -95,7 +99,10 @@ def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) 
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    graph.replay()
+    until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < until:
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
     for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

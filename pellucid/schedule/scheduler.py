@@ -8,6 +8,7 @@ older ones are in flight; `commit` corrects what was an upper bound.  Knows noth
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -307,7 +308,8 @@ class Scheduler:
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
         self._prefilling.remove(seq)
-        self._decoding.append(seq)
+        # The longest first, and they stay so, for all grow alike: what attention does last is then short.
+        insort(self._decoding, seq, key=lambda other: -other.num_planned)
         seq.ready_at = step.id + self.options.pp
         if seq.host_bound or seq.num_certain >= seq.limit:
             self._hold_back(step, seq)

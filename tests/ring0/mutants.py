@@ -59,7 +59,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "num_draft\n        seq.ready_at = step.id + self.options.pp", "num_draft"),
     ],
     "2 the first decode is planned before its feedback": [
-        ("scheduler", "append(seq)\n        seq.ready_at = step.id + self.options.pp", "append(seq)")
+        ("scheduler", "num_planned)\n        seq.ready_at = step.id + self.options.pp", "num_planned)")
     ],
     "2 host-bound planned while in flight": [
         (

@@ -64,6 +64,18 @@ def test_a_decode_row_is_planned_before_the_last_one_came_home() -> None:
     assert updates[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_of_those_that_decode_the_longest_have_the_first_rows() -> None:
+    scheduler, device = make_scheduler(), Device()
+    for name, num_tokens in (("a", 5), ("b", 9), ("c", 2)):
+        scheduler.add(make_request(name, num_tokens, max_tokens=None))
+    step(scheduler, device)
+    scheduler.add(make_request("d", 7, max_tokens=None))
+    step(scheduler, device)
+    for _ in range(20):  # also as a chorus
+        _, updates = step(scheduler, device)
+        assert [update.request_id for update in updates] == ["b", "d", "a", "c"]
+
+
 def test_a_decode_row_is_the_same_object_every_step() -> None:
     scheduler, device = make_scheduler(), Device()
     scheduler.add(make_request("a", 5))
