@@ -81,7 +81,7 @@ CUT_OF_MANY = (2048, 2048, 8)
 # Most pairs: keys, warps and stages of a tile.  While a multiprocessor has one program, that wants many keys
 # under way.  Then it has the fewer at once the more stages: fast is what fills whole rounds of programs.
 TILES = {
-    16: (128, 4, 3),
+    16: (128, 8, 3),
     132: (64, 4, 5),
     230: (64, 4, 3),
     264: (64, 4, 4),
@@ -89,6 +89,8 @@ TILES = {
     528: (64, 2, 2),
 }
 TILE_OF_MANY = (64, 4, 3)
+VERIFYING_TILES = {32: (128, 8, 3)}  # with more than 16 packed queries
+VERIFYING_TILE_OF_MANY = (64, 4, 3)
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
 
@@ -122,8 +124,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
     is_fp8 = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
         keys, warps, stages = 16, 4, 2
+    elif padded > 16 and is_fp8:
+        keys, warps, stages = VERIFYING_TILE_OF_MANY
     elif padded > 16:
-        keys, warps, stages = 64, 4, 3
+        keys, warps, stages = up_to(num_pairs, VERIFYING_TILES, VERIFYING_TILE_OF_MANY)
     elif padded == COLUMNS:
         keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
     elif is_fp8:

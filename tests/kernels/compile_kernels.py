@@ -355,6 +355,7 @@ def compile_decode(target: GPUTarget) -> None:
         (256, 1, 0, False, 8, "*bf16"),
         (256, 1, 0, False, 256, "*bf16"),
         (128, 1, 0, False, 2048, "*bf16"),
+        (128, 8, 0, False, 8, "*bf16"),
         (128, 8, 0, True, 256, "*bf16"),
         (128, 1, 0, False, 2048, "*i16"),
         (128, 8, 0, False, 8, "*i16"),
