@@ -38,15 +38,18 @@ class BlockPool:
         """Published blocks that nobody references, the next to be evicted first."""
         return self._cached.keys()
 
-    def take(self) -> int:
-        """A block for one owner to write; the caller has seen that num_free is not 0."""
-        if self._free:
-            block = self._free.pop()
-        else:
+    def take(self, num: int) -> list[int]:
+        """Blocks for one owner each to write; the caller has seen that num_free is as many."""
+        num_kept = max(0, len(self._free) - num)
+        blocks = self._free[num_kept:][::-1]
+        del self._free[num_kept:]
+        while len(blocks) < num:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-        self._refs[block] = 1
-        return block
+            blocks.append(block)
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
 
     def hold(self, block: int) -> None:
         """One more owner for a block that is published, or that the caller knows to be referenced."""

@@ -52,11 +52,16 @@ class Admission:
 
 
 class Growth(NamedTuple):
-    """New blocks at the end of a slot's table."""
+    """New blocks at the ends of slots' tables."""
 
-    slot: int
     group: int
+    slots: list[int]  # of each block; a slot's blocks side by side
     blocks: list[int]
+
+    def without(self, slot: int) -> Growth:
+        """What the other slots get."""
+        kept = [i for i, other in enumerate(self.slots) if other != slot]
+        return Growth(self.group, [self.slots[i] for i in kept], [self.blocks[i] for i in kept])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class StepPlan:
     rows: list[Row] = field(default_factory=list[Row])  # decodes first
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])
+    grown: list[Growth] = field(default_factory=list[Growth])  # of one group no slot twice
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
     has_grammar: bool = False

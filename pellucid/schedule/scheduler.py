@@ -17,7 +17,7 @@ from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.pace import Pace, Unpaced
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
@@ -381,13 +381,12 @@ class Scheduler:
         Law 7: only a younger sequence makes room.
         """
         num_tokens = self._most(seq, num_tokens)
-        while not self.kv.can_grow(seq.table, num_tokens):
+        while (grown := self.kv.grow([seq.table], [num_tokens])) is None:
             victim = max(self._running(), key=lambda v: v.key)
             if victim.key <= seq.key:
                 return False
             self._preempt(step, victim)
-        for group, blocks in self.kv.grow(seq.table, num_tokens):
-            step.grown.append(Growth(seq.slot, group, blocks))
+        step.grow([seq], grown)
         return True
 
     def _most(self, seq: Sequence, num_tokens: int) -> int:

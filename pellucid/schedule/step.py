@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from pellucid.kv.manager import NewBlocks
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
 from pellucid.schedule.sequence import Sequence
 
@@ -80,6 +81,11 @@ class Step:
         self.add(seq, row)
         self.num_chunks += 1
 
+    def grow(self, seqs: list[Sequence], grown: list[NewBlocks]) -> None:
+        """Note the blocks that these sequences' tables got."""
+        for group, owners, blocks in grown:
+            self.grown.append(Growth(group, [seqs[owner].slot for owner in owners], blocks))
+
     def take_back_decode(self, seq_id: int) -> Row | None:
         """Remove a sequence's decode row and the blocks that it got for it, if it has one."""
         index = next((i for i, row in enumerate(self.rows) if row.seq_id == seq_id), None)
@@ -89,7 +95,7 @@ class Step:
         row = self.rows.pop(index)
         del self.seqs[index]
         self.num_more -= row.num_query - 1
-        self.grown = [growth for growth in self.grown if growth.slot != row.slot]
+        self.grown = [growth.without(row.slot) for growth in self.grown]
         return row
 
     def has_chunk(self, seq_id: int) -> bool:

@@ -69,7 +69,7 @@ PLAN = StepPlan(
     rows=[Row(2**40, 3, 255, 1, 0, 1), Row(8, 0, 2, 16384, 0, 16384)],
     num_tokens=16385,
     admitted=[ADMISSION],
-    grown=[Growth(3, 1, [70000, 2])],
+    grown=[Growth(1, [3, 255], [70000, 2])],
     retired=[9, 10],
     kv_meta=[JOB, {"load": [1, 2]}, "plain"],
     has_grammar=True,
@@ -139,7 +139,7 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
         id=number(),
         committed=number() - 1,
         rows=[Row(*(number() for _ in Row._fields)) for _ in range(rng.randrange(300))],
-        grown=[Growth(number(), number(), numbers(9)) for _ in range(rng.randrange(5))],
+        grown=[Growth(number(), numbers(9), numbers(9)) for _ in range(rng.randrange(5))],
         retired=numbers(20),
     )
     result = StepResult(

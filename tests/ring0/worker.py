@@ -136,11 +136,12 @@ class Stage:
                 stops=frozenset(new.stop_token_ids),
                 tables=[list(blocks) for blocks in new.blocks],
             )
-        for index, group, blocks in plan.grown:
-            slot = self.slot(index)
-            slot.tables[group] += blocks
+        for group, slots, blocks in plan.grown:
             most = -(-self.max_tokens // self.config.block_sizes[group])
-            assert len(slot.tables[group]) <= most and 0 not in blocks, "table overflow, or the padding block"
+            for index, block in zip(slots, blocks, strict=True):
+                table = self.slot(index).tables[group]
+                table.append(block)
+                assert len(table) <= most and block, "table overflow, or the padding block"
         for job in plan.kv_meta:
             assert isinstance(job, Job)
             self.pipeline.connector.start(job, self)
