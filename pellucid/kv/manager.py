@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import mul
+from operator import add, mul
 from typing import NamedTuple, TypeVar
 
 from pellucid.kv.hashes import BlockHasher, root_digest
@@ -154,9 +154,8 @@ class KVManager:
         for group, size in enumerate(self.block_sizes):
             num_full, num_published = num_tokens // size, table.num_published[group]
             if num_full > num_published:
-                blocks, digests, pool = table.blocks[group], table.digests[size], self.pools[group]
-                for i in range(num_published, num_full):
-                    pool.publish(blocks[i], digests[i])
+                fresh = slice(num_published, num_full)
+                self.pools[group].publish(table.blocks[group][fresh], table.digests[size][fresh])
                 table.num_published[group] = num_full
         self._measure_publish(table)
 
@@ -198,9 +197,9 @@ class KVManager:
     def take_back(self, transfer: Transfer, publish: bool) -> None:
         """A transfer has ended: publish what a load brought, if it did, and drop the blocks."""
         for pool, blocks, digests in zip(self.pools, transfer.blocks, transfer.digests, strict=True):
-            for block, digest in zip(reversed(blocks), reversed(digests), strict=True):
-                if publish:
-                    pool.publish(block, digest)
+            if publish:
+                pool.publish(blocks, digests)
+            for block in reversed(blocks):
                 pool.drop(block)
 
     def clear(self) -> None:
@@ -236,5 +235,5 @@ class KVManager:
 
     def _measure_publish(self, table: BlockTable) -> None:
         if self.enable_prefix_caching:
-            sizes = zip(table.num_published, self.block_sizes, strict=True)
-            table.publish_at = min((num_published + 1) * size for num_published, size in sizes)
+            sizes = self.block_sizes
+            table.publish_at = min(map(add, map(mul, table.num_published, sizes), sizes))

@@ -67,11 +67,11 @@ class BlockPool:
         else:
             self._cached[block] = None
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a block findable, unless it already is or another one has the same content."""
-        if self._digests[block] is None and digest not in self._index:
-            self._digests[block] = digest
-            self._index[digest] = block
+    def publish(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
+        """Make each block findable, unless it already is or another one has the same content."""
+        for block, digest in zip(blocks, digests, strict=True):
+            if self._digests[block] is None and self._index.setdefault(digest, block) == block:
+                self._digests[block] = digest
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest prefix of `digests` that is published."""

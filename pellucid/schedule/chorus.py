@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.kv.manager import KVManager
 from pellucid.schedule.plan import Ints, Row
@@ -46,7 +47,7 @@ class Chorus:
         self._limits = np.array([seq.limit for seq in seqs])
         self._short_at = np.zeros_like(self._starts)  # the plan at which each gets blocks
         self._next_short = 0  # the first of these
-        self._note_short(np.arange(len(seqs)))
+        self._note_short(np.arange(len(seqs)), seqs)
 
     @classmethod
     def form(cls, seqs: list[Sequence], rows: list[Row], options: SchedulerOptions) -> Self | None:
@@ -80,13 +81,13 @@ class Chorus:
             num_tokens = np.minimum(self._starts[short] + end, self._limits[short]).tolist()
             if (grown := kv.grow(tables, num_tokens)) is not None:
                 step.grow(seqs, grown)
-                self._note_short(short)
+                self._note_short(short, seqs)
                 return True
         return False
 
-    def _note_short(self, indices: np.ndarray) -> None:
+    def _note_short(self, indices: NDArray[np.intp], seqs: list[Sequence]) -> None:
         """Note at which plan these get further blocks: with others, a little before they have none left."""
-        capacity = np.array([self.seqs[i].table.capacity for i in indices.tolist()])
+        capacity = np.array([seq.table.capacity for seq in seqs])
         last = capacity - self._starts[indices]
         together = last - last % AHEAD
         at = np.where(together > self._num_planned, together, last)
@@ -116,8 +117,8 @@ class Chorus:
         unread = np.arange(self._num_read[turn], self._num_landed)
         self._num_read[turn] = self._num_landed
         columns = self._landings[:, first : first + len(seqs)].take(unread, axis=0, mode="wrap").T
-        for seq, tokens in zip(seqs, columns.tolist(), strict=True):
-            seq.tokens += tokens
+        for seq, tokens in zip(seqs, columns, strict=True):
+            seq.tokens.frombytes(tokens.tobytes())
         if kv is None:
             return
         num_new = self._num_landed - self._settled_landed

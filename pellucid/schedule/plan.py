@@ -19,6 +19,11 @@ else:
     Ints = array  # which takes no parameters before Python 3.12, where msgspec would look for them
 
 
+def ints(values: Iterable[int] | bytes = ()) -> Ints:
+    """Integers of 32 bits, or these bytes as such."""
+    return array("i", values)
+
+
 class Row(NamedTuple):
     """One sequence's share of a step; the whole vocabulary of work.
 
@@ -40,7 +45,7 @@ class Admission:
 
     seq_id: int
     slot: int
-    token_ids: list[int]  # known tokens: the prompt, and after a preemption also what had been sampled
+    token_ids: Ints  # known tokens: the prompt, and after a preemption also what had been sampled
     prompt_len: int
     num_computed: int  # tokens whose KV the blocks already hold (prefix cache)
     limit: int  # most tokens, prompt included; the device stops there, too
@@ -78,11 +83,6 @@ class StepPlan:
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
     has_grammar: bool = False
-
-
-def ints(values: Iterable[int] | bytes = ()) -> Ints:
-    """Integers of 32 bits, or these bytes as such."""
-    return array("i", values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.pace import Pace, Unpaced
-from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Ints, Row, StepPlan, StepResult, ints
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
@@ -52,7 +52,7 @@ class HostBoundRow:
     """What a grammar must see of a sequence to mask its next tokens."""
 
     request: Request
-    token_ids: list[int]  # committed, prompt included; not to be changed
+    token_ids: Ints  # committed, prompt included; not to be changed
     drafts: list[int]
 
 
@@ -104,7 +104,7 @@ class Scheduler:
             limit=self._limit(request),
             table=self.kv.new_table(request.lora, request.cache_salt),
             prompt_len=len(prompt),
-            tokens=list(prompt),
+            tokens=ints(prompt),
             host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
             is_quiet=request.is_quiet,
@@ -362,7 +362,7 @@ class Scheduler:
         return Admission(
             seq_id=seq.id,
             slot=seq.slot,
-            token_ids=list(seq.tokens),
+            token_ids=seq.tokens[:],
             prompt_len=seq.prompt_len,
             num_computed=hit.num_tokens,
             limit=seq.limit,
@@ -463,7 +463,7 @@ class Scheduler:
             seq.num_inflight -= 1
             if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and not has_extras:
                 seq.num_computed += 1
-                seq.tokens += new
+                seq.tokens.extend(new)
                 if not seq.is_quiet:
                     updates.append(seq.update(new))
                 continue
@@ -498,7 +498,7 @@ class Scheduler:
                 seq.ready_at = NEVER  # the rows in flight finish it
         if not seq.stop_token_ids.isdisjoint(new):
             seq.stop(update)
-        tokens += update.new_token_ids
+        tokens.extend(update.new_token_ids)
         if seq.num_computed >= seq.table.publish_at:  # law 8: blocks of sampled tokens at commit
             self.kv.publish(seq.table, tokens, min(seq.num_computed, len(tokens)))
         if len(tokens) >= seq.limit and update.finish_reason is None:

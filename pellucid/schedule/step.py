@@ -22,7 +22,7 @@ class SchedulerOptions:
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
     min_chorus: int = 8  # plans that a chorus must last, or else it is not worth forming
-    most_unread: int = 64  # landings in which each of a chorus reads its tokens once
+    most_unread: int = 256  # landings in which each of a chorus reads its tokens once
     # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
     choose_num_propose: Callable[[int], int] | None = None
 

@@ -52,7 +52,7 @@ SAMPLING = SamplingParams(
 ADMISSION = Admission(
     seq_id=2**40,
     slot=3,
-    token_ids=[0, 1, 2**17],
+    token_ids=ints([0, 1, 2**17]),
     prompt_len=2,
     num_computed=1,
     limit=99,
@@ -113,7 +113,7 @@ def decoded(admitted: SamplingParams) -> StepPlan:
     admission = Admission(
         seq_id=0,
         slot=0,
-        token_ids=[1],
+        token_ids=ints([1]),
         prompt_len=1,
         num_computed=0,
         limit=9,

@@ -10,8 +10,8 @@ from pellucid.kv.pool import BlockPool
 def published(pool: BlockPool, *names: bytes) -> list[int]:
     """Blocks that were written, published and dropped, in this order."""
     blocks = pool.take(len(names))
-    for block, name in zip(blocks, names, strict=True):
-        pool.publish(block, name)
+    pool.publish(blocks, names)
+    for block in blocks:
         pool.drop(block)
     return blocks
 
@@ -67,8 +67,8 @@ def test_a_held_block_is_not_evicted() -> None:
 def test_the_second_block_with_the_same_content_stays_private() -> None:
     pool = BlockPool(2)
     one, two = pool.take(2)
-    pool.publish(one, b"same")
-    pool.publish(two, b"same")
+    pool.publish([one], [b"same"])
+    pool.publish([two], [b"same"])
     assert pool.match([b"same"]) == [one]
     assert pool.is_private(two) and not pool.is_private(one)
     pool.check([[one], [two]])
@@ -77,7 +77,7 @@ def test_the_second_block_with_the_same_content_stays_private() -> None:
 def test_a_reset_forgets_every_prefix_but_takes_no_block_from_its_owner() -> None:
     pool = BlockPool(3)
     resting, owned = published(pool, b"resting")[0], pool.take(1)[0]
-    pool.publish(owned, b"owned")
+    pool.publish([owned], [b"owned"])
     pool.reset()
     assert pool.match([b"resting"]) == pool.match([b"owned"]) == []
     assert pool.num_used == 1 and resting in pool.take(2)

@@ -131,7 +131,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("worker", "tokens = tokens[: slot.limit - root - 1]", "pass"),
         (
             "scheduler",
-            "        tokens += update.new_token_ids",
+            "        tokens.extend(update.new_token_ids)",
             "        update.new_token_ids = update.new_token_ids[: seq.limit - len(tokens)]\n$",
         ),
     ],
@@ -248,7 +248,7 @@ FAULTS: dict[str, list[Edit]] = {
             "transfers",
             "        self._connector.reserved(transfer)",
             "$\n        for pool, blocks, names in zip(kv.pools, transfer.blocks, transfer.digests):\n"
-            "            [pool.publish(*pair) for pair in zip(blocks, names)]",
+            "            pool.publish(blocks, names)",
         )
     ],
     "8 reference counts ignored": [("pool", "self._refs[block] += 1", "self._refs[block] = 1")],
@@ -314,7 +314,7 @@ FAULTS: dict[str, list[Edit]] = {
 EQUIVALENT: dict[str, list[Edit]] = {
     # A sequence's tokens grow when its last chunk has come home, and then the plan that admitted it has run.
     "2 a plan shares its tokens with the host": [
-        ("scheduler", "token_ids=list(seq.tokens)", "token_ids=seq.tokens")
+        ("scheduler", "token_ids=seq.tokens[:]", "token_ids=seq.tokens")
     ],
     # The device does not sample a stop token before min_tokens; the host says it again.
     "3 a stop before min_tokens counts": [("sequence", "if i >= first and token", "if token")],

@@ -126,7 +126,7 @@ class Stage:
         for new in plan.admitted:
             assert self.slots[new.slot] is None, "the slot is taken"
             self.slots[new.slot] = Slot(
-                token_ids=new.token_ids + [MASKED] * (self.max_tokens - len(new.token_ids)),
+                token_ids=new.token_ids.tolist() + [MASKED] * (self.max_tokens - len(new.token_ids)),
                 num_known=len(new.token_ids),
                 prompt_len=new.prompt_len,
                 num_computed=new.num_computed,

@@ -62,6 +62,7 @@ def make_scheduler(
         num_spec=num_spec,
         policy=policy,
         watermark=watermark,
+        most_unread=64,
     )
     return Scheduler(options, KVManager((group,), (num_blocks,)), connector)
 
