@@ -24,6 +24,9 @@ class Done:
 
     value: StepResult
 
+    def wait(self) -> None:
+        pass
+
     def result(self) -> StepResult:
         return self.value
 

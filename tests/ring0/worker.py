@@ -205,10 +205,13 @@ class Flight:
     def has_masks(self) -> bool:
         return not self.plan.has_grammar or self.masks is not None
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         self.pipeline.die_if_told("result", self.plan.id)
         while self.result_ is None:
             assert self.pipeline.advance(), "the pipeline is stuck"
+
+    def result(self) -> StepResult:
+        assert self.result_ is not None, "the engine has waited"
         return self.result_
 
 
