@@ -97,11 +97,11 @@ class StepResult:
     token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
     num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
     # The dicts below are keyed by row index.
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=lambda: {})
     # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
-    kv_done: list[object] = field(default_factory=list[object])
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=lambda: {})
+    drafts: dict[int, list[int]] = field(default_factory=lambda: {})  # of host-bound rows
+    kv_done: list[object] = field(default_factory=lambda: [])
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @property

@@ -177,9 +177,10 @@ class Scheduler:
         step = Step(self._next_plan_id, options.max_num_batched_tokens, num_propose)
         self._next_plan_id += 1
         self._plan_decodes(step)
-        self._pace_prompts(step)
-        self._plan_chunks(step)
-        self._admit_waiting(step)
+        if self._prefilling or self._waiting:
+            self._pace_prompts(step)
+            self._plan_chunks(step)
+            self._admit_waiting(step)
         kv_meta = self._transfers.plan_meta()
         if not step.rows and not kv_meta:
             return None

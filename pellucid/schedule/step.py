@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pellucid.kv.manager import NewBlocks
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
@@ -40,21 +40,18 @@ class SchedulerOptions:
         return self.num_spec if self.choose_num_propose is None else self.choose_num_propose(num_running)
 
 
-@dataclass(slots=True)
 class Step:
     """What has been planned so far.  Decodes are added before chunks."""
 
-    id: int
-    max_tokens: int
-    num_propose: int
-    rows: list[Row] = field(default_factory=list[Row])
-    seqs: list[Sequence] = field(default_factory=list[Sequence])  # whose rows they are
-    num_more: int = 0  # tokens of the rows, beside the one that each has at least
-    num_chunks: int = 0  # rows at the end that are chunks
-    admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])
-    has_grammar: bool = False
-    has_preempted: bool = False
+    def __init__(self, id: int, max_tokens: int, num_propose: int) -> None:
+        self.id, self.max_tokens, self.num_propose = id, max_tokens, num_propose
+        self.rows: list[Row] = []
+        self.seqs: list[Sequence] = []  # whose rows they are
+        self.num_more = 0  # tokens of the rows, beside the one that each has at least
+        self.num_chunks = 0  # rows at the end that are chunks
+        self.admitted: list[Admission] = []
+        self.grown: list[Growth] = []
+        self.has_grammar = self.has_preempted = False
 
     @property
     def budget(self) -> int:

@@ -192,7 +192,8 @@ class PendingResult:
     def result(self) -> StepResult:
         """Unpack the copy."""
         packed, flat = self._packed, self._copy.read()
-        (num_rows, most_new), size = packed.shapes[0], math.prod(packed.shapes[0])
+        num_rows, most_new = packed.shapes[0]
+        size = num_rows * most_new
         places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens = flat[:size].reshape(num_rows, most_new)[places]
         num_new = flat[size : size + num_rows][places]
