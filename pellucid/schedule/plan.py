@@ -85,6 +85,19 @@ class StepPlan:
     has_grammar: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a plan yielded beside tokens, by row index."""
+
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
+
+    def __bool__(self) -> bool:
+        return bool(self.logprobs or self.prompt_logprobs or self.drafts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one plan yielded, on the host.
@@ -96,12 +109,8 @@ class StepResult:
     plan_id: int
     token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
     num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
-    # The dicts below are keyed by row index.
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=lambda: {})
-    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=lambda: {})
-    drafts: dict[int, list[int]] = field(default_factory=lambda: {})  # of host-bound rows
-    kv_done: list[object] = field(default_factory=lambda: [])
+    extras: Extras | None = None  # of most steps none
+    kv_done: list[object] = field(default_factory=lambda: [])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @property
@@ -109,8 +118,3 @@ class StepResult:
         """Each row's new tokens."""
         token_ids, ends = self.token_ids.tolist(), accumulate(self.num_new, initial=0)
         return [token_ids[start:end] for start, end in pairwise(ends)]
-
-    @property
-    def has_extras(self) -> bool:
-        """Is there more than tokens?"""
-        return bool(self.logprobs or self.prompt_logprobs or self.drafts)

@@ -17,7 +17,7 @@ from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.pace import Pace, Unpaced
-from pellucid.schedule.plan import Admission, Ints, Row, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Admission, Extras, Ints, Row, StepPlan, StepResult, ints
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
@@ -443,7 +443,7 @@ class Scheduler:
         self._committed = plan.id
         seqs, updates = self._inflight.popleft(), None
         if self._chorus is not None and seqs is self._chorus.seqs:
-            if not result.has_extras:
+            if not result.extras:
                 updates = self._chorus.land(result.token_ids, self.kv)
             if updates is None:
                 self._break_up()
@@ -456,21 +456,21 @@ class Scheduler:
     def _commit_rows(self, seqs: list[Sequence], plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
         """Row by row."""
         updates: list[SeqUpdate] = []
-        has_extras = result.has_extras
+        extras = result.extras or None
         for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
             if seq.epoch != row.epoch:
                 self._land_stale(row)  # law 4
                 continue
             seq.num_inflight -= 1
-            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and not has_extras:
+            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and extras is None:
                 seq.num_computed += 1
                 seq.tokens.extend(new)
                 if not seq.is_quiet:
                     updates.append(seq.update(new))
                 continue
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
-            if has_extras:
-                _add_extras(update, seq, index, result)
+            if extras is not None:
+                _add_extras(update, seq, index, extras)
             if update.new_token_ids or update.prompt_logprobs:
                 updates.append(update)
         return updates
@@ -588,15 +588,15 @@ class Scheduler:
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
 
 
-def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult) -> None:
+def _add_extras(update: SeqUpdate, seq: Sequence, index: int, extras: Extras) -> None:
     """Log-probabilities, and the drafts that a host-bound sequence's grammar must know."""
-    if index in result.logprobs:
-        update.logprobs = result.logprobs[index][: len(update.new_token_ids)]
-    if index in result.prompt_logprobs:
+    if index in extras.logprobs:
+        update.logprobs = extras.logprobs[index][: len(update.new_token_ids)]
+    if index in extras.prompt_logprobs:
         # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
-        update.prompt_logprobs = result.prompt_logprobs[index]
+        update.prompt_logprobs = extras.prompt_logprobs[index]
         seq.num_prompt_logprobs += len(update.prompt_logprobs)
     # Where no token may end a text, its grammar does, before the next is sampled; behind a draft it cannot.
-    if index in result.drafts and not seq.is_finished and seq.may_end:
-        seq.drafts = result.drafts[index]
+    if index in extras.drafts and not seq.is_finished and seq.may_end:
+        seq.drafts = extras.drafts[index]
         seq.num_drafts = len(seq.drafts)

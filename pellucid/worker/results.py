@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.executor.base import Pending
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
-from pellucid.schedule.plan import StepResult, ints
+from pellucid.schedule.plan import Extras, StepResult, ints
 from pellucid.types import TokenLogprobs
 from pellucid.worker.inputs import StepCounts
 
@@ -199,32 +199,35 @@ class PendingResult:
         num_new = flat[size : size + num_rows][places]
         if np.count_nonzero(num_new) < tokens.size:  # not every place of every row has a new one
             tokens = tokens[np.arange(most_new) < num_new[:, None]]
-        result = StepResult(
+        extras = None
+        if len(packed.shapes) > 2:
+            extras = self._extras(num_new, _unpack(flat[size + num_rows :], packed.shapes[2:]))
+        return StepResult(
             plan_id=self.plan_id,
             token_ids=ints(tokens.tobytes()),
             num_new=ints(num_new.tobytes()),
+            extras=extras,
             num_late_compilations=self._late.num,
         )
-        if len(packed.shapes) > 2:
-            self._add_extras(result, num_new, _unpack(flat[size + num_rows :], packed.shapes[2:]))
-        return result
 
-    def _add_extras(self, result: StepResult, num_new: np.ndarray, rest: list[np.ndarray]) -> None:
-        packed = self._packed
+    def _extras(self, num_new: np.ndarray, rest: list[np.ndarray]) -> Extras:
+        """rest: what lies behind tokens and their numbers."""
+        packed, extras = self._packed, Extras()
         if packed.has_drafts:
             drafts, *rest = rest
             rows = [row for row in self._counts.host_bound if num_new[row]]
-            result.drafts.update({row: drafts[row].tolist() for row in rows})
+            extras.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
             entries = _entries(rest[:3])
-            counts = enumerate(result.num_new)
-            result.logprobs.update({row: entries[row][:count] for row, count in counts if count})
+            counts = enumerate(num_new.tolist())
+            extras.logprobs.update({row: entries[row][:count] for row, count in counts if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
             num_scores = self._counts.num_scores
             ends = np.cumsum(num_scores)
             for row in np.flatnonzero(num_scores).tolist():
-                result.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
+                extras.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
+        return extras
 
 
 def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:

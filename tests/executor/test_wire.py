@@ -10,7 +10,7 @@ import pytest
 
 from pellucid.executor.process import Call
 from pellucid.executor.wire import decode, encode
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Admission, Extras, Growth, Row, StepPlan, StepResult, ints
 from pellucid.types import SamplingParams, StructuredOutputsParams, TokenLogprobs
 
 
@@ -79,9 +79,7 @@ RESULT = StepResult(
     plan_id=41,
     token_ids=ints([1, 2, 3, 151643]),
     num_new=ints([1, 0, 3]),
-    logprobs={2: [ENTRY, ENTRY]},
-    prompt_logprobs={1: [ENTRY]},
-    drafts={0: [5, 6]},
+    extras=Extras(logprobs={2: [ENTRY, ENTRY]}, prompt_logprobs={1: [ENTRY]}, drafts={0: [5, 6]}),
     kv_done=[JOB],
     num_late_compilations=2,
 )
@@ -94,7 +92,7 @@ def test_every_field_comes_through(message: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [PLAN, ADMISSION, SAMPLING, RESULT], ids=lambda example: type(example).__name__
+    "example", [PLAN, ADMISSION, SAMPLING, RESULT, RESULT.extras], ids=lambda example: type(example).__name__
 )
 def test_the_examples_above_leave_no_field_at_its_default(example: StepPlan) -> None:
     for f in fields(example):
@@ -146,7 +144,7 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
         plan_id=number(),
         token_ids=ints(rng.randrange(1 << 31) for _ in range(rng.randrange(600))),
         num_new=ints(rng.randrange(6) for _ in range(rng.randrange(300))),
-        logprobs={number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]},
+        extras=Extras({number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]}),
     )
     assert decode(encode(plan)) == plan
     assert decode(encode(result)) == result

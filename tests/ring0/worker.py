@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pellucid.schedule.plan import Row, StepPlan, StepResult
+from pellucid.schedule.plan import Extras, Row, StepPlan, StepResult
 from pellucid.types import SamplingParams, TokenLogprobs
 from tests.ring0.connector import Job, ToyConnector
 from tests.ring0.model import MASKED, MAX_LEN, NUM_LAYERS, VOCAB, attend, banned_at, draw, kv_entry, logprob
@@ -295,13 +295,14 @@ class ToyExecutor:
         """The last stage: forward, logits, sample or verify, propose."""
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
-        result = StepResult(plan_id=plan.id, kv_done=self.connector.report())
+        extras = Extras()
+        result = StepResult(plan_id=plan.id, extras=extras, kv_done=self.connector.report())
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]
             scores = self.score_prompt(row, slot, start, hidden[i])
             if scores:
-                result.prompt_logprobs[i] = scores
+                extras.prompt_logprobs[i] = scores
             if not slot.samples(row, start):
                 result.num_new.append(0)
                 continue
@@ -311,9 +312,9 @@ class ToyExecutor:
             result.token_ids.extend(learned[-1].tokens)
             result.num_new.append(len(learned[-1].tokens))
             if slot.sampling.logprobs is not None:
-                result.logprobs[i] = learned[-1].logprobs
+                extras.logprobs[i] = learned[-1].logprobs
             if bits is not None:
-                result.drafts[i] = list(learned[-1].drafts)
+                extras.drafts[i] = list(learned[-1].drafts)
         self.feedback.append((plan.id, learned))
         flight.result_ = result
 
