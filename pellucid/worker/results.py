@@ -119,12 +119,11 @@ class HostBuffer:
 
     def fill(self, flat: Tensor) -> None:
         """Start a copy of [N] int32 from the device, in stream order."""
-        size = flat.numel()
+        size, self._is_here = flat.numel(), False
         if self._part.numel() != size:
             self._part = self._ints[:size]
         self._part.copy_(flat, non_blocking=True)
         self._arrived.record()
-        self._is_here = False
 
     def wait(self) -> None:
         """Until what `fill` was given has come."""
