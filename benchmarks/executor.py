@@ -30,6 +30,9 @@ class Done:
 
     value: StepResult
 
+    def wait(self) -> None:
+        pass
+
     def result(self) -> StepResult:
         return self.value
 

@@ -40,8 +40,11 @@ class ClockTicket:
     def provide(self, masks: object) -> None:
         self.ticket.provide(masks)
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         time.sleep(max(0.0, self.due - time.monotonic()))
+        self.ticket.wait()
+
+    def result(self) -> StepResult:
         return self.ticket.result()
 
 

@@ -39,7 +39,7 @@ from pellucid.llm import LLM
 from pellucid.resolve import Resolved
 from pellucid.sample.grammar import Constrain, TokenMasks, unconstrained
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import StepPlan
 from pellucid.types import SamplingParams
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.handover import NoHandover
@@ -113,10 +113,10 @@ class NoDeviceTicket(LocalTicket):
 
     others = np.zeros(0, dtype=np.uint8)
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         with CLOCK.stopped():
             np.add(self.others, 1, out=self.others)
-        return super().result()
+        super().wait()
 
 
 class NoStep:

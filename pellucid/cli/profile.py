@@ -79,7 +79,7 @@ class Profile:
 
 
 class HostSpans:
-    """Notes when the engine plans, launches, waits, commits and makes outputs; a context manager."""
+    """Notes when the engine plans, launches, waits, unpacks, commits and makes outputs; a context manager."""
 
     def __init__(self, llm: LLM, engine: Engine) -> None:
         self.spans: list[Span] = []
@@ -145,7 +145,7 @@ class HostSpans:
 
 
 class NotedTicket:
-    """A ticket whose wait is a span."""
+    """A ticket whose wait and unpacking are spans."""
 
     def __init__(self, ticket: Ticket, spans: HostSpans, facts: Facts) -> None:
         self._ticket, self._spans, self._facts = ticket, spans, facts
@@ -153,8 +153,12 @@ class NotedTicket:
     def provide(self, masks: object) -> None:
         self._ticket.provide(masks)
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         with self._spans.noted("wait", self._facts):
+            self._ticket.wait()
+
+    def result(self) -> StepResult:
+        with self._spans.noted("unpack", self._facts):
             return self._ticket.result()
 
 

@@ -240,9 +240,11 @@ class Engine:
         self._num_empty = 0
         plan, ticket = self._inflight[0]
         since = time.perf_counter()
+        ticket.wait()
+        until = time.perf_counter()
         result = ticket.result()
         self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
-        self.scheduler.pace.took(self._clock.waited(since))
+        self.scheduler.pace.took(self._clock.waited(since, until))
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         self._sizes.add(plan.num_tokens)
         updates += self.scheduler.commit(plan, result)

@@ -30,7 +30,7 @@ class EngineStats:
     num_draft_tokens: int
     num_accepted_tokens: int  # of the drafts
     num_accepted_per_position: tuple[int, ...]  # how often the first, the second, .. draft was accepted
-    host_seconds: float  # between two submits, without waiting for the device
+    host_seconds: float  # between two submits, without waiting for the device; reading its results included
     wait_seconds: float  # waiting for the device
     num_late_compilations: int  # kernels compiled since the engine was ready: each stalls a step
     num_running: int
@@ -117,14 +117,13 @@ class StepClock:
         self.host_seconds += now - self._host_since
         self._host_since = now
 
-    def waited(self, since: float) -> float:
-        """A result has come; the wait for it began at `since` of time.perf_counter.
+    def waited(self, since: float, until: float) -> float:
+        """A result has come, which was waited for; times of time.perf_counter.
 
         Returns the seconds that its step took: since it began, or since the one before it came home.
         """
-        now = time.perf_counter()
-        wait, seconds = now - since, now - max(self._starts.popleft(), self._last_result)
-        self._last_result = now
+        wait, seconds = until - since, until - max(self._starts.popleft(), self._last_result)
+        self._last_result = until
         self.wait_seconds += wait
         self._host_since += wait
         self.num_steps += 1

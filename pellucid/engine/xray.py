@@ -169,8 +169,8 @@ class LiveXRay:
             for admission in plan.admitted:
                 for board, blocks in zip(self._boards, admission.blocks, strict=True):
                     board.touch(blocks)
-            for _, group, blocks in plan.grown:
-                self._boards[group].touch(blocks)
+            for growth in plan.grown:
+                self._boards[growth.group].touch(growth.blocks)
 
     def _newest_steps(self) -> list[StepView]:
         steps: list[StepView] = []

@@ -44,8 +44,12 @@ class Seat:
 class Pending(Protocol):
     """A step's result on its way: what a worker hands back for a plan that it has launched."""
 
+    def wait(self) -> None:
+        """Until the step has ended.  Raises RuntimeError naming the worker that failed."""
+        ...
+
     def result(self) -> StepResult:
-        """Wait for the step and return its result.  Raises RuntimeError naming the worker that failed."""
+        """What the step yielded; it is waited for if it has not been."""
         ...
 
 

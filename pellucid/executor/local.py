@@ -19,6 +19,9 @@ class LocalTicket:
     def provide(self, masks: object) -> None:
         cast(Ticket, self._pending).provide(masks)
 
+    def wait(self) -> None:
+        self._pending.wait()
+
     def result(self) -> StepResult:
         return self._pending.result()
 

@@ -98,6 +98,9 @@ class MultiprocTicket:
     def provide(self, masks: object) -> None:
         self._executor.provide(masks)
 
+    def wait(self) -> None:
+        self._executor.wait_for(self._plan_id)
+
     def result(self) -> StepResult:
         return self._executor.take_result(self._plan_id)
 
@@ -146,9 +149,13 @@ class MultiprocExecutor:
         """Send what the plan that was submitted last waits for."""
         self._send(Late(masks))
 
-    def take_result(self, plan_id: int) -> StepResult:
-        """Wait for a plan's result.  Raises RuntimeError naming the worker that failed."""
+    def wait_for(self, plan_id: int) -> None:
+        """Until a plan's result has come.  Raises RuntimeError naming the worker that failed."""
         self._wait_until(lambda: plan_id in self._results, timeout=self._timeout)
+
+    def take_result(self, plan_id: int) -> StepResult:
+        """A plan's result, waited for if need be."""
+        self.wait_for(plan_id)
         return self._results.pop(plan_id)
 
     def call(self, name: str, *args: object) -> object:

@@ -26,17 +26,14 @@ _PLAN, _RESULT, _OTHER = b"PRO"
 
 
 def _plain(value: object) -> object:
-    """What users may hand in beside Python's own numbers: numpy's, for example."""
+    """Arrays as their bytes, and what users may hand in beside Python's own numbers: numpy's, for example."""
+    if isinstance(value, array):
+        return value.tobytes()
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
     raise TypeError(f"{value!r} is a {type(value).__name__}, which no message can carry")
-
-
-def _bytes(value: object) -> object:
-    """A result's arrays as their bytes."""
-    return value.tobytes() if isinstance(value, array) else _plain(value)
 
 
 def _array(_: type, packed: bytes) -> Ints:
@@ -45,8 +42,7 @@ def _array(_: type, packed: bytes) -> Ints:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_result_encoder = msgspec.msgpack.Encoder(enc_hook=_bytes)
-_plan_decoder = msgspec.msgpack.Decoder(tuple[StepPlan, list[Tagged]])
+_plan_decoder = msgspec.msgpack.Decoder(tuple[StepPlan, list[Tagged]], dec_hook=_array)
 _result_decoder = msgspec.msgpack.Decoder(tuple[StepResult, list[Tagged]], dec_hook=_array)
 
 
@@ -58,7 +54,7 @@ def encode(message: object) -> bytes:
             return b"P" + _encoder.encode((bare, _tag(message.kv_meta)))
         case StepResult():
             bare = replace(message, kv_done=[]) if message.kv_done else message
-            return b"R" + _result_encoder.encode((bare, _tag(message.kv_done)))
+            return b"R" + _encoder.encode((bare, _tag(message.kv_done)))
         case _:
             return b"O" + pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 

@@ -10,7 +10,8 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from operator import add, mul
+from typing import NamedTuple, TypeVar
 
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.pool import BlockPool
@@ -38,6 +39,14 @@ class PrefixHit:
 
     num_tokens: int
     blocks: tuple[list[int], ...]  # per KV group
+
+
+class NewBlocks(NamedTuple):
+    """What several tables got of one KV group, each at its end."""
+
+    group: int
+    owners: list[int]  # the index of each block's table, ascending
+    blocks: list[int]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -110,27 +119,31 @@ class KVManager:
                 pool.hold(block)
             table.blocks[group] = list(blocks)
             table.num_published[group] = len(blocks)
-        self._measure(table)
+        self._measure_capacity(table)
+        self._measure_publish(table)
 
-    def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Are there blocks for `num_tokens` tokens in all, in every group?"""
-        for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True):
-            if pool.num_free < -(-num_tokens // size) - len(blocks):
-                return False
-        return True
-
-    def grow(self, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]]:
-        """Add the blocks that `num_tokens` tokens lack; `can_grow` must hold.  Returns (group, blocks)."""
-        grown: list[tuple[int, list[int]]] = []
-        for group, size in enumerate(self.block_sizes):
-            blocks = table.blocks[group]
-            need = -(-num_tokens // size) - len(blocks)
-            if need > 0:
-                take = self.pools[group].take
-                new = [take() for _ in range(need)]
-                grown.append((group, new))
-                blocks += new
-        self._measure(table)
+    def grow(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[NewBlocks] | None:
+        """Add to each table the blocks that so many tokens lack; None, and no block, if a pool is short."""
+        owners = [
+            [
+                owner
+                for owner, (table, num) in enumerate(zip(tables, num_tokens, strict=True))
+                for _ in range(len(table.blocks[group]), -(-num // size))
+            ]
+            for group, size in enumerate(self.block_sizes)
+        ]
+        if any(pool.num_free < len(each) for pool, each in zip(self.pools, owners, strict=True)):
+            return None
+        grown = [
+            NewBlocks(group, each, self.pools[group].take(len(each)))
+            for group, each in enumerate(owners)
+            if each
+        ]
+        for group, each, blocks in grown:
+            for owner, block in zip(each, blocks, strict=True):
+                tables[owner].blocks[group].append(block)
+        for table in tables:
+            self._measure_capacity(table)
         return grown
 
     def publish(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
@@ -141,11 +154,10 @@ class KVManager:
         for group, size in enumerate(self.block_sizes):
             num_full, num_published = num_tokens // size, table.num_published[group]
             if num_full > num_published:
-                blocks, digests, pool = table.blocks[group], table.digests[size], self.pools[group]
-                for i in range(num_published, num_full):
-                    pool.publish(blocks[i], digests[i])
+                fresh = slice(num_published, num_full)
+                self.pools[group].publish(table.blocks[group][fresh], table.digests[size][fresh])
                 table.num_published[group] = num_full
-        self._measure(table)
+        self._measure_publish(table)
 
     def release(self, table: BlockTable) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
@@ -173,9 +185,7 @@ class KVManager:
         counts = [len(digests) for digests in transfer.digests]
         if any(p.num_free < n + spare for p, n, spare in zip(self.pools, counts, num_spare, strict=True)):
             return False
-        transfer.blocks = tuple(
-            [pool.take() for _ in range(n)] for pool, n in zip(self.pools, counts, strict=True)
-        )
+        transfer.blocks = tuple(pool.take(n) for pool, n in zip(self.pools, counts, strict=True))
         return True
 
     def lend_for_save(self, transfer: Transfer) -> None:
@@ -187,9 +197,9 @@ class KVManager:
     def take_back(self, transfer: Transfer, publish: bool) -> None:
         """A transfer has ended: publish what a load brought, if it did, and drop the blocks."""
         for pool, blocks, digests in zip(self.pools, transfer.blocks, transfer.digests, strict=True):
-            for block, digest in zip(reversed(blocks), reversed(digests), strict=True):
-                if publish:
-                    pool.publish(block, digest)
+            if publish:
+                pool.publish(blocks, digests)
+            for block in reversed(blocks):
                 pool.drop(block)
 
     def clear(self) -> None:
@@ -220,13 +230,10 @@ class KVManager:
         for size, hasher in self._hashers.items():
             hasher.extend(table.digests[size], tokens, table.root)
 
-    def _measure(self, table: BlockTable) -> None:
-        capacity = publish_at = NEVER
-        for size, blocks, num_published in zip(
-            self.block_sizes, table.blocks, table.num_published, strict=True
-        ):
-            capacity = min(capacity, len(blocks) * size)
-            publish_at = min(publish_at, (num_published + 1) * size)
-        table.capacity = capacity
+    def _measure_capacity(self, table: BlockTable) -> None:
+        table.capacity = min(map(mul, map(len, table.blocks), self.block_sizes))
+
+    def _measure_publish(self, table: BlockTable) -> None:
         if self.enable_prefix_caching:
-            table.publish_at = publish_at
+            sizes = self.block_sizes
+            table.publish_at = min(map(add, map(mul, table.num_published, sizes), sizes))

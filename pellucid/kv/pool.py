@@ -38,15 +38,18 @@ class BlockPool:
         """Published blocks that nobody references, the next to be evicted first."""
         return self._cached.keys()
 
-    def take(self) -> int:
-        """A block for one owner to write; the caller has seen that num_free is not 0."""
-        if self._free:
-            block = self._free.pop()
-        else:
+    def take(self, num: int) -> list[int]:
+        """Blocks for one owner each to write; the caller has seen that num_free is as many."""
+        num_kept = max(0, len(self._free) - num)
+        blocks = self._free[num_kept:][::-1]
+        del self._free[num_kept:]
+        while len(blocks) < num:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-        self._refs[block] = 1
-        return block
+            blocks.append(block)
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
 
     def hold(self, block: int) -> None:
         """One more owner for a block that is published, or that the caller knows to be referenced."""
@@ -64,11 +67,11 @@ class BlockPool:
         else:
             self._cached[block] = None
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a block findable, unless it already is or another one has the same content."""
-        if self._digests[block] is None and digest not in self._index:
-            self._digests[block] = digest
-            self._index[digest] = block
+    def publish(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
+        """Make each block findable, unless it already is or another one has the same content."""
+        for block, digest in zip(blocks, digests, strict=True):
+            if self._digests[block] is None and self._index.setdefault(digest, block) == block:
+                self._digests[block] = digest
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest prefix of `digests` that is published."""

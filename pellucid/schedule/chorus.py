@@ -9,15 +9,15 @@ what lands becomes objects only when it is read, and neighbours, who share cache
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import chain
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.kv.manager import KVManager
-from pellucid.schedule.plan import Growth, Ints, Row
-from pellucid.schedule.sequence import Sequence
+from pellucid.schedule.plan import Ints, Row
+from pellucid.schedule.sequence import NEVER, Sequence
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import SeqUpdate
 
@@ -43,9 +43,11 @@ class Chorus:
         num_turns = -(-len(seqs) // self._num_per_turn)
         self._turn_every = most_unread // num_turns  # landings
         self._num_read = [0] * num_turns  # landings that the tokens of those of each turn hold
-        self._short: defaultdict[int, list[Sequence]] = defaultdict(list)  # who gets blocks, by plan
-        for seq in seqs:
-            self._enter(seq)
+        self._starts = np.array([seq.num_planned for seq in seqs])  # before the first plan
+        self._limits = np.array([seq.limit for seq in seqs])
+        self._short_at = np.zeros_like(self._starts)  # the plan at which each gets blocks
+        self._next_short = 0  # the first of these
+        self._note_short(np.arange(len(seqs)), seqs)
 
     @classmethod
     def form(cls, seqs: list[Sequence], rows: list[Row], options: SchedulerOptions) -> Self | None:
@@ -61,35 +63,36 @@ class Chorus:
         """A row for each; False if there is no block for one, or one of them ends."""
         if self._num_planned == self._num_plans:
             return False
-        short = self._short.pop(self._num_planned, ())
-        # Nobody is to be preempted for blocks that are not needed yet.
-        ahead = AHEAD if short and min(pool.num_free for pool in kv.pools) >= len(self.seqs) else 1
-        for seq in short:
-            if not (self._grow(seq, ahead, step, kv) or self._grow(seq, 1, step, kv)):
-                return False
-            self._enter(seq)
+        if self._num_planned == self._next_short and not self._grow(step, kv):
+            return False
         step.rows, step.seqs = self.rows, self.seqs
         self._num_planned += 1
         return True
 
-    def _grow(self, seq: Sequence, ahead: int, step: Step, kv: KVManager) -> bool:
-        """Blocks for so many plans from this one on; False if there are none."""
-        num_tokens = min(self._planned(seq) + ahead, seq.limit)
-        if not kv.can_grow(seq.table, num_tokens):
-            return False
-        step.grown += [Growth(seq.slot, group, blocks) for group, blocks in kv.grow(seq.table, num_tokens)]
-        return True
+    def _grow(self, step: Step, kv: KVManager) -> bool:
+        """Blocks for all whose plan this is; False if there are too few."""
+        short = np.flatnonzero(self._short_at == self._num_planned)
+        seqs = [self.seqs[i] for i in short.tolist()]
+        tables = [seq.table for seq in seqs]
+        # Nobody is to be preempted for blocks that are not needed yet.
+        ahead = AHEAD if min(pool.num_free for pool in kv.pools) >= len(self.seqs) else 1
+        for num_plans in (ahead, 1):
+            end = self._num_planned + num_plans
+            num_tokens = np.minimum(self._starts[short] + end, self._limits[short]).tolist()
+            if (grown := kv.grow(tables, num_tokens)) is not None:
+                step.grow(seqs, grown)
+                self._note_short(short, seqs)
+                return True
+        return False
 
-    def _planned(self, seq: Sequence) -> int:
-        """Its `num_planned`, up to date."""
-        return seq.num_planned + self._num_planned - self._settled_planned
-
-    def _enter(self, seq: Sequence) -> None:
-        """Note at which plan it gets further blocks: with others, a little before it has none left."""
-        if seq.table.capacity < seq.limit:
-            last = self._num_planned + seq.table.capacity - self._planned(seq)
-            together = last - last % AHEAD
-            self._short[together if together > self._num_planned else last].append(seq)
+    def _note_short(self, indices: NDArray[np.intp], seqs: list[Sequence]) -> None:
+        """Note at which plan these get further blocks: with others, a little before they have none left."""
+        capacity = np.array([seq.table.capacity for seq in seqs])
+        last = capacity - self._starts[indices]
+        together = last - last % AHEAD
+        at = np.where(together > self._num_planned, together, last)
+        self._short_at[indices] = np.where(capacity < self._limits[indices], at, NEVER)
+        self._next_short = int(self._short_at.min())
 
     def land(self, tokens: Ints, kv: KVManager) -> list[SeqUpdate] | None:
         """Take in a token for each; None if one of them may end a text."""
@@ -114,8 +117,8 @@ class Chorus:
         unread = np.arange(self._num_read[turn], self._num_landed)
         self._num_read[turn] = self._num_landed
         columns = self._landings[:, first : first + len(seqs)].take(unread, axis=0, mode="wrap").T
-        for seq, tokens in zip(seqs, columns.tolist(), strict=True):
-            seq.tokens += tokens
+        for seq, tokens in zip(seqs, columns, strict=True):
+            seq.tokens.frombytes(tokens.tobytes())
         if kv is None:
             return
         num_new = self._num_landed - self._settled_landed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
@@ -98,7 +98,8 @@ class LearnedPace:
         """target: seconds of a step with streams in it; None: a multiple of one without prompts."""
         self._target = target
         self._loads: deque[Load] = deque()  # of steps under way
-        self._decodes: dict[int, Mean] = {}  # seconds of steps without prompts, by bit length of their tokens
+        # Seconds of steps without prompts, by bit length of their tokens.
+        self._decodes: defaultdict[int, Mean] = defaultdict(Mean)
         self._factors: Factors | None = None
         self._looks: Counter[int] = Counter()  # at what decodes take without prompts, by the same
         self._busy = 0.0  # share of the last time in which steps had prompts
@@ -144,7 +145,7 @@ class LearnedPace:
             self._learn_decodes(load, seconds)
 
     def _learn_decodes(self, load: Load, seconds: float) -> None:
-        self._decodes.setdefault(_bucket(load.num_decode), Mean()).add(seconds)
+        self._decodes[_bucket(load.num_decode)].add(seconds)
 
     def _learn_prompts(self, load: Load, seconds: float) -> None:
         if load.num_decode and not self._is_measured(load.num_decode):

@@ -19,6 +19,11 @@ else:
     Ints = array  # which takes no parameters before Python 3.12, where msgspec would look for them
 
 
+def ints(values: Iterable[int] | bytes = ()) -> Ints:
+    """Integers of 32 bits, or these bytes as such."""
+    return array("i", values)
+
+
 class Row(NamedTuple):
     """One sequence's share of a step; the whole vocabulary of work.
 
@@ -40,7 +45,7 @@ class Admission:
 
     seq_id: int
     slot: int
-    token_ids: list[int]  # known tokens: the prompt, and after a preemption also what had been sampled
+    token_ids: Ints  # known tokens: the prompt, and after a preemption also what had been sampled
     prompt_len: int
     num_computed: int  # tokens whose KV the blocks already hold (prefix cache)
     limit: int  # most tokens, prompt included; the device stops there, too
@@ -52,11 +57,16 @@ class Admission:
 
 
 class Growth(NamedTuple):
-    """New blocks at the end of a slot's table."""
+    """New blocks at the ends of slots' tables."""
 
-    slot: int
     group: int
+    slots: list[int]  # of each block; a slot's blocks side by side
     blocks: list[int]
+
+    def without(self, slot: int) -> Growth:
+        """What the other slots get."""
+        kept = [i for i, other in enumerate(self.slots) if other != slot]
+        return Growth(self.group, [self.slots[i] for i in kept], [self.blocks[i] for i in kept])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +79,23 @@ class StepPlan:
     rows: list[Row] = field(default_factory=list[Row])  # decodes first
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])
+    grown: list[Growth] = field(default_factory=list[Growth])  # of one group no slot twice
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
     has_grammar: bool = False
 
 
-def ints(values: Iterable[int] | bytes = ()) -> Ints:
-    """Integers of 32 bits, or these bytes as such."""
-    return array("i", values)
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a plan yielded beside tokens, by row index."""
+
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
+    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
+
+    def __bool__(self) -> bool:
+        return bool(self.logprobs or self.prompt_logprobs or self.drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +109,8 @@ class StepResult:
     plan_id: int
     token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
     num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
-    # The dicts below are keyed by row index.
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
-    kv_done: list[object] = field(default_factory=list[object])
+    extras: Extras | None = None  # of most steps none
+    kv_done: list[object] = field(default_factory=lambda: [])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @property
@@ -104,8 +118,3 @@ class StepResult:
         """Each row's new tokens."""
         token_ids, ends = self.token_ids.tolist(), accumulate(self.num_new, initial=0)
         return [token_ids[start:end] for start, end in pairwise(ends)]
-
-    @property
-    def has_extras(self) -> bool:
-        """Is there more than tokens?"""
-        return bool(self.logprobs or self.prompt_logprobs or self.drafts)

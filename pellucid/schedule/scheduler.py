@@ -18,7 +18,7 @@ from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.chorus import Chorus
 from pellucid.schedule.pace import Pace, Unpaced
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult
+from pellucid.schedule.plan import Admission, Extras, Ints, Row, StepPlan, StepResult, ints
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import NEVER, Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
@@ -53,7 +53,7 @@ class HostBoundRow:
     """What a grammar must see of a sequence to mask its next tokens."""
 
     request: Request
-    token_ids: list[int]  # committed, prompt included; not to be changed
+    token_ids: Ints  # committed, prompt included; not to be changed
     drafts: list[int]
 
 
@@ -105,7 +105,7 @@ class Scheduler:
             limit=self._limit(request),
             table=self.kv.new_table(request.lora, request.cache_salt),
             prompt_len=len(prompt),
-            tokens=list(prompt),
+            tokens=ints(prompt),
             host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
             is_quiet=request.is_quiet,
@@ -178,9 +178,10 @@ class Scheduler:
         step = Step(self._next_plan_id, options.max_num_batched_tokens, num_propose)
         self._next_plan_id += 1
         self._plan_decodes(step)
-        self._pace_prompts(step)
-        self._plan_chunks(step)
-        self._admit_waiting(step)
+        if self._prefilling or self._waiting:
+            self._pace_prompts(step)
+            self._plan_chunks(step)
+            self._admit_waiting(step)
         kv_meta = self._transfers.plan_meta()
         if not step.rows and not kv_meta:
             return None
@@ -364,7 +365,7 @@ class Scheduler:
         return Admission(
             seq_id=seq.id,
             slot=seq.slot,
-            token_ids=list(seq.tokens),
+            token_ids=seq.tokens[:],
             prompt_len=seq.prompt_len,
             num_computed=hit.num_tokens,
             limit=seq.limit,
@@ -383,13 +384,12 @@ class Scheduler:
         Law 7: only a younger sequence makes room.
         """
         num_tokens = self._most(seq, num_tokens)
-        while not self.kv.can_grow(seq.table, num_tokens):
+        while (grown := self.kv.grow([seq.table], [num_tokens])) is None:
             victim = max(self._running(), key=lambda v: v.key)
             if victim.key <= seq.key:
                 return False
             self._preempt(step, victim)
-        for group, blocks in self.kv.grow(seq.table, num_tokens):
-            step.grown.append(Growth(seq.slot, group, blocks))
+        step.grow([seq], grown)
         return True
 
     def _most(self, seq: Sequence, num_tokens: int) -> int:
@@ -445,7 +445,7 @@ class Scheduler:
         self._committed = plan.id
         seqs, updates = self._inflight.popleft(), None
         if self._chorus is not None and seqs is self._chorus.seqs:
-            if not result.has_extras:
+            if not result.extras:
                 updates = self._chorus.land(result.token_ids, self.kv)
             if updates is None:
                 self._break_up()
@@ -458,21 +458,21 @@ class Scheduler:
     def _commit_rows(self, seqs: list[Sequence], plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
         """Row by row."""
         updates: list[SeqUpdate] = []
-        has_extras = result.has_extras
+        extras = result.extras or None
         for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
             if seq.epoch != row.epoch:
                 self._land_stale(row)  # law 4
                 continue
             seq.num_inflight -= 1
-            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and not has_extras:
+            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and extras is None:
                 seq.num_computed += 1
-                seq.tokens += new
+                seq.tokens.extend(new)
                 if not seq.is_quiet:
                     updates.append(seq.update(new))
                 continue
             update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
-            if has_extras:
-                _add_extras(update, seq, index, result)
+            if extras is not None:
+                _add_extras(update, seq, index, extras)
             if update.new_token_ids or update.prompt_logprobs:
                 updates.append(update)
         return updates
@@ -501,7 +501,7 @@ class Scheduler:
                 seq.ready_at = NEVER  # the rows in flight finish it
         if not seq.stop_token_ids.isdisjoint(new):
             seq.stop(update)
-        tokens += update.new_token_ids
+        tokens.extend(update.new_token_ids)
         if seq.num_computed >= seq.table.publish_at:  # law 8: blocks of sampled tokens at commit
             self.kv.publish(seq.table, tokens, min(seq.num_computed, len(tokens)))
         if len(tokens) >= seq.limit and update.finish_reason is None:
@@ -590,15 +590,15 @@ class Scheduler:
         assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
 
 
-def _add_extras(update: SeqUpdate, seq: Sequence, index: int, result: StepResult) -> None:
+def _add_extras(update: SeqUpdate, seq: Sequence, index: int, extras: Extras) -> None:
     """Log-probabilities, and the drafts that a host-bound sequence's grammar must know."""
-    if index in result.logprobs:
-        update.logprobs = result.logprobs[index][: len(update.new_token_ids)]
-    if index in result.prompt_logprobs:
+    if index in extras.logprobs:
+        update.logprobs = extras.logprobs[index][: len(update.new_token_ids)]
+    if index in extras.prompt_logprobs:
         # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
-        update.prompt_logprobs = result.prompt_logprobs[index]
+        update.prompt_logprobs = extras.prompt_logprobs[index]
         seq.num_prompt_logprobs += len(update.prompt_logprobs)
     # Where no token may end a text, its grammar does, before the next is sampled; behind a draft it cannot.
-    if index in result.drafts and not seq.is_finished and seq.may_end:
-        seq.drafts = result.drafts[index]
+    if index in extras.drafts and not seq.is_finished and seq.may_end:
+        seq.drafts = extras.drafts[index]
         seq.num_drafts = len(seq.drafts)

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 
 from pellucid.kv.manager import BlockTable
-from pellucid.schedule.plan import Row
+from pellucid.schedule.plan import Ints, Row
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 NEVER = sys.maxsize
@@ -35,7 +35,7 @@ class Sequence:
     limit: int  # most tokens, prompt included
     table: BlockTable
     prompt_len: int
-    tokens: list[int]  # committed: the prompt and what has been generated
+    tokens: Ints  # committed: the prompt and what has been generated
     host_bound: bool  # the host must see each token before the next one: not planned while in flight
     stop_token_ids: frozenset[int]
     min_len: int  # no stop token counts before there are this many tokens
@@ -143,7 +143,7 @@ class Sequence:
         """The tokens of a quiet sequence that no update has brought; they count as brought from now on."""
         if not self.is_quiet:
             return []
-        untold = self.tokens[self.num_told :]
+        untold = self.tokens[self.num_told :].tolist()
         self.num_told = len(self.tokens)
         return untold
 

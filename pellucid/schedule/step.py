@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from pellucid.kv.manager import NewBlocks
 from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
 from pellucid.schedule.sequence import Sequence
 
@@ -21,7 +22,7 @@ class SchedulerOptions:
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
     min_chorus: int = 8  # plans that a chorus must last, or else it is not worth forming
-    most_unread: int = 64  # landings in which each of a chorus reads its tokens once
+    most_unread: int = 256  # landings in which each of a chorus reads its tokens once
     # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
     choose_num_propose: Callable[[int], int] | None = None
 
@@ -39,21 +40,18 @@ class SchedulerOptions:
         return self.num_spec if self.choose_num_propose is None else self.choose_num_propose(num_running)
 
 
-@dataclass(slots=True)
 class Step:
     """What has been planned so far.  Decodes are added before chunks."""
 
-    id: int
-    max_tokens: int
-    num_propose: int
-    rows: list[Row] = field(default_factory=list[Row])
-    seqs: list[Sequence] = field(default_factory=list[Sequence])  # whose rows they are
-    num_more: int = 0  # tokens of the rows, beside the one that each has at least
-    num_chunks: int = 0  # rows at the end that are chunks
-    admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])
-    has_grammar: bool = False
-    has_preempted: bool = False
+    def __init__(self, id: int, max_tokens: int, num_propose: int) -> None:
+        self.id, self.max_tokens, self.num_propose = id, max_tokens, num_propose
+        self.rows: list[Row] = []
+        self.seqs: list[Sequence] = []  # whose rows they are
+        self.num_more = 0  # tokens of the rows, beside the one that each has at least
+        self.num_chunks = 0  # rows at the end that are chunks
+        self.admitted: list[Admission] = []
+        self.grown: list[Growth] = []
+        self.has_grammar = self.has_preempted = False
 
     @property
     def budget(self) -> int:
@@ -80,6 +78,11 @@ class Step:
         self.add(seq, row)
         self.num_chunks += 1
 
+    def grow(self, seqs: list[Sequence], grown: list[NewBlocks]) -> None:
+        """Note the blocks that these sequences' tables got."""
+        for group, owners, blocks in grown:
+            self.grown.append(Growth(group, [seqs[owner].slot for owner in owners], blocks))
+
     def take_back_decode(self, seq_id: int) -> Row | None:
         """Remove a sequence's decode row and the blocks that it got for it, if it has one."""
         index = next((i for i, row in enumerate(self.rows) if row.seq_id == seq_id), None)
@@ -89,7 +92,7 @@ class Step:
         row = self.rows.pop(index)
         del self.seqs[index]
         self.num_more -= row.num_query - 1
-        self.grown = [growth for growth in self.grown if growth.slot != row.slot]
+        self.grown = [growth.without(row.slot) for growth in self.grown]
         return row
 
     def has_chunk(self, seq_id: int) -> bool:

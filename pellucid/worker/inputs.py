@@ -135,7 +135,7 @@ class InputBuilder:
         """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
         if self._last is not None:
             rows, counts = self._last
-            if rows == plan_rows and counts.num_propose == num_propose:
+            if (rows is plan_rows or rows == plan_rows) and counts.num_propose == num_propose:
                 return counts  # decodes all, the same as before: the slots have nothing to be told
         counts = self._count(plan_rows, num_propose)
         self._last = (plan_rows, counts) if (counts.num_sampled > 0).all() else None

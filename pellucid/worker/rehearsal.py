@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pellucid.resolve import Resolved
-from pellucid.schedule.plan import Admission, Row, StepPlan
+from pellucid.schedule.plan import Admission, Row, StepPlan, ints
 from pellucid.types import SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0)
@@ -117,7 +117,7 @@ def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int) -> StepP
         Admission(
             seq_id=-1 - slot,  # no sequence's: rows of real plans are never equal to these
             slot=slot,
-            token_ids=[0] * part.length,
+            token_ids=ints([0] * part.length),
             prompt_len=part.length,
             num_computed=part.num_computed,
             limit=part.length + 1,

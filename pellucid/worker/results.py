@@ -1,12 +1,11 @@
 """From the device back to the host: one packed copy a step, and nothing else ever.
 
-`ResultReader.begin` starts the copy behind the step's work; the `PendingResult` waits for it and unpacks.
+`ResultReader.begin` starts the copy behind the step's work; the `PendingResult` waits for it, and unpacks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from pellucid.executor.base import Pending
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
-from pellucid.schedule.plan import StepResult, ints
+from pellucid.schedule.plan import Extras, StepResult, ints
 from pellucid.types import TokenLogprobs
 from pellucid.worker.inputs import StepCounts
 
@@ -59,6 +58,9 @@ class EmptyResult:
     def __init__(self, plan_id: int) -> None:
         self.plan_id = plan_id
 
+    def wait(self) -> None:
+        """Nothing is on its way."""
+
     def result(self) -> StepResult:
         return StepResult(plan_id=self.plan_id)
 
@@ -76,6 +78,31 @@ class NoReader:
         return EmptyResult(plan_id)
 
 
+class Copy(Protocol):
+    """A step's yield on its way."""
+
+    def wait(self) -> None:
+        """Until it is here."""
+        ...
+
+    def read(self) -> np.ndarray:
+        """[N] int32, waited for if need be.  May be asked again: after Ctrl-C."""
+        ...
+
+
+class NoCopy:
+    """It was made on the host."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+
+    def wait(self) -> None:
+        """It is here."""
+
+    def read(self) -> np.ndarray:
+        return self._flat.numpy()
+
+
 class HostBuffer:
     """Pinned memory for one step's yield, and the event that says it has arrived."""
 
@@ -85,22 +112,47 @@ class HostBuffer:
         self._part = self._ints  # for as many as came last: seldom another number
         # Not torch.cuda.Event, which looks for the current stream in Python.
         self._arrived = torch.Event("cuda", enable_timing=False)
+        self._is_here = False
 
     def __len__(self) -> int:
         return len(self._array)
 
     def fill(self, flat: Tensor) -> None:
         """Start a copy of [N] int32 from the device, in stream order."""
-        size = flat.numel()
+        size, self._is_here = flat.numel(), False
         if self._part.numel() != size:
             self._part = self._ints[:size]
         self._part.copy_(flat, non_blocking=True)
         self._arrived.record()
 
-    def wait(self) -> np.ndarray:
-        """What `fill` was given, once it has come; the buffer may then be filled again."""
-        self._arrived.synchronize()
+    def wait(self) -> None:
+        """Until what `fill` was given has come."""
+        if not self._is_here:
+            self._arrived.synchronize()
+            self._is_here = True
+
+    def read(self) -> np.ndarray:
+        """What has come; the buffer may then be filled again."""
+        self.wait()
         return self._array[: self._part.numel()].copy()
+
+
+class BufferedCopy:
+    """On its way into a buffer, which is free behind it."""
+
+    def __init__(self, buffer: HostBuffer, free: list[HostBuffer]) -> None:
+        self._buffer, self._free = buffer, free
+        self._array: np.ndarray | None = None
+
+    def wait(self) -> None:
+        if self._array is None:
+            self._buffer.wait()
+
+    def read(self) -> np.ndarray:
+        if self._array is None:
+            self._array = self._buffer.read()
+            self._free.append(self._buffer)  # interrupted before this it is lost, but never shared
+        return self._array
 
 
 class ResultReader:
@@ -112,64 +164,69 @@ class ResultReader:
 
     def begin(self, plan_id: int, counts: StepCounts, packed: Packed) -> PendingResult:
         """Start the copy, in stream order."""
-        if not packed.flat.is_cuda:
-            return PendingResult(plan_id, counts, packed, packed.flat.numpy, self._late)
-        buffer = self._take(packed.flat.numel())
-        buffer.fill(packed.flat)
-        arrays: list[np.ndarray] = []  # once it has come: a result may be asked for again after Ctrl-C
+        copy = self._copy(packed.flat) if packed.flat.is_cuda else NoCopy(packed.flat)
+        return PendingResult(plan_id, counts, packed, copy, self._late)
 
-        def wait() -> np.ndarray:
-            if not arrays:
-                arrays.append(buffer.wait())
-                self._free.append(buffer)  # interrupted before this it is lost, but never shared
-            return arrays[0]
-
-        return PendingResult(plan_id, counts, packed, wait, self._late)
-
-    def _take(self, size: int) -> HostBuffer:
+    def _copy(self, flat: Tensor) -> BufferedCopy:
+        size = flat.numel()
         buffer = self._free.pop() if self._free else HostBuffer(size)
-        return buffer if len(buffer) >= size else HostBuffer(size)
+        if len(buffer) < size:
+            buffer = HostBuffer(size)
+        buffer.fill(flat)
+        return BufferedCopy(buffer, self._free)
 
 
 class PendingResult:
-    """One step's copy under way.  wait: returns [N] int32 once it has come."""
+    """One step's copy under way."""
 
     def __init__(
-        self, plan_id: int, counts: StepCounts, packed: Packed, wait: Callable[[], np.ndarray],
-        late: LateCompilations,
-    ) -> None:  # fmt: skip
-        self.plan_id, self._counts, self._packed, self._wait = plan_id, counts, packed, wait
+        self, plan_id: int, counts: StepCounts, packed: Packed, copy: Copy, late: LateCompilations
+    ) -> None:
+        self.plan_id, self._counts, self._packed, self._copy = plan_id, counts, packed, copy
         self._late = late
 
+    def wait(self) -> None:
+        self._copy.wait()
+
     def result(self) -> StepResult:
-        """Wait for the copy, and unpack it."""
-        packed = self._packed
-        tokens, num_new, *rest = _unpack(self._wait(), packed.shapes)
+        """Unpack the copy."""
+        packed, flat = self._packed, self._copy.read()
+        num_rows, most_new = packed.shapes[0]
+        size = num_rows * most_new
         places = slice(self._counts.num_rows) if packed.places is None else packed.places
-        tokens, num_new = tokens[places], num_new[places]
+        tokens = flat[:size].reshape(num_rows, most_new)[places]
+        num_new = flat[size : size + num_rows][places]
         if np.count_nonzero(num_new) < tokens.size:  # not every place of every row has a new one
-            tokens = tokens[np.arange(tokens.shape[1]) < num_new[:, None]]
-        result = StepResult(
+            tokens = tokens[np.arange(most_new) < num_new[:, None]]
+        extras = None
+        if len(packed.shapes) > 2:
+            extras = self._extras(num_new, _unpack(flat[size + num_rows :], packed.shapes[2:]))
+        return StepResult(
             plan_id=self.plan_id,
             token_ids=ints(tokens.tobytes()),
             num_new=ints(num_new.tobytes()),
+            extras=extras,
             num_late_compilations=self._late.num,
         )
+
+    def _extras(self, num_new: np.ndarray, rest: list[np.ndarray]) -> Extras:
+        """rest: what lies behind tokens and their numbers."""
+        packed, extras = self._packed, Extras()
         if packed.has_drafts:
             drafts, *rest = rest
             rows = [row for row in self._counts.host_bound if num_new[row]]
-            result.drafts.update({row: drafts[row].tolist() for row in rows})
+            extras.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
             entries = _entries(rest[:3])
-            counts = enumerate(result.num_new)
-            result.logprobs.update({row: entries[row][:count] for row, count in counts if count})
+            counts = enumerate(num_new.tolist())
+            extras.logprobs.update({row: entries[row][:count] for row, count in counts if count})
         if packed.has_scores:
             (entries,) = _entries([array[None] for array in rest[-3:]])
             num_scores = self._counts.num_scores
             ends = np.cumsum(num_scores)
             for row in np.flatnonzero(num_scores).tolist():
-                result.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
-        return result
+                extras.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
+        return extras
 
 
 def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:

@@ -67,6 +67,10 @@ class OpenStep(Generic[Y]):
         counts = replace(self._counts, host_bound=tuple(masks))
         self._pending = self._deliver(counts, self._finish(masks))
 
+    def wait(self) -> None:
+        assert self._pending is not None, "the grammar's masks have not come"
+        self._pending.wait()
+
     def result(self) -> StepResult:
         assert self._pending is not None, "the grammar's masks have not come"
         return self._pending.result()

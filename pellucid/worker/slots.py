@@ -51,7 +51,7 @@ class Slots:
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
         self.num_prompt_logprobs = np.zeros(rows, dtype=np.int64)  # most likely tokens to report of each
-        self._table_lens = [[0] * rows for _ in groups]
+        self._table_lens = [np.zeros(rows, dtype=np.int64) for _ in groups]  # blocks
         self._alive = np.zeros(rows, dtype=bool)
 
     def retire(self, slots: list[int]) -> None:
@@ -74,8 +74,7 @@ class Slots:
         self.num_prompt_logprobs[slots] = [a.sampling.prompt_logprobs or 0 for a in admissions]
         self._alive[slots] = True
         for lens in self._table_lens:
-            for admission in admissions:
-                lens[admission.slot] = 0
+            lens[slots] = 0
         tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
         positions = np.concatenate([np.arange(length) for length in lengths])
         self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
@@ -84,7 +83,11 @@ class Slots:
         self.num_computed[facts[0]] = facts[1]
         self.limits[facts[0]] = facts[2]
         self.grow(
-            [Growth(a.slot, g, blocks) for a in admissions for g, blocks in enumerate(a.blocks) if blocks]
+            [
+                Growth(group, [admission.slot] * len(blocks), blocks)
+                for admission in admissions
+                for group, blocks in enumerate(admission.blocks)
+            ]
         )
 
     def grow(self, growths: list[Growth]) -> None:
@@ -92,19 +95,21 @@ class Slots:
         if not growths:
             return
         for group, (table, lens) in enumerate(zip(self.block_tables, self._table_lens, strict=True)):
-            slots, columns, values = list[int](), list[int](), list[int]()
-            for slot, of, blocks in growths:
-                if of == group:
-                    first, lens[slot] = lens[slot], lens[slot] + len(blocks)
-                    slots += [slot] * len(blocks)
-                    columns += range(first, lens[slot])
-                    values += blocks
-            if slots:
-                most = max(columns)
-                assert most < table.shape[1], (
-                    f"slot {slots[columns.index(most)]}: {most + 1} blocks in {table.shape[1]} columns"
-                )
-                self._scatter(table, np.array([slots, columns, values]))
+            mine = [growth for growth in growths if growth.group == group]
+            slots = np.array([slot for growth in mine for slot in growth.slots], dtype=np.int64)
+            blocks = np.array([block for growth in mine for block in growth.blocks], dtype=np.int64)
+            if not len(slots):
+                continue
+            first = np.flatnonzero(np.diff(slots, prepend=-1))  # of each slot's blocks
+            counts = np.diff(first, append=len(slots))
+            owners = slots[first]
+            columns = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
+            lens[owners] += counts
+            most = int(columns.max())
+            assert most < table.shape[1], (
+                f"slot {slots[columns.argmax()]}: {most + 1} blocks in {table.shape[1]} columns"
+            )
+            self._scatter(table, np.stack([slots, columns, blocks]))
 
     def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
         """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""

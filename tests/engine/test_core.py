@@ -24,21 +24,27 @@ from tests.schedule.store import Store
 
 @dataclass
 class EagerTicket:
-    """A step that has run; result() may tell that the worker has died."""
+    """A step that has run; wait() may tell that the worker has died."""
 
     executor: EagerExecutor
     answer: StepResult
     masks: object = None
+    wait_seconds: float = 0.0  # that each call takes
+    result_seconds: float = 0.0
 
     def provide(self, masks: object) -> None:
         self.masks = masks
 
-    def result(self) -> StepResult:
-        if self.executor.dies_in == "result":
+    def wait(self) -> None:
+        time.sleep(self.wait_seconds)
+        if self.executor.dies_in == "wait":
             raise RuntimeError("worker 3 has died")
         if self.executor.dies_in == "interrupt":
             self.executor.dies_in = ""
             raise KeyboardInterrupt
+
+    def result(self) -> StepResult:
+        time.sleep(self.result_seconds)
         return self.answer
 
 
@@ -131,7 +137,7 @@ def test_an_abort_is_answered_once_and_one_that_comes_too_late_never() -> None:
     assert engine.step() == []
 
 
-@pytest.mark.parametrize("where", ["submit", "result"])
+@pytest.mark.parametrize("where", ["submit", "wait"])
 def test_when_a_worker_dies_every_request_is_answered_with_its_message(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,6 +356,19 @@ def test_time_spent_idle_is_not_the_hosts() -> None:
     engine.add(make_request("a"))
     drain(engine)
     assert engine.stats().host_seconds < 0.04
+
+
+@pytest.mark.parametrize("part", ["wait_seconds", "result_seconds"])
+def test_to_wait_for_a_result_is_no_work_of_the_hosts_and_to_read_it_is(part: str) -> None:
+    engine, executor = make_engine(depth=2)
+    engine.add(make_request("a", max_tokens=4))
+    while engine.has_work:
+        engine.step()
+        for ticket in executor.tickets:
+            setattr(ticket, part, 0.05)
+    stats = engine.stats()
+    assert (stats.wait_seconds >= 0.1) == (part == "wait_seconds")
+    assert (stats.host_seconds >= 0.05) == (part == "result_seconds")
 
 
 def test_shutdown_reaches_the_workers() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pellucid.executor.process import Call
 from pellucid.executor.wire import decode, encode
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Admission, Extras, Growth, Row, StepPlan, StepResult, ints
 from pellucid.types import SamplingParams, StructuredOutputsParams, TokenLogprobs
 
 
@@ -52,7 +52,7 @@ SAMPLING = SamplingParams(
 ADMISSION = Admission(
     seq_id=2**40,
     slot=3,
-    token_ids=[0, 1, 2**17],
+    token_ids=ints([0, 1, 2**17]),
     prompt_len=2,
     num_computed=1,
     limit=99,
@@ -69,7 +69,7 @@ PLAN = StepPlan(
     rows=[Row(2**40, 3, 255, 1, 0, 1), Row(8, 0, 2, 16384, 0, 16384)],
     num_tokens=16385,
     admitted=[ADMISSION],
-    grown=[Growth(3, 1, [70000, 2])],
+    grown=[Growth(1, [3, 255], [70000, 2])],
     retired=[9, 10],
     kv_meta=[JOB, {"load": [1, 2]}, "plain"],
     has_grammar=True,
@@ -79,9 +79,7 @@ RESULT = StepResult(
     plan_id=41,
     token_ids=ints([1, 2, 3, 151643]),
     num_new=ints([1, 0, 3]),
-    logprobs={2: [ENTRY, ENTRY]},
-    prompt_logprobs={1: [ENTRY]},
-    drafts={0: [5, 6]},
+    extras=Extras(logprobs={2: [ENTRY, ENTRY]}, prompt_logprobs={1: [ENTRY]}, drafts={0: [5, 6]}),
     kv_done=[JOB],
     num_late_compilations=2,
 )
@@ -94,7 +92,7 @@ def test_every_field_comes_through(message: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [PLAN, ADMISSION, SAMPLING, RESULT], ids=lambda example: type(example).__name__
+    "example", [PLAN, ADMISSION, SAMPLING, RESULT, RESULT.extras], ids=lambda example: type(example).__name__
 )
 def test_the_examples_above_leave_no_field_at_its_default(example: StepPlan) -> None:
     for f in fields(example):
@@ -113,7 +111,7 @@ def decoded(admitted: SamplingParams) -> StepPlan:
     admission = Admission(
         seq_id=0,
         slot=0,
-        token_ids=[1],
+        token_ids=ints([1]),
         prompt_len=1,
         num_computed=0,
         limit=9,
@@ -139,14 +137,14 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
         id=number(),
         committed=number() - 1,
         rows=[Row(*(number() for _ in Row._fields)) for _ in range(rng.randrange(300))],
-        grown=[Growth(number(), number(), numbers(9)) for _ in range(rng.randrange(5))],
+        grown=[Growth(number(), numbers(9), numbers(9)) for _ in range(rng.randrange(5))],
         retired=numbers(20),
     )
     result = StepResult(
         plan_id=number(),
         token_ids=ints(rng.randrange(1 << 31) for _ in range(rng.randrange(600))),
         num_new=ints(rng.randrange(6) for _ in range(rng.randrange(300))),
-        logprobs={number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]},
+        extras=Extras({number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]}),
     )
     assert decode(encode(plan)) == plan
     assert decode(encode(result)) == result

@@ -24,6 +24,9 @@ class Done:
 
     value: StepResult
 
+    def wait(self) -> None:
+        pass
+
     def result(self) -> StepResult:
         return self.value
 
@@ -107,7 +110,7 @@ def plan(plan_id: int, *happens: str, num_tokens: int = 0) -> StepPlan:
     admission = Admission(
         seq_id=0,
         slot=0,
-        token_ids=[70000] * num_tokens,
+        token_ids=ints([70000] * num_tokens),
         prompt_len=num_tokens,
         num_computed=0,
         limit=num_tokens,

@@ -19,31 +19,50 @@ def write(kv: KVManager, tokens: list[int], table: BlockTable | None = None) -> 
     """A sequence whose tokens are all computed and published."""
     table = table or kv.new_table()
     kv.adopt(table, kv.match(table, tokens, len(tokens)))
-    kv.grow(table, len(tokens))
+    assert kv.grow([table], [len(tokens)]) is not None
     kv.publish(table, tokens, len(tokens))
     return table
+
+
+def grow(kv: KVManager, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]] | None:
+    """Grow one table; of each group the owners of its new blocks."""
+    grown = kv.grow([table], [num_tokens])
+    return None if grown is None else [(group, owners) for group, owners, _ in grown]
 
 
 def test_a_sequence_grows_block_by_block() -> None:
     kv = make_manager((4, 8))
     table = kv.new_table()
-    assert [len(blocks) for _, blocks in kv.grow(table, 5)] == [2]
-    assert kv.grow(table, 8) == [] and table.capacity == 8
-    assert [(group, len(blocks)) for group, blocks in kv.grow(table, 9)] == [(0, 1)]
+    assert grow(kv, table, 5) == [(0, [0, 0])]
+    assert grow(kv, table, 8) == [] and table.capacity == 8
+    assert grow(kv, table, 9) == [(0, [0])]
 
 
 def test_groups_with_their_own_block_sizes_grow_together() -> None:
     kv = make_manager((4, 8), (8, 4))
     table = kv.new_table()
-    assert [(group, len(blocks)) for group, blocks in kv.grow(table, 9)] == [(0, 3), (1, 2)]
+    assert grow(kv, table, 9) == [(0, [0, 0, 0]), (1, [0, 0])]
     assert table.capacity == 12
-    assert [(group, len(blocks)) for group, blocks in kv.grow(table, 13)] == [(0, 1)]
+    assert grow(kv, table, 13) == [(0, [0])]
+
+
+def test_several_sequences_grow_at_once_each_by_what_it_lacks() -> None:
+    kv = make_manager((4, 8), (8, 8))
+    tables = [kv.new_table() for _ in range(3)]
+    grow(kv, tables[1], 4)
+    grown = kv.grow(tables, [5, 4, 8])
+    assert grown is not None
+    assert [(group, owners) for group, owners, _ in grown] == [(0, [0, 0, 2, 2]), (1, [0, 2])]
+    assert [table.capacity for table in tables] == [8, 4, 8]
+    assert tables[0].blocks[0] + tables[2].blocks[0] == grown[0].blocks
+    kv.check(table.blocks for table in tables)
 
 
 def test_no_group_grows_where_one_of_them_is_short() -> None:
     kv = make_manager((4, 8), (4, 2))
-    assert kv.can_grow(kv.new_table(), 8)
-    assert not kv.can_grow(kv.new_table(), 9)
+    assert grow(kv, kv.new_table(), 9) is None and kv.usage == 0
+    assert kv.grow([kv.new_table(), kv.new_table()], [4, 5]) is None and kv.usage == 0
+    assert grow(kv, kv.new_table(), 8) is not None
     assert kv.max_tokens == 8
 
 
@@ -63,7 +82,7 @@ def test_a_hit_leaves_the_last_token_to_be_computed() -> None:
 def test_a_hit_is_what_all_groups_hold() -> None:
     kv = make_manager((4, 8), (4, 3))
     kv.release(write(kv, list(range(12))))
-    taken = kv.pools[1].take()  # evicts the last block of the second group
+    (taken,) = kv.pools[1].take(1)  # evicts the last block of the second group
     hit = kv.match(kv.new_table(), list(range(12)), 12)
     assert hit.num_tokens == 8 and [len(blocks) for blocks in hit.blocks] == [2, 2]
     kv.pools[1].drop(taken)
@@ -79,7 +98,7 @@ def test_a_hit_ends_at_a_block_of_every_size() -> None:
 def test_the_prefix_outlives_the_tail() -> None:
     kv = make_manager((4, 3))
     kv.release(write(kv, list(range(12))))
-    kv.pools[0].take()
+    kv.pools[0].take(1)
     assert kv.match(kv.new_table(), list(range(12)), 12).num_tokens == 8
 
 
@@ -149,9 +168,9 @@ def test_what_a_save_reads_outlives_its_sequence() -> None:
     )
     kv.lend_for_save(save)
     kv.release(table)
-    assert not kv.can_grow(kv.new_table(), 1)
+    assert grow(kv, kv.new_table(), 1) is None
     kv.take_back(save, publish=False)
-    assert kv.can_grow(kv.new_table(), 8)
+    assert grow(kv, kv.new_table(), 8) is not None
 
 
 def test_clearing_forgets_prefixes_in_all_groups() -> None:

@@ -96,7 +96,10 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a calm landing overlooks a stop": [
         ("scheduler", "seq.calm_landing and new[0] not in seq.stop_token_ids", "seq.calm_landing")
     ],
-    "3 a chorus gets no blocks": [("chorus", "self._short.pop(self._num_planned, ())", "()")],
+    "3 a chorus gets no blocks": [("chorus", "if self._num_planned == self._next_short and", "if False and")],
+    "3 a chorus gets blocks a plan too late": [
+        ("chorus", "last = capacity - self._starts[indices]", "$ + 1")
+    ],
     "3 a chorus goes on past an end": [("chorus", "if self._num_planned == self._num_plans:", "if False:")],
     "3 a chorus overlooks a stop": [("chorus", "if len(self._stop_token_ids)", "if ()")],
     "5 a chorus settles without its rows in flight": [
@@ -128,7 +131,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("worker", "tokens = tokens[: slot.limit - root - 1]", "pass"),
         (
             "scheduler",
-            "        tokens += update.new_token_ids",
+            "        tokens.extend(update.new_token_ids)",
             "        update.new_token_ids = update.new_token_ids[: seq.limit - len(tokens)]\n$",
         ),
     ],
@@ -217,7 +220,7 @@ FAULTS: dict[str, list[Edit]] = {
     "7 an arrival preempts its elders": [("scheduler", "if v.key[0] > seq.key[0] and", "if")],
     "7 a preempted row is not taken back": [("step", "row = self.rows.pop(index)", "row = self.rows[index]")],
     "7 blocks of a preempted row still travel": [
-        ("step", "self.grown = [growth for growth in self.grown if growth.slot != row.slot]", "pass")
+        ("step", "self.grown = [growth.without(row.slot) for growth in self.grown]", "pass")
     ],
     "8 sampled tokens published before their KV": [
         (
@@ -245,12 +248,12 @@ FAULTS: dict[str, list[Edit]] = {
             "transfers",
             "        self._connector.reserved(transfer)",
             "$\n        for pool, blocks, names in zip(kv.pools, transfer.blocks, transfer.digests):\n"
-            "            [pool.publish(*pair) for pair in zip(blocks, names)]",
+            "            pool.publish(blocks, names)",
         )
     ],
     "8 reference counts ignored": [("pool", "self._refs[block] += 1", "self._refs[block] = 1")],
     "8 an evicted block is still found": [
-        ("pool", "            self._forget(block)\n        self._refs", "        self._refs")
+        ("pool", "            self._forget(block)\n            blocks", "            blocks")
     ],
     "8 a hash forgets its parent": [
         ("hashes", "hashlib.sha256(parent + fresh", "hashlib.sha256(root + fresh")
@@ -266,8 +269,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 blocks counted in the first group only": [
         (
             "manager",
-            "capacity = min(capacity, len(blocks) * size)",
-            "capacity = len(table.blocks[0]) * self.block_sizes[0]",
+            "table.capacity = min(map(mul, map(len, table.blocks), self.block_sizes))",
+            "table.capacity = len(table.blocks[0]) * self.block_sizes[0]",
         )
     ],
     "9 noise depends on the step": [
@@ -311,7 +314,7 @@ FAULTS: dict[str, list[Edit]] = {
 EQUIVALENT: dict[str, list[Edit]] = {
     # A sequence's tokens grow when its last chunk has come home, and then the plan that admitted it has run.
     "2 a plan shares its tokens with the host": [
-        ("scheduler", "token_ids=list(seq.tokens)", "token_ids=seq.tokens")
+        ("scheduler", "token_ids=seq.tokens[:]", "token_ids=seq.tokens")
     ],
     # The device does not sample a stop token before min_tokens; the host says it again.
     "3 a stop before min_tokens counts": [("sequence", "if i >= first and token", "if token")],

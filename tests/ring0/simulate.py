@@ -98,7 +98,8 @@ class ToyGrammar(NullGrammar):
         return {index: [self.bit(row, path) for path in self.paths] for index, row in rows.items()}
 
     def bit(self, row: HostBoundRow, path: list[int]) -> int:
-        return grammar_bit(row.token_ids + [row.drafts[node - 1] for node in path if node <= len(row.drafts)])
+        drafts = [row.drafts[node - 1] for node in path if node <= len(row.drafts)]
+        return grammar_bit(row.token_ids.tolist() + drafts)
 
 
 def random_config(rng: random.Random) -> Config:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pellucid.schedule.plan import Row, StepPlan, StepResult
+from pellucid.schedule.plan import Extras, Row, StepPlan, StepResult
 from pellucid.types import SamplingParams, TokenLogprobs
 from tests.ring0.connector import Job, ToyConnector
 from tests.ring0.model import MASKED, MAX_LEN, NUM_LAYERS, VOCAB, attend, banned_at, draw, kv_entry, logprob
@@ -126,7 +126,7 @@ class Stage:
         for new in plan.admitted:
             assert self.slots[new.slot] is None, "the slot is taken"
             self.slots[new.slot] = Slot(
-                token_ids=new.token_ids + [MASKED] * (self.max_tokens - len(new.token_ids)),
+                token_ids=new.token_ids.tolist() + [MASKED] * (self.max_tokens - len(new.token_ids)),
                 num_known=len(new.token_ids),
                 prompt_len=new.prompt_len,
                 num_computed=new.num_computed,
@@ -136,11 +136,12 @@ class Stage:
                 stops=frozenset(new.stop_token_ids),
                 tables=[list(blocks) for blocks in new.blocks],
             )
-        for index, group, blocks in plan.grown:
-            slot = self.slot(index)
-            slot.tables[group] += blocks
+        for group, slots, blocks in plan.grown:
             most = -(-self.max_tokens // self.config.block_sizes[group])
-            assert len(slot.tables[group]) <= most and 0 not in blocks, "table overflow, or the padding block"
+            for index, block in zip(slots, blocks, strict=True):
+                table = self.slot(index).tables[group]
+                table.append(block)
+                assert len(table) <= most and block, "table overflow, or the padding block"
         for job in plan.kv_meta:
             assert isinstance(job, Job)
             self.pipeline.connector.start(job, self)
@@ -204,10 +205,13 @@ class Flight:
     def has_masks(self) -> bool:
         return not self.plan.has_grammar or self.masks is not None
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         self.pipeline.die_if_told("result", self.plan.id)
         while self.result_ is None:
             assert self.pipeline.advance(), "the pipeline is stuck"
+
+    def result(self) -> StepResult:
+        assert self.result_ is not None, "the engine has waited"
         return self.result_
 
 
@@ -291,13 +295,14 @@ class ToyExecutor:
         """The last stage: forward, logits, sample or verify, propose."""
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
-        result = StepResult(plan_id=plan.id, kv_done=self.connector.report())
+        extras = Extras()
+        result = StepResult(plan_id=plan.id, extras=extras, kv_done=self.connector.report())
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]
             scores = self.score_prompt(row, slot, start, hidden[i])
             if scores:
-                result.prompt_logprobs[i] = scores
+                extras.prompt_logprobs[i] = scores
             if not slot.samples(row, start):
                 result.num_new.append(0)
                 continue
@@ -307,9 +312,9 @@ class ToyExecutor:
             result.token_ids.extend(learned[-1].tokens)
             result.num_new.append(len(learned[-1].tokens))
             if slot.sampling.logprobs is not None:
-                result.logprobs[i] = learned[-1].logprobs
+                extras.logprobs[i] = learned[-1].logprobs
             if bits is not None:
-                result.drafts[i] = list(learned[-1].drafts)
+                extras.drafts[i] = list(learned[-1].drafts)
         self.feedback.append((plan.id, learned))
         flight.result_ = result
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import Admission
+from pellucid.schedule.plan import Admission, ints
 from pellucid.types import SamplingParams
 
 
@@ -71,7 +71,7 @@ def make(
     return Admission(
         seq_id=slot,
         slot=slot,
-        token_ids=[*prompt, *output],
+        token_ids=ints([*prompt, *output]),
         prompt_len=len(prompt),
         num_computed=0,
         limit=1000,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pellucid.kv.connector import KVConnector
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import Extras, StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import Request, SamplingParams, SeqUpdate, TokenLogprobs
 
@@ -62,6 +62,7 @@ def make_scheduler(
         num_spec=num_spec,
         policy=policy,
         watermark=watermark,
+        most_unread=64,
     )
     return Scheduler(options, KVManager((group,), (num_blocks,)), connector)
 
@@ -80,7 +81,8 @@ class Device:
         for new in plan.admitted:
             self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
             self.computed[new.slot] = new.num_computed
-        result = StepResult(plan_id=plan.id)
+        extras = Extras()
+        result = StepResult(plan_id=plan.id, extras=extras)
         for index, row in enumerate(plan.rows):
             start = self.computed[row.slot]
             end = start + row.num_query - row.num_draft
@@ -93,7 +95,7 @@ class Device:
             if num_entries > 0:
                 first = start + row.num_query - row.num_logits
                 scores = [TokenLogprobs([p + 1], [0.0], 1) for p in range(first, first + num_entries)]
-                result.prompt_logprobs[index] = scores
+                extras.prompt_logprobs[index] = scores
             self.computed[row.slot] = end + max(0, len(new) - 1)
             result.token_ids.extend(new)
             result.num_new.append(len(new))

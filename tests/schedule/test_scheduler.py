@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pellucid.schedule.plan import Row
+from pellucid.schedule.plan import Extras, Row
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import FinishReason, SamplingParams
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
@@ -124,7 +124,7 @@ def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen(
     scheduler.add(make_request("bound", 4, grammar="json", eos=(99,)))
     first = scheduler.next_plan()
     assert first
-    scheduler.commit(first, replace(device.run(first), drafts={0: [7, 8]}))
+    scheduler.commit(first, replace(device.run(first), extras=Extras(drafts={0: [7, 8]})))
     second, _ = step(scheduler, device)
     assert shape(second.rows[0]) == (3, 2, 3) and scheduler.host_bound_rows(second)[0].drafts == [7, 8]
     third, _ = step(scheduler, device)
@@ -140,7 +140,7 @@ def test_a_grammars_sequence_has_no_drafts_where_no_token_may_end_it(
     scheduler.add(make_request("bound", 4, grammar="json", eos=eos, sampling=sampling))
     first = scheduler.next_plan()
     assert first
-    scheduler.commit(first, replace(device.run(first), drafts={0: [7, 8]}))
+    scheduler.commit(first, replace(device.run(first), extras=Extras(drafts={0: [7, 8]})))
     second, _ = step(scheduler, device)
     assert shape(second.rows[0]) == (1, 0, 1)
 

@@ -8,7 +8,7 @@ import torch
 
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import LogitsBatch, SamplingState
-from pellucid.schedule.plan import Admission
+from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.draws import AlikeDraw, OwnDraw, draw_for
 from pellucid.types import SamplingParams
 from tests.sample.conftest import chi_square_z
@@ -22,7 +22,14 @@ def make(params: list[SamplingParams]) -> tuple[Sampler, LogitsBatch]:
     state.admit(
         [
             Admission(
-                seq_id=i, slot=i, token_ids=[1], prompt_len=1, num_computed=0, limit=9, seed=i, sampling=p
+                seq_id=i,
+                slot=i,
+                token_ids=ints([1]),
+                prompt_len=1,
+                num_computed=0,
+                limit=9,
+                seed=i,
+                sampling=p,
             )
             for i, p in enumerate(params)
         ]

@@ -9,7 +9,7 @@ import torch
 from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import SamplingState
-from pellucid.schedule.plan import Admission
+from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.base import DraftShape, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.verify import VerifyRows, verify
@@ -117,7 +117,7 @@ def generate(sampling: SamplingParams, num_drafts: int, seed: int) -> list[int]:
     token_ids[1, :3] = torch.tensor(PROMPT)
     state.admit([
         Admission(
-            seq_id=0, slot=1, token_ids=PROMPT, prompt_len=3, num_computed=0, limit=LIMIT, seed=seed,
+            seq_id=0, slot=1, token_ids=ints(PROMPT), prompt_len=3, num_computed=0, limit=LIMIT, seed=seed,
             sampling=sampling, stop_token_ids=(4, 5), bad_words_token_ids=((7, 8), (9,)),
         )
     ])  # fmt: skip

@@ -117,9 +117,11 @@ class LazyResult:
     pipeline: LazyPipeline
     plan: StepPlan
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         while self.plan.id not in self.pipeline.results:
             assert self.pipeline.advance(), "the pipeline is stuck"
+
+    def result(self) -> StepResult:
         return self.pipeline.results.pop(self.plan.id).result()
 
 

@@ -13,7 +13,7 @@ from pellucid.dist.collectives import Channels
 from pellucid.dist.mesh import Stage
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
-from pellucid.schedule.plan import Admission
+from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.base import DraftShape
 from pellucid.types import SamplingParams
 from pellucid.worker.feedback import Feedback
@@ -44,8 +44,8 @@ def slots() -> Slots:
     slots = Slots(2, 64, (SPEC,), torch.device("cpu"))
     admitted = [
         Admission(
-            seq_id=slot, slot=slot, token_ids=[1, 2, 3, 4, 5], prompt_len=5, num_computed=4, limit=60, seed=0,
-            sampling=SamplingParams(), blocks=([slot + 1],),
+            seq_id=slot, slot=slot, token_ids=ints([1, 2, 3, 4, 5]), prompt_len=5, num_computed=4,
+            limit=60, seed=0, sampling=SamplingParams(), blocks=([slot + 1],),
         )
         for slot in (0, 1)
     ]  # fmt: skip

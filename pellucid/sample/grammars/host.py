@@ -28,6 +28,7 @@ from pellucid.sample.grammars.base import (
 )
 
 if TYPE_CHECKING:
+    from pellucid.schedule.plan import Ints
     from pellucid.schedule.scheduler import HostBoundRow
 
 # Of compiled grammars that are kept for the next request with the same text.
@@ -102,7 +103,7 @@ class Reading:
         """Has it kept others waiting for longer than any text may?"""
         return self.seconds > FREE_SECONDS + SECONDS_A_MASK * self.num_masks
 
-    def read(self, token_ids: list[int]) -> bool:
+    def read(self, token_ids: Ints) -> bool:
         """Go on to the end of the text; False if it has left the language."""
         for token in token_ids[self.num_read :]:
             if self.matcher.is_done:
