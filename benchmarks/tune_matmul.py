@@ -174,7 +174,9 @@ def rings(num_rows: int) -> Iterator[Wgmma]:
     """For up to 32 rows: one or two programs a multiprocessor, with all of its memory."""
     for rows in (16, 32):
         for width in (64, 128, 192):
-            for programs in (1, 2):
+            for programs in (1, 2)[
+                : 1 + (width < 192)
+            ]:  # of the widest one fills a multiprocessor's registers
                 if num_rows <= rows:
                     yield Wgmma(width, rows, 1, RING_BYTES // programs // (128 * (width + rows)))
 

@@ -89,8 +89,8 @@ TILES = {
     528: (64, 2, 2),
 }
 TILE_OF_MANY = (64, 4, 3)
-VERIFYING_TILES = {32: (128, 8, 3)}  # with more than 16 packed queries
-VERIFYING_TILE_OF_MANY = (64, 4, 3)
+VERIFYING_TILES = {32: (128, 8, 3)}  # with 17 to 32 packed queries
+VERIFYING_TILE_OF_MANY = (64, 4, 3)  # and with more
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
 
@@ -124,10 +124,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
     is_fp8 = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
         keys, warps, stages = 16, 4, 2
-    elif padded > 16 and is_fp8:
-        keys, warps, stages = VERIFYING_TILE_OF_MANY
-    elif padded > 16:
+    elif padded == 32 and not is_fp8:
         keys, warps, stages = up_to(num_pairs, VERIFYING_TILES, VERIFYING_TILE_OF_MANY)
+    elif padded > 16:
+        keys, warps, stages = VERIFYING_TILE_OF_MANY
     elif padded == COLUMNS:
         keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
     elif is_fp8:

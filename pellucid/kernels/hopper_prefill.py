@@ -520,4 +520,5 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] == 9

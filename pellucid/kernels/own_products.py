@@ -96,7 +96,6 @@ def choices_for(weight: Tensor) -> Choices:
     """What is known to be fast for this weight [N, K] on its GPU."""
     num_out, num_in = weight.shape
     name, room = torch.cuda.get_device_name(weight.device), num_multiprocessors(weight.device)
-    chosen = choose(
-        num_out, num_in, bits=8 * weight.itemsize, device_name=name, is_hopper=is_hopper(weight.device)
-    )
+    hopper = room if is_hopper(weight.device) else 0
+    chosen = choose(num_out, num_in, bits=8 * weight.itemsize, device_name=name, hopper=hopper)
     return {rows: fitted(tile, rows, num_out, room) for rows, tile in chosen.items()}

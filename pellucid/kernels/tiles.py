@@ -22,7 +22,6 @@ MAX_GEMV_ROWS = 4
 MAX_SPLIT_K_ROWS = 256
 MAX_ROWS = 512
 SPARE = 4  # multiprocessors that programs which wait for one another leave to messages between GPUs
-NUM_MULTIPROCESSORS = 132  # of an H100 or H200
 RING_BYTES = 208 << 10  # of steps that a Hopper multiprocessor has room for
 PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
 
@@ -93,17 +92,17 @@ def from_words(words: Iterable[str | int]) -> Tile | None:
     return KINDS[str(name)](*map(int, sizes))
 
 
-def choose(num_out: int, num_in: int, *, bits: int, device_name: str, is_hopper: bool = False) -> Choices:
+def choose(num_out: int, num_in: int, *, bits: int, device_name: str, hopper: int = 0) -> Choices:
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
-    bits: of a weight, 16 or 8.  More rows than any choice has are the library's, unless the last one takes
-    any number.
+    bits: of a weight, 16 or 8.  hopper: multiprocessors, if it is one.  More rows than any choice has are the
+    library's, unless the last one takes any number.
     """
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
             if device_name.startswith(devices) and (measured := table.get((bits, num_out, num_in))):
                 return measured
-    return rule_of_thumb(num_out, num_in, bits, is_hopper=is_hopper)
+    return rule_of_thumb(num_out, num_in, bits, hopper=hopper)
 
 
 def fitted(tile: Tile | None, num_rows: int, num_out: int, num_multiprocessors: int) -> Tile | None:
@@ -134,7 +133,7 @@ class ByRows:
         return self._tiles[bisect_left(self._most, num_rows)] if num_rows else None
 
 
-def rule_of_thumb(num_out: int, num_in: int, bits: int, *, is_hopper: bool = False) -> Choices:
+def rule_of_thumb(num_out: int, num_in: int, bits: int, *, hopper: int = 0) -> Choices:
     """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
 
     On Hopper few rows are hopper_matmul's.  The library's FP8 product is slow for all numbers of rows of
@@ -148,26 +147,27 @@ def rule_of_thumb(num_out: int, num_in: int, bits: int, *, is_hopper: bool = Fal
     gemv = Gemv(8, min(2048, power_of_two(num_in)), 4) if num_in <= 16_384 else Gemv(8, 4096, 8)
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
     few: Choices = {1: gemv if num_in % 8 == 0 else None}
-    if is_hopper and num_out % 16 == num_in % 8 == 0:
-        few |= {rows: widest_ring(num_out, num_in, rows) for rows in (16, 32, 64)}
+    if hopper and num_out % 16 == num_in % 8 == 0:
+        few |= {rows: widest_ring(num_out, num_in, rows, hopper) for rows in (16, 32, 64)}
     else:
         few[32] = SplitK(64, 128, splits, 4, 3)
     return few | {2047: None, 2048: Persistent(128, 16)} if num_out >= 6144 else few
 
 
-def widest_ring(num_out: int, num_in: int, num_rows: int) -> Wgmma:
-    """For 2 to 64 rows: programs for a whole GPU if there are outputs enough, each with all its memory.
+def widest_ring(num_out: int, num_in: int, num_rows: int, num_multiprocessors: int) -> Wgmma:
+    """For 2 to 64 rows: a program for each multiprocessor, with all of its memory, if outputs allow.
 
-    What of W is under way while the kernel before still runs is what counts.
+    What of W is under way while the kernel before still runs is what counts.  More outputs than one round of
+    programs takes have two programs each, and small ones, so that the last round is not long.
     """
-    width = next((width for width in (64, 128) if num_out <= width * NUM_MULTIPROCESSORS), 192)
+    width = next((width for width in (64, 128, 192) if num_out <= width * num_multiprocessors), 64)
     blocks = -(-num_out // width)
     # A split takes at least 8 rows of a tile: of few outputs more are wanted than few rows give.
-    rows = max(num_rows, 32) if 4 * blocks <= NUM_MULTIPROCESSORS else num_rows
+    rows = max(num_rows, 32) if 4 * blocks <= num_multiprocessors else num_rows
     splits = [s for s in (2, 4, 8) if 8 * s <= rows and 512 * s <= num_in]
-    splits = max((s for s in splits if s * blocks <= NUM_MULTIPROCESSORS - SPARE), default=1)
+    splits = max((s for s in splits if s * blocks <= num_multiprocessors - SPARE), default=1)
     num_steps = max(4, -(-num_in // (64 * splits)))
-    stages = RING_BYTES // (1 if blocks <= NUM_MULTIPROCESSORS else 2) // (128 * (width + rows))
+    stages = RING_BYTES // (1 if blocks <= num_multiprocessors else 2) // (128 * (width + rows))
     return Wgmma(width, rows, splits, min(stages, num_steps))
 
 

@@ -309,7 +309,7 @@ class Scheduler:
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
         self._prefilling.remove(seq)
-        # The longest first, and they stay so, for all grow alike: what attention does last is then short.
+        # The longest first, and they stay so while all grow alike: what attention does last is then short.
         insort(self._decoding, seq, key=lambda other: -other.num_planned)
         seq.ready_at = step.id + self.options.pp
         if seq.host_bound or seq.num_certain >= seq.limit:

@@ -108,7 +108,7 @@ def _calls(tags: Sequence[Mapping[str, object]], use: ToolUse, frame: CallFrame)
 
 def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:
     schema = function.get("parameters") or {"type": "object"}
-    name = json.dumps(function["name"])
+    name = json.dumps(function["name"], ensure_ascii=False)
     content = {"type": "json_schema", "json_schema": schema}
     return {"type": "tag", "begin": frame.begin.replace("NAME", name), "content": content, "end": frame.end}
 

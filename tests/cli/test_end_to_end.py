@@ -248,7 +248,8 @@ def test_bench_profiles_host_and_device(pellucid, tmp_path):
     events = json.loads(file.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     host = [span for span in spans if span["pid"] == 1]
-    assert {span["name"] for span in host} == {"plan", "launch", "wait", "commit", "step", "outputs"}
+    names = {span["name"] for span in host}
+    assert names == {"plan", "launch", "wait", "unpack", "commit", "step", "outputs"}
     launches = [span for span in host if span["name"] == "launch"]
     assert launches[0]["args"]["rows"] == 3 and launches[0]["args"]["tokens"] == 60
     first, last = launches[0], launches[-1]

@@ -146,7 +146,7 @@ SHAPES = [(1024, 3072), (6144, 1024), (24_576, 4096), (151_936, 1024), (80, 96),
 
 @pytest.mark.parametrize("num_out,num_in", SHAPES)
 def test_on_hopper_few_rows_have_a_ring_that_fits(num_out: int, num_in: int) -> None:
-    ruled = tiles.rule_of_thumb(num_out, num_in, 16, is_hopper=True)
+    ruled = tiles.rule_of_thumb(num_out, num_in, 16, hopper=132)
     assert not any(isinstance(tile, SplitK) for tile in ruled.values())
     for num_rows in (2, 16, 17, 32, 33, 64):
         tile = ByRows(ruled)(num_rows)
@@ -156,4 +156,11 @@ def test_on_hopper_few_rows_have_a_ring_that_fits(num_out: int, num_in: int) -> 
         assert tile.splits <= -(-num_in // 64), tile  # each has a step
         assert 128 * tile.stages * (tile.block_n + tile.rows) <= 220 << 10, tile
     for shape in ((num_out + 8, num_in), (num_out, num_in + 4)):  # what it cannot multiply
-        assert isinstance(tiles.rule_of_thumb(*shape, 16, is_hopper=True)[32], SplitK)
+        assert isinstance(tiles.rule_of_thumb(*shape, 16, hopper=132)[32], SplitK)
+
+
+def test_on_hopper_a_ring_is_for_as_many_multiprocessors_as_there_are() -> None:
+    assert tiles.widest_ring(5120, 5120, 16, 132) == Wgmma(64, 16, 1, 20)  # 80 programs
+    assert tiles.widest_ring(5120, 5120, 16, 78) == Wgmma(128, 16, 1, 11)  # 40, not two rounds
+    assert tiles.widest_ring(24_576, 4096, 16, 132) == Wgmma(192, 16, 1, 8)  # 128
+    assert tiles.widest_ring(34_816, 5120, 16, 132) == Wgmma(64, 16, 1, 10)  # 544, two at a time
