@@ -340,7 +340,10 @@ class Replicas:
         return self.router.close(replica.index)
 
     def _await_start(self, is_wanted: Callable[[], bool]) -> tuple[Resolved, Capacity]:
-        """Wait until every engine is ready.  Raises what the first of those says that will never be."""
+        """Wait until every engine is ready.  Raises what the first of those says that will never be.
+
+        One that is ready waits for the others, and may say meanwhile where it stands.
+        """
         ready: dict[int, tuple[Resolved, Capacity, EngineStats]] = {}
         while len(ready) < len(self._replicas):
             wait(self.files, PATIENCE)
@@ -348,13 +351,22 @@ class Replicas:
                 raise RuntimeError("the engine is not wanted any more")
             for replica in self._replicas:
                 for message in replica.receive():
-                    if isinstance(message, Failed):
-                        if message.is_users:
+                    match message:
+                        case Failed(is_users=True):
                             raise ValueError(message.message)
-                        raise RuntimeError(f"an engine cannot start (see what it wrote): {message.message}")
-                    assert isinstance(message, Ready), message
-                    ready[replica.index] = pickle.loads(message.pickled)
-                    replica.stats = ready[replica.index][2]
+                        case Failed():
+                            raise RuntimeError(
+                                f"an engine cannot start (see what it wrote): {message.message}"
+                            )
+                        case Turn(error=str(error)):
+                            raise RuntimeError(
+                                f"engine {replica.index} has failed before others began: {error}"
+                            )
+                        case Ready():
+                            ready[replica.index] = pickle.loads(message.pickled)
+                            replica.stats = ready[replica.index][2]
+                        case _:
+                            pass
         return ready[0][0], least([capacity for _, capacity, _ in ready.values()])
 
 

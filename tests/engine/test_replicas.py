@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pellucid import platform
-from pellucid.engine.replicas import joined, least, own_cpus, short_folder
+from pellucid.engine import replicas
+from pellucid.engine.process import Failed, Message, Ready, Turn
+from pellucid.engine.replicas import Replicas, joined, least, own_cpus, short_folder
 from pellucid.engine.statistics import EngineStats
 from pellucid.executor.base import Capacity
 from pellucid.platform import share_of_cpus
@@ -86,3 +89,49 @@ def test_a_process_inherits_cpus_of_its_own_only_where_openmp_pins(monkeypatch: 
         with own_cpus(0, len(allowed)):
             assert os.sched_getaffinity(0) == ({min(allowed)} if pinned else allowed)
         assert os.sched_getaffinity(0) == allowed
+
+
+class Early:
+    """An engine's process as its owner sees it: what it says, message by message."""
+
+    def __init__(self, index: int, *messages: list[Message]) -> None:
+        self.index, self.stats = index, None
+        self._messages = list(messages)
+
+    def receive(self) -> list[Message]:
+        return self._messages.pop(0) if self._messages else []
+
+
+def awaited(*engines: Early) -> object:
+    """What becomes of the start of these, whose owner looks as often as need be."""
+    owner = object.__new__(type("Owner", (Replicas,), {"files": []}))
+    owner._replicas = list(engines)  # type: ignore[assignment]
+    looks = iter([True] * 5 + [False])
+    return owner._await_start(lambda: next(looks))
+
+
+def standing(error: str | None = None) -> Turn:
+    return Turn([], EngineStats.total([STATS]), num_heard=0, has_work=False, error=error)
+
+
+STATS = EngineStats(**dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {  # type: ignore[arg-type]
+    "num_accepted_per_position": (), "num_steps_by_tokens": (), "is_synthetic": False
+})  # fmt: skip
+
+
+def ready(num_blocks: int) -> Ready:
+    return Ready(pickle.dumps((None, Capacity(groups=(), num_blocks=(num_blocks,), max_model_len=64), STATS)))
+
+
+def test_an_engine_that_is_ready_long_before_the_others_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "wait", lambda *_: None)
+    early, late = Early(0, [ready(9)], [standing()]), Early(1, [], [], [], [ready(7)])
+    assert awaited(early, late) == (None, Capacity(groups=(), num_blocks=(7,), max_model_len=64))
+
+
+def test_an_engine_that_fails_while_others_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "wait", lambda *_: None)
+    with pytest.raises(RuntimeError, match="engine 0 has failed before others began: its worker died"):
+        awaited(Early(0, [ready(9)], [standing("its worker died")]), Early(1))
+    with pytest.raises(ValueError, match="no such model"):
+        awaited(Early(0), Early(1, [Failed("no such model", is_users=True)]))
