@@ -67,7 +67,7 @@ PROJECTIONS = {  # outputs and inputs of qkv, o, gate_up, down, as merged
     "8B": [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288)],
 }
 LAYERS = {"0.6B": 28, "8B": 36}
-LAYER_ROWS = (24, 64, 144, 256)
+LAYER_ROWS = (5, 24, 32, 64, 144, 256)
 PREFILLS = {
     "128 x 128": [(128, 128)] * 128,
     "16 x 512": [(512, 512)] * 16,

@@ -171,14 +171,11 @@ def wgmma_candidates(num_out: int, num_in: int, num_rows: int) -> Iterator[Wgmma
 
 
 def rings(num_rows: int) -> Iterator[Wgmma]:
-    """For up to 32 rows: one or two programs a multiprocessor, with all of its memory."""
+    """For up to 32 rows: as many programs a multiprocessor as share all of its memory, and its registers."""
     for rows in (16, 32):
-        for width in (64, 128, 192):
-            for programs in (1, 2)[
-                : 1 + (width < 192)
-            ]:  # of the widest one fills a multiprocessor's registers
-                if num_rows <= rows:
-                    yield Wgmma(width, rows, 1, RING_BYTES // programs // (128 * (width + rows)))
+        for width, programs in ((64, 1), (64, 2), (128, 1), (128, 2), (192, 1)):
+            if num_rows <= rows:
+                yield Wgmma(width, rows, 1, RING_BYTES // programs // (128 * (width + rows)))
 
 
 class Case:

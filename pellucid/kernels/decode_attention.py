@@ -89,8 +89,8 @@ TILES = {
     528: (64, 2, 2),
 }
 TILE_OF_MANY = (64, 4, 3)
-VERIFYING_TILES = {32: (128, 8, 3)}  # with 17 to 32 packed queries
-VERIFYING_TILE_OF_MANY = (64, 4, 3)  # and with more
+VERIFYING_TILES = {32: (128, 8, 3)}  # with 17 to 32 packed queries, in 16 bits
+VERIFYING_TILE_OF_MANY = (64, 4, 3)  # of more pairs, more queries, or FP8
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
 

@@ -110,7 +110,7 @@ class StepResult:
     token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
     num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
     extras: Extras | None = None  # of most steps none
-    kv_done: list[object] = field(default_factory=lambda: [])  # the connector's own
+    kv_done: list[object] = field(default_factory=list[object])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @property
