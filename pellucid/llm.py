@@ -6,7 +6,7 @@ import gc
 import signal
 import threading
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from types import FrameType, TracebackType
@@ -145,7 +145,7 @@ class LLM:
         own = self._own_sampling(params)
         done: dict[str, RequestOutput] = {}
         with short_collections():
-            with whole():
+            with held_back():
                 ids = self._add_all(prompts, own, priorities)
             with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
                 for output in self._outputs(ids):
@@ -185,8 +185,10 @@ class LLM:
         """Abort requests, and step until their ends have come."""
         for request_id in ids:
             self.llm_engine.abort(request_id)
-        while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in ids):
-            self._step()
+        with held_back() as let_through:
+            while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in ids):
+                self._step()
+                let_through()
 
     def _outputs(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
         """Step until these requests are finished, yielding their outputs; others' wait for their own reader.
@@ -198,36 +200,42 @@ class LLM:
         unfinished = set(ids)
         try:
             while unfinished:
-                while arrived:
-                    output = arrived.popleft()
-                    if output.finished:
-                        unfinished.discard(output.request_id)
-                    yield output
-                if unfinished:
-                    self._step()
+                if not arrived:
+                    self._step_until(arrived)
+                output = arrived.popleft()
+                if output.finished:
+                    unfinished.discard(output.request_id)
+                yield output
         finally:
             self._abort_all(unfinished)
             for request_id in ids:
                 del self._readers[request_id]
 
+    def _step_until(self, arrived: Collection[RequestOutput]) -> None:
+        """Step until an output has arrived."""
+        with held_back() as let_through:
+            while not arrived:
+                self._step()
+                let_through()
+
     def _step(self) -> None:
-        with whole():
-            for output in self.llm_engine.step():
-                if output.request_id in self._readers:
-                    self._readers[output.request_id].append(output)
+        for output in self.llm_engine.step():
+            if output.request_id in self._readers:
+                self._readers[output.request_id].append(output)
 
 
 @contextmanager
-def whole() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done: a step cut in half would leave blocks without their KV.
+def held_back() -> Iterator[Callable[[], None]]:
+    """Hold a Ctrl-C back until the block is done, or calls what it is given: between steps.
 
-    A second one is not held back; it may end the engine.
+    A step cut in half would leave blocks without their KV.  A second Ctrl-C is not held back; it may end the
+    engine.
     """
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
-        yield
+        yield lambda: None
         return
     came: list[int] = []
 
@@ -236,13 +244,16 @@ def whole() -> Iterator[None]:
             raise KeyboardInterrupt
         came.append(number)
 
+    def let_through() -> None:
+        if came:
+            raise KeyboardInterrupt
+
     signal.signal(signal.SIGINT, note)
     try:
-        yield
+        yield let_through
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
+    let_through()
 
 
 @contextmanager

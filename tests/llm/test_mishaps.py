@@ -48,8 +48,10 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
 
     assert isinstance(launcher, EagerLauncher)
     runner.launcher = Interrupted(launcher.step, launcher.inputs, launcher.masks)
+    num_steps = llm.llm_engine.stats.num_steps
     with pytest.raises(KeyboardInterrupt):
         tokens(llm, PROMPT)
+    assert llm.llm_engine.stats.num_steps - num_steps <= 2, "it was let through late"
     assert llm.llm_engine.stats.num_running == 0 and llm.llm_engine.is_finished()
     assert tokens(llm, PROMPT) == expected
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
