@@ -207,9 +207,9 @@ class LLM:
                     unfinished.discard(output.request_id)
                 yield output
         finally:
-            self._abort_all(unfinished)
-            for request_id in ids:
+            for request_id in ids:  # first: a Ctrl-C may cut the aborts short
                 del self._readers[request_id]
+            self._abort_all(unfinished)
 
     def _step_until(self, arrived: Collection[RequestOutput]) -> None:
         """Step until an output has arrived."""

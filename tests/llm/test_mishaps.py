@@ -57,6 +57,20 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_abort_that_is_cut_short_leaves_no_reader(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_short(ids: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "_abort_all", cut_short)
+    outputs = llm.stream({"prompt_token_ids": PROMPT}, GREEDY)
+    next(outputs)
+    with pytest.raises(KeyboardInterrupt):
+        outputs.close()
+    assert not llm._readers
+    monkeypatch.undo()
+    assert tokens(llm, PROMPT) == tokens(llm, PROMPT)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
