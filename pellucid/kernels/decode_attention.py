@@ -29,8 +29,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.cache_lines import cache_lines, has_lines
 from pellucid.kernels.decode_merge import arrivals, copies_for, hand_in, merged_at_once, partial_results
-from pellucid.kernels.decode_tiles import attend_fp8_columns, attend_tiles, pages_of
+from pellucid.kernels.decode_tiles import attend_columns, attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
@@ -93,6 +94,8 @@ VERIFYING_TILES = {32: (128, 8, 3)}  # with 17 to 32 packed queries, in 16 bits
 VERIFYING_TILE_OF_MANY = (64, 4, 3)  # of more pairs, more queries, or FP8
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
+LINES_TILE = (64, 2, 2)  # copied by the TMA unit, with queries as columns
+MIN_PAIRS_BY_LINES = 529  # of fewer, what is under way when a program begins counts, and loads begin sooner
 
 
 def up_to(num: int, table: Mapping[int, Value], beyond: Value) -> Value:
@@ -108,9 +111,9 @@ def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
     return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
 
 
-def padded_queries(packed: int, dtype: torch.dtype, is_fp8: bool) -> int:
+def padded_queries(packed: int, dtype: torch.dtype, has_columns: bool) -> int:
     """Packed queries of a tile: as many as there are, or as tl.dot takes as columns or else as rows."""
-    if is_fp8 and packed <= COLUMNS and dtype != torch.float32:
+    if has_columns and packed <= COLUMNS and dtype != torch.float32:
         return COLUMNS
     return max(16, triton.next_power_of_2(packed))
 
@@ -128,8 +131,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
         keys, warps, stages = up_to(num_pairs, VERIFYING_TILES, VERIFYING_TILE_OF_MANY)
     elif padded > 16:
         keys, warps, stages = VERIFYING_TILE_OF_MANY
-    elif padded == COLUMNS:
+    elif padded == COLUMNS and is_fp8:
         keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
+    elif padded == COLUMNS:
+        keys, warps, stages = LINES_TILE
     elif is_fp8:
         keys, warps, stages = (128, 4, 3) if num_pairs <= PROGRAMS else (64, 4, 3)
     else:
@@ -142,6 +147,13 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
     while keys > 16 and keys * key_bytes + query_bytes > room:
         keys //= 2
     return Tile(keys, warps, max(1, min(stages, 1 + (room - query_bytes) // (keys * key_bytes))))
+
+
+def takes_lines(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
+    """Whether `attend_columns` can attend with these rows, without a window."""
+    _, _, num_kv_heads, block_size, _ = kv_cache.shape
+    has_columns = rows.max_query == 1 and rows.tree is None and q.shape[1] // num_kv_heads <= COLUMNS
+    return has_columns and block_size % LINES_TILE[0] == 0 and has_lines(q, kv_cache)
 
 
 def decode_attention(
@@ -170,8 +182,9 @@ def decode_attention(
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
-    padded = padded_queries(packed, q.dtype, is_fp8)
     num_pairs = rows.num_rows * num_kv_heads
+    by_lines = window is None and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
+    padded = padded_queries(packed, q.dtype, is_fp8 or by_lines)
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
     max_keys = rows.block_table.shape[1] * block_size
     if window is not None:
@@ -183,6 +196,7 @@ def decode_attention(
     decode_kernel[(num_pairs, pieces.direct)](
         q,
         kv_cache.view(torch.int16) if is_fp8 else kv_cache,
+        cache_lines(kv_cache, tile.keys) if by_lines else None,
         out,
         partial,
         partial[num_lines * head_dim :],
@@ -296,6 +310,7 @@ COUNTS = ["num_rows", "whole", "chunk_bits", "num_chunks", "direct", "seekers", 
 def decode_kernel(
     q_ptr,
     cache_ptr,  # of FP8: pairs of values as int16
+    lines,  # a descriptor of the cache as lines [TILE, H], for rows of one query; or None
     out_ptr,
     partial_ptr,  # [B, K, S, PACKED, H]
     statistics_ptr,  # [B, K, S, PACKED, 2]: maximum, total
@@ -367,7 +382,12 @@ def decode_kernel(
                 position = tl.load(positions_ptr + token, mask=asked, other=0)
                 ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
             q_at = q_ptr + token * q_token_stride + head * q_head_stride
-            if COLUMNS:
+            if lines is not None:
+                accumulator, maximum, weight = attend_columns(
+                    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head, first_tile + chunk,
+                    chunks, seq_len, scale, NUM_KV_HEADS, HEAD_DIM, TILE, BLOCK_SIZE, M,
+                )  # fmt: skip
+            elif COLUMNS:
                 accumulator, maximum, weight = attend_fp8_columns(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
                     seq_len, position, ancestors, first_draft, scale,

@@ -112,6 +112,53 @@ def attend_tiles(
 
 
 @triton.jit
+def attend_columns(
+    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head, first_tile, step, seq_len, scale,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+):  # fmt: skip
+    """The same of rows with one query each, with heads as columns of the products.
+
+    lines: a descriptor of the cache as lines [TILE, H], by which the TMA unit copies whole tiles.  The last
+    keys of a row are loaded, for what lies behind them may be anything.
+    """
+    VALUES: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a block's keys to its values
+    place = tl.arange(0, TILE)
+    dim = tl.arange(0, HEAD_DIM)
+    q = tl.load(q_at[None, :] + dim[:, None], mask=asked[None, :], other=0.0)
+    maximum = tl.full([M], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([TILE, M], dtype=tl.float32)
+    accumulator = tl.zeros([HEAD_DIM, M], dtype=tl.float32)
+    last = seq_len // TILE  # the tile that is not whole, if there is one
+    for tile in range(first_tile, last, step):
+        line = pages[0] * (2 * VALUES) + kv_head * BLOCK_SIZE + tile * TILE % BLOCK_SIZE
+        pages = pages_of(pages_ptr, (tile + step) * TILE, num_pages, BLOCK_SIZE, 1)
+        k, v = lines.load([line, 0]), lines.load([line + VALUES, 0])
+        scores = tl.dot(k, q) * scale
+        maximum, total, accumulator = fold_in(scores, v, maximum, total, accumulator)
+    if ((last - first_tile) % step == 0) & (last * TILE < seq_len):
+        at = cache_ptr + (pages[0].to(tl.int64) * (2 * VALUES) + kv_head * BLOCK_SIZE) * HEAD_DIM
+        at = at + (last * TILE % BLOCK_SIZE + place)[:, None] * HEAD_DIM + dim[None, :]
+        present = last * TILE + place < seq_len
+        k = tl.load(at, mask=present[:, None], other=0.0)
+        v = tl.load(at + VALUES * HEAD_DIM, mask=present[:, None], other=0.0)
+        scores = tl.where(present[:, None], tl.dot(k, q) * scale, float("-inf"))
+        maximum, total, accumulator = fold_in(scores, v, maximum, total, accumulator)
+    return tl.trans(accumulator), maximum, tl.sum(total, 0)
+
+
+@triton.jit
+def fold_in(scores, v, maximum, total, accumulator):
+    """A tile's scores [TILE, M] and values [TILE, H] into (maximum, sums of weights, accumulator)."""
+    new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+    weights = tl.exp2(scores - new_maximum[None, :])
+    shrink = tl.exp2(maximum - new_maximum)
+    total = total * shrink[None, :] + weights
+    accumulator = tl.dot(tl.trans(v), weights.to(v.dtype), accumulator * shrink[None, :])
+    return new_maximum, total, accumulator
+
+
+@triton.jit
 def attend_fp8_columns(
     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
     seq_len, position, ancestors, first_draft, scale,

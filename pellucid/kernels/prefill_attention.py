@@ -15,15 +15,14 @@ dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pellucid.kernels.cache_lines import cache_lines, has_lines
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
@@ -112,7 +111,7 @@ def prefill_attention(
     prefill_kernel[(num_kv_heads, num_tiles)](
         q,
         kv_cache,
-        cache_lines(kv_cache, tile) if kv_cache.dtype == q.dtype and dim_padded == head_dim else None,
+        cache_lines(kv_cache, tile) if has_lines(q, kv_cache) else None,
         out,
         tiles.longest_first(),
         rows.block_table,
@@ -142,22 +141,6 @@ def prefill_attention(
         **dependent(),
     )
     return out
-
-
-def cache_lines(kv_cache: Tensor, tile: int) -> TensorDescriptor | None:
-    """The cache as lines of one token's and head's numbers, for copies by the TMA unit, `tile` lines each.
-
-    None where there is no such unit, or the lines are not its.
-    """
-    if not has_tma(kv_cache.device) or kv_cache.itemsize != 2:
-        return None
-    head_dim = kv_cache.shape[-1]
-    return TensorDescriptor.from_tensor(kv_cache.view(-1, head_dim), [tile, head_dim])
-
-
-@cache
-def has_tma(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 STEP_POINTERS = STEADY + ["block_table_ptr", "positions_ptr", "ancestors_ptr", "first_drafts_ptr"]

@@ -361,13 +361,16 @@ def compile_decode(target: GPUTarget) -> None:
         (128, 8, 0, False, 8, "*i16"),
     ):
         packed, is_fp8 = num_query * 4, stored == "*i16"
-        rows = decode.padded_queries(packed, DTYPE, is_fp8)
+        by_lines = num_query == 1 and not is_fp8 and target is HOPPER
+        by_lines &= num_pairs >= decode.MIN_PAIRS_BY_LINES
+        rows = decode.padded_queries(packed, DTYPE, is_fp8 or by_lines)
         cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
         tile = decode.tile_for(num_pairs, cache, DTYPE, rows, ROOM[target])
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            **({} if by_lines else {"lines": None}),
             "COLUMNS": rows == decode.COLUMNS,
             **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := merged_at_once(packed, head_dim))},
             "COPIES": copies_for(merged * packed, tile.num_warps),
@@ -375,6 +378,7 @@ def compile_decode(target: GPUTarget) -> None:
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         types = {name: signature_of(name, stored) for name in decode.decode_kernel.arg_names}
+        types |= {"lines": f"tensordesc<bf16[{tile.keys},{head_dim}]>"}
         kernel = compiled(decode.decode_kernel, types, constants, target, **options)
         if constants["MARKED"]:
             # What others write is loaded at one place, and again where it was missing.  A second copy, which

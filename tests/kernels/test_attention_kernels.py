@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.kernels import cache_lines, decode_merge
 from pellucid.kernels import decode_attention as decode_module
-from pellucid.kernels import decode_merge
 from pellucid.kernels.decode_attention import (
     Cut,
     cut,
@@ -241,9 +241,9 @@ def assert_fp8_matches(rows: Rows, max_query: int) -> None:
 
 
 def test_as_many_queries_are_columns_as_there_may_be() -> None:
-    assert [padded_queries(n, torch.bfloat16, is_fp8=True) for n in (1, 8, 9, 33)] == [8, 8, 16, 64]
-    assert padded_queries(8, torch.bfloat16, is_fp8=False) == 16
-    assert padded_queries(8, torch.float32, is_fp8=True) == 16
+    assert [padded_queries(n, torch.bfloat16, has_columns=True) for n in (1, 8, 9, 33)] == [8, 8, 16, 64]
+    assert padded_queries(8, torch.bfloat16, has_columns=False) == 16
+    assert padded_queries(8, torch.float32, has_columns=True) == 16
 
 
 def test_tiles_hold_the_queries_that_are_wanted() -> None:
@@ -304,6 +304,31 @@ def test_chunks_match_whoever_takes_them(
     lens = [(1, 300), (3, 1100), (1, 40), (2, 2000), (1, 700)]
     rows = make_rows(lens, block_size=64, window=window, num_padding=1, device=DEVICE)
     assert_matches_reference(decode(rows, 4), rows)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (3, 3)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("programs", [5, 264])
+def test_tiles_copied_by_lines_match(
+    programs: int, head_dim: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows with whole tiles alone, with some and with none; cut, with few programs and with one each."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(cache_lines, "has_tma", lambda _: True)
+    monkeypatch.setattr(decode_module, "MIN_PAIRS_BY_LINES", 0)
+    monkeypatch.setattr(decode_module, "PROGRAMS", programs)
+    monkeypatch.setattr(decode_module, "CUTS", {1000: (128, 64, 8)})
+    lens = [(1, 1), (1, 64), (1, 65), (1, 128), (1, 300), (1, 577), (1, 640)]
+    how = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.float16}
+    rows = make_rows(lens, **how, num_padding=2, device=DEVICE)
+    view = paged(rows, 1)
+    if not decode_module.takes_lines(rows.q, rows.kv_cache, view):
+        pytest.skip("this GPU has no TMA unit")
+    for row, (_, seq_len) in enumerate(lens):  # what lies behind the end may be anything
+        rows.kv_cache[view.block_table[row, seq_len // 64], :, :, seq_len % 64 :] = torch.nan
+    out = decode(rows, 1)
+    assert_matches_reference(out, rows)
+    assert out[-2:].eq(0).all()
 
 
 def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,27 @@
+"""The paged cache as the TMA unit copies it: line by line, of one token and one KV head each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+def has_lines(q: Tensor, kv_cache: Tensor) -> bool:
+    """Whether tiles of the cache [num_blocks, 2, K, block_size, H] can be copied as queries q want them."""
+    head_dim = kv_cache.shape[-1]
+    is_same = q.dtype == kv_cache.dtype and q.itemsize == 2
+    return is_same and head_dim & (head_dim - 1) == 0 and has_tma(kv_cache.device)
+
+
+def cache_lines(kv_cache: Tensor, tile: int) -> TensorDescriptor:
+    """A descriptor of the cache as lines [lines, H], copied `tile` at a time, for what `has_lines`."""
+    head_dim = kv_cache.shape[-1]
+    return TensorDescriptor.from_tensor(kv_cache.view(-1, head_dim), [tile, head_dim])
+
+
+@cache
+def has_tma(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
