@@ -30,7 +30,7 @@ OPTIONS = (
     SamplingParams(temperature=1.0, prompt_logprobs=1),
 )
 MOST_TOKENS = 2048  # of a rehearsed chunk; longer ones take the same kernels
-MOST_ROWS = 512  # beyond it kernels have no variants
+MOST_ROWS = 2048  # beyond it kernels have no variants, with one KV head either
 SHORT = 2  # queries of chunks that attention takes as it does decodes
 MOST_GROUPED = 8  # rows that draw together, of which few have variants
 
