@@ -92,8 +92,8 @@ class Figure:
     unit: str
 
 
-def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) -> float:
-    """Seconds of one launch: the median over replays of a graph that holds them all, with clocks up."""
+def recorded(launches: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """A graph of launches, each of which has run once."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -101,6 +101,12 @@ def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) 
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
+    return graph
+
+
+def median_seconds(launches: Sequence[Callable[[], object]], replays: int = 20) -> float:
+    """Seconds of one launch: the median over replays of a graph that holds them all, with clocks up."""
+    graph = recorded(launches)
     until = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < until:
         graph.replay()

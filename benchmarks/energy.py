@@ -1,0 +1,179 @@
+"""What the kernels of a decode step cost in energy: `python benchmarks/energy.py`, on an NVIDIA GPU.
+
+Each kernel is replayed alone, on operands that no L2 cache holds, while the GPU counts its energy (NVML).  A
+step that runs at the GPU's power limit takes as long as its energy does: what a kernel saves there, another
+one gets, and a kernel that is bound by memory still takes from the others' clocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from kernels import (
+    CACHE_BYTES,
+    DTYPE,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    PROJECTIONS,
+    WARM_SECONDS,
+    WIDTHS,
+    Case,
+    copies_of,
+    recorded,
+)
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.decode_attention import decode_attention
+from pellucid.kernels.own_products import OwnProducts, choices_for
+from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.sample import draw
+from pellucid.kernels.silu_mul import silu_mul
+from pellucid.sample.noise import token_codes
+
+VOCAB_SIZE = 151_936
+NAMES = ("q, k, v", "o", "gate, up", "down")
+SM_CLOCK = 1  # NVML's number of it
+Launches = Sequence[Callable[[], object]]
+
+
+class Meter:
+    """The GPU's count of its energy, and its clock.  Raises OSError where there is no NVML."""
+
+    def __init__(self, device: int = 0) -> None:
+        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self._device = ctypes.c_void_p()
+        self._check(self._nvml.nvmlInit_v2())
+        self._check(self._nvml.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(self._device)))
+
+    def joules(self) -> float:
+        millijoules = ctypes.c_ulonglong()
+        self._check(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules)))
+        return millijoules.value / 1000
+
+    def megahertz(self) -> int:
+        clock = ctypes.c_uint()
+        self._check(self._nvml.nvmlDeviceGetClockInfo(self._device, SM_CLOCK, ctypes.byref(clock)))
+        return clock.value
+
+    @staticmethod
+    def _check(status: int) -> None:
+        if status:
+            raise OSError(f"NVML answers with error {status}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one launch."""
+
+    microseconds: float
+    millijoules: float
+    megahertz: int
+
+
+def cost_of(launches: Launches, meter: Meter, seconds: float) -> Cost:
+    """Replay launches for so long or more: from a change of the count, one of few, to another."""
+    graph = recorded(launches)
+
+    def replay() -> None:
+        for _ in range(2):
+            graph.replay()
+        torch.cuda.synchronize()
+
+    until = time.perf_counter() + 10 * WARM_SECONDS  # the power limit takes some time to slow clocks down
+    while time.perf_counter() < until:
+        replay()
+    num_replays, began, before = 0, 0.0, None
+    last = meter.joules()
+    while True:
+        replay()
+        num_replays += 2
+        now = meter.joules()
+        if now == last:
+            continue
+        last = now
+        if before is None:
+            num_replays, began, before = 0, time.perf_counter(), now
+        elif (passed := time.perf_counter() - began) > seconds:
+            num_launches = num_replays * len(launches)
+            millijoules = 1000 * (now - before) / num_launches
+            return Cost(1e6 * passed / num_launches, millijoules, meter.megahertz())
+
+
+def kernels_of(model: str, num_rows: int, num_keys: int) -> Iterator[tuple[str, int, Launches]]:
+    """(name, launches a step, launches on operands of their own) of each kernel that takes time."""
+    num_layers, dim = LAYERS[model], WIDTHS[model][0]
+    case = Case([(1, num_keys)] * num_rows, HEADS[model], 64)
+    q, cache, views = case.build()
+    out = torch.empty_like(q)
+    attend = partial(decode_attention, q, cache, scale=HEAD_DIM**-0.5, out=out)
+    yield f"attention, {case.kv_bytes / 1e6:.0f} MB", num_layers, [partial(attend, rows) for rows in views]
+    del q, cache, views, out, attend
+    for name, shape in zip(NAMES, PROJECTIONS[model], strict=True):
+        yield from products_of(name, num_layers, shape, num_rows, "silu" if name == "gate, up" else None)
+    operands = torch.randn(copies_of(4 * num_rows * dim * 2), 2, num_rows, dim, dtype=DTYPE, device="cuda")
+    norm = torch.ones(dim, dtype=DTYPE, device="cuda")
+    yield "norm", 2 * num_layers, [partial(add_rms_norm, x, stream, norm, 1e-6) for x, stream in operands]
+    yield from products_of("logits", 1, (VOCAB_SIZE, dim), num_rows, None)
+    logits = torch.randn(num_rows, VOCAB_SIZE, dtype=DTYPE, device="cuda")
+    slots = torch.arange(num_rows, device="cuda")
+    heat = torch.full((num_rows,), 0.6, dtype=torch.float64, device="cuda")
+    codes = token_codes(VOCAB_SIZE, "cuda")
+    yield "draw", 1, [partial(draw, logits, codes, slots, heat, slots, slots)]
+
+
+def products_of(
+    name: str, num: int, shape: tuple[int, int], num_rows: int, act: str | None
+) -> Iterator[tuple[str, int, Launches]]:
+    """A projection by the kernel that the engine takes; where that is ours, by the library, too."""
+    copies = max(2, CACHE_BYTES // (2 * shape[0] * shape[1]))
+    weights = [0.02 * torch.randn(shape, dtype=DTYPE, device="cuda") for _ in range(copies)]
+    x = torch.randn(num_rows, shape[1], dtype=DTYPE, device="cuda")
+    products = OwnProducts(weights[0], choices_for(weights[0]))
+    is_ours = products(x, weights[0], act=act) is not None
+
+    def library(weight: Tensor) -> Tensor:
+        y = F.linear(x, weight)
+        return silu_mul(y, act) if act else y
+
+    if is_ours:
+        yield name, num, [partial(products, x, weight, act=act) for weight in weights]
+    yield f"{name}, by the library", 0 if is_ours else num, [partial(library, weight) for weight in weights]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=list(LAYERS), default="8B", help="whose kernels to measure")
+    parser.add_argument("--rows", type=int, default=256, help="sequences that decode")
+    parser.add_argument("--keys", type=int, default=256, help="tokens that each of them has")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="for which each kernel is replayed, at least"
+    )
+    options = parser.parse_args()
+    meter = Meter(torch.cuda.current_device())
+    title = f"{torch.cuda.get_device_name()}, Qwen3-{options.model}, {options.rows} rows of {options.keys}"
+    table = Table("kernel", "a step", "us", "mJ", "W", "MHz", title=title)
+    total = 0.0
+    for name, num, launches in kernels_of(options.model, options.rows, options.keys):
+        cost = cost_of(launches, meter, options.seconds)
+        total += num * cost.millijoules
+        watts = 1000 * cost.millijoules / cost.microseconds
+        table.add_row(
+            name, f"{num or '-'}", f"{cost.microseconds:,.1f}", f"{cost.millijoules:,.2f}", f"{watts:,.0f}",
+            f"{cost.megahertz:,}",
+        )  # fmt: skip
+    Console().print(table)
+    Console().print(f"A step is {total / 1000:.2f} J.")
+
+
+if __name__ == "__main__":
+    main()
