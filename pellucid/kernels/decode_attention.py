@@ -9,11 +9,14 @@ the row's length and from how many rows there are, never from the other rows' le
 nothing that only the device knows: each program has a chunk, and some then go on to further ones of long
 rows, which they find in the lengths of all.  What they find is merged within the launch (`decode_merge`).
 
+Of many rows with one query each the TMA unit copies whole tiles, on GPUs that have one (`attend_columns`):
+that takes as long as loads, but a seventh less energy.
+
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 2,000 down
-to 100 keys at 4.4 TB/s in bfloat16 and at 4.2 TB/s, 1.9 times as fast, in FP8 (4.3 and 3.9 in any order); 256
-of 150 keys in 51 us and in 32 in FP8; one of 160 in 5.3 us (benchmarks/kernels.py).  Lengths and pages are
-looked up before all else, for keys wait for them.  One multiprocessor takes in no more than 52 GB/s, which
-bounds few rows that are not cut; a cut costs 2 us.
+to 100 keys at 4.0 to 4.1 TB/s in bfloat16 and at 4.2 TB/s, twice as fast, in FP8 (3.9 in any order); 256 of
+256 keys in 79 to 85 us, where copies alone take 72 to 80; 256 of 150 in FP8 in 32 us; one of 160 in 5.3 us
+(benchmarks/kernels.py).  Lengths and pages are looked up before all else, for keys wait for them.  One
+multiprocessor takes in no more than 52 GB/s, which bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
