@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+MIN_HEAD_DIM = 16  # numbers that tl.dot multiplies at once
+
 
 def has_lines(q: Tensor, kv_cache: Tensor) -> bool:
     """Whether tiles of the cache [num_blocks, 2, K, block_size, H] can be copied as queries q want them."""
     head_dim = kv_cache.shape[-1]
-    is_same = q.dtype == kv_cache.dtype and q.itemsize == 2
-    return is_same and head_dim & (head_dim - 1) == 0 and has_tma(kv_cache.device)
+    is_tile = head_dim >= MIN_HEAD_DIM and head_dim & (head_dim - 1) == 0
+    return is_tile and q.dtype == kv_cache.dtype and q.itemsize == 2 and has_tma(kv_cache.device)
 
 
 def cache_lines(kv_cache: Tensor, tile: int) -> TensorDescriptor:
