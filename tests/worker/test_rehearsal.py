@@ -9,7 +9,7 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.rehearsal import around_powers_of_two, rehearsals
+from pellucid.worker.rehearsal import MOST_ROWS, around_powers_of_two, rehearsals
 from pellucid.worker.worker import Worker
 from tests.kernels.test_compile import run
 from tests.spec.toy import tree_config
@@ -81,3 +81,11 @@ def test_torch_looks_nowhere_else_where_kernels_have_written_nothing(tmp_path: P
 def test_sizes_are_of_every_class() -> None:
     assert around_powers_of_two(1) == [1]
     assert around_powers_of_two(11) == [1, 2, 3, 4, 5, 8, 9, 11]
+
+
+def test_as_many_rows_are_rehearsed_as_attention_has_variants_for() -> None:
+    """With one KV head, which makes as many pairs as there are rows."""
+    decode = pytest.importorskip("pellucid.kernels.decode_attention")
+    tables = (decode.CUTS, decode.TILES, decode.VERIFYING_TILES, decode.FP8_TILES)
+    most = max(num_pairs for table in tables for num_pairs in table)
+    assert max(most + 1, decode.MIN_PAIRS_BY_LINES) <= MOST_ROWS
