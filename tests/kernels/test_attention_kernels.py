@@ -322,13 +322,36 @@ def test_tiles_copied_by_lines_match(
     how = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.float16}
     rows = make_rows(lens, **how, num_padding=2, device=DEVICE)
     view = paged(rows, 1)
-    if not decode_module.takes_lines(rows.q, rows.kv_cache, view):
+    if not cache_lines.has_tma(rows.q.device):
         pytest.skip("this GPU has no TMA unit")
-    for row, (_, seq_len) in enumerate(lens):  # what lies behind the end may be anything
-        rows.kv_cache[view.block_table[row, seq_len // 64], :, :, seq_len % 64 :] = torch.nan
+    assert decode_module.takes_lines(rows.q, rows.kv_cache, view)
     out = decode(rows, 1)
     assert_matches_reference(out, rows)
     assert out[-2:].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("max_query", "how"),
+    [
+        (2, {}),
+        (1, {"heads": (9, 1)}),
+        (1, {"head_dim": 8}),
+        (1, {"head_dim": 80}),
+        (1, {"block_size": 32}),
+        (1, {"dtype": torch.float32}),
+    ],
+    ids=str,
+)
+def test_other_rows_are_not_copied_by_lines(
+    max_query: int, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_lines, "has_tma", lambda _: True)
+    plain = {"head_dim": 64, "block_size": 64, "dtype": torch.float16}
+    rows = make_rows([(1, 70)], **plain | how, device=DEVICE)
+    assert not decode_module.takes_lines(rows.q, rows.kv_cache, paged(rows, max_query))
+    rows = make_rows([(1, 70)], **plain, device=DEVICE)
+    assert decode_module.takes_lines(rows.q, rows.kv_cache, paged(rows, 1))
+    assert not decode_module.takes_lines(rows.q, rows.kv_cache.to(torch.float8_e4m3fn), paged(rows, 1))
 
 
 def test_numbers_that_have_been_merged_are_missing_again(monkeypatch: pytest.MonkeyPatch) -> None:
