@@ -18,42 +18,43 @@ import torch
 from kernels import (
     CACHE_BYTES,
     DTYPE,
-    HEAD_DIM,
     HEADS,
     LAYERS,
     PROJECTIONS,
+    VOCAB_SIZE,
     WARM_SECONDS,
     WIDTHS,
     Case,
-    copies_of,
+    decodes,
+    draws,
+    norms,
     recorded,
+    turns,
 )
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.decode_attention import decode_attention
 from pellucid.kernels.own_products import OwnProducts, choices_for
-from pellucid.kernels.rms_norm import add_rms_norm
-from pellucid.kernels.sample import draw
 from pellucid.kernels.silu_mul import silu_mul
-from pellucid.sample.noise import token_codes
 
-VOCAB_SIZE = 151_936
+BLOCK_SIZE = 64  # tokens of a page
 NAMES = ("q, k, v", "o", "gate, up", "down")
 SM_CLOCK = 1  # NVML's number of it
 Launches = Sequence[Callable[[], object]]
 
 
 class Meter:
-    """The GPU's count of its energy, and its clock.  Raises OSError where there is no NVML."""
+    """Torch's current GPU's count of its energy, and its clock.  Raises OSError where there is no NVML."""
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self) -> None:
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         self._device = ctypes.c_void_p()
         self._check(self._nvml.nvmlInit_v2())
-        self._check(self._nvml.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(self._device)))
+        # By its name, for torch numbers only the GPUs that it may see.
+        uuid = f"GPU-{torch.cuda.get_device_properties().uuid}".encode()
+        self._check(self._nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(self._device)))
 
     def joules(self) -> float:
         millijoules = ctypes.c_ulonglong()
@@ -111,24 +112,15 @@ def cost_of(launches: Launches, meter: Meter, seconds: float) -> Cost:
 
 def kernels_of(model: str, num_rows: int, num_keys: int) -> Iterator[tuple[str, int, Launches]]:
     """(name, launches a step, launches on operands of their own) of each kernel that takes time."""
-    num_layers, dim = LAYERS[model], WIDTHS[model][0]
-    case = Case([(1, num_keys)] * num_rows, HEADS[model], 64)
-    q, cache, views = case.build()
-    out = torch.empty_like(q)
-    attend = partial(decode_attention, q, cache, scale=HEAD_DIM**-0.5, out=out)
-    yield f"attention, {case.kv_bytes / 1e6:.0f} MB", num_layers, [partial(attend, rows) for rows in views]
-    del q, cache, views, out, attend
+    num_layers = LAYERS[model]
+    case = Case([(1, num_keys)] * num_rows, HEADS[model], BLOCK_SIZE)
+    yield f"attention, {case.kv_bytes / 1e6:.0f} MB", num_layers, decodes(case)
     for name, shape in zip(NAMES, PROJECTIONS[model], strict=True):
         yield from products_of(name, num_layers, shape, num_rows, "silu" if name == "gate, up" else None)
-    operands = torch.randn(copies_of(4 * num_rows * dim * 2), 2, num_rows, dim, dtype=DTYPE, device="cuda")
-    norm = torch.ones(dim, dtype=DTYPE, device="cuda")
-    yield "norm", 2 * num_layers, [partial(add_rms_norm, x, stream, norm, 1e-6) for x, stream in operands]
-    yield from products_of("logits", 1, (VOCAB_SIZE, dim), num_rows, None)
-    logits = torch.randn(num_rows, VOCAB_SIZE, dtype=DTYPE, device="cuda")
-    slots = torch.arange(num_rows, device="cuda")
-    heat = torch.full((num_rows,), 0.6, dtype=torch.float64, device="cuda")
-    codes = token_codes(VOCAB_SIZE, "cuda")
-    yield "draw", 1, [partial(draw, logits, codes, slots, heat, slots, slots)]
+    yield "norm", 2 * num_layers, norms(model, num_rows)[1]
+    yield "norm, rope, write", num_layers, turns(model, num_rows, BLOCK_SIZE)[1]
+    yield from products_of("logits", 1, (VOCAB_SIZE, WIDTHS[model][0]), num_rows, None)
+    yield "draw", 1, draws(num_rows, 0.6)[1]
 
 
 def products_of(
@@ -159,7 +151,7 @@ def main() -> None:
         "--seconds", type=float, default=1.0, help="for which each kernel is replayed, at least"
     )
     options = parser.parse_args()
-    meter = Meter(torch.cuda.current_device())
+    meter = Meter()
     title = f"{torch.cuda.get_device_name()}, Qwen3-{options.model}, {options.rows} rows of {options.keys}"
     table = Table("kernel", "a step", "us", "mJ", "W", "MHz", title=title)
     total = 0.0

@@ -41,6 +41,7 @@ DTYPE = torch.bfloat16
 CACHE_BYTES = 200 << 20  # what the launches of one graph must touch at least: several times any L2
 WARM_SECONDS = 0.05  # of replays beforehand: a GPU that had nothing to do has let its clocks down
 MAX_MODEL_LEN = 16_384
+VOCAB_SIZE = 151_936  # Qwen3's
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "32B": (64, 8)}
 WIDTHS = {"0.6B": (1024, 3072), "8B": (4096, 12288), "32B": (5120, 25600)}  # model dim, hidden features
 PASSES = (1, 32, 256, 4096)  # tokens
@@ -170,19 +171,19 @@ class Case:
         return torch.randn(sum(query_lens), self.heads[0], HEAD_DIM, dtype=DTYPE, device="cuda"), cache, rows
 
 
+def decodes(case: Case) -> list[Callable[[], object]]:
+    """Decode attention of a case, on one set of rows after the other."""
+    q, cache, views = case.build()
+    attend = partial(decode_attention, q, cache, scale=HEAD_DIM**-0.5, out=torch.empty_like(q))
+    return [partial(attend, rows) for rows in views]
+
+
 def decode_figure(
     model: str, name: str, block_size: int, num_query: int = 1, kv_dtype: torch.dtype = DTYPE
 ) -> Figure:
     lens = DECODES[name] if num_query == 1 else VERIFICATIONS[name]
     case = Case([(num_query, tokens) for tokens in lens], HEADS[model], block_size, kv_dtype)
-    q, cache, views = case.build()
-    out = torch.empty_like(q)
-    scale = HEAD_DIM**-0.5
-
-    def launch(rows: PagedRows) -> Callable[[], object]:
-        return lambda: decode_attention(q, cache, rows, scale=scale, out=out)
-
-    seconds = median_seconds([launch(rows) for rows in views])
+    seconds = median_seconds(decodes(case))
     kernel = "decode" if num_query == 1 else f"verify {num_query}"
     kernel += ", FP8" if kv_dtype != DTYPE else ""
     return Figure(kernel, model, name, seconds * 1e6, case.kv_bytes / seconds / 1e9, "GB/s")
@@ -204,13 +205,17 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     return Figure("prefill", model, name, seconds * 1e6, case.flops / seconds / 1e12, "TFLOP/s")
 
 
-def norm_figure(model: str, num_tokens: int) -> Figure:
+def norms(model: str, num_tokens: int) -> tuple[int, list[Callable[[], object]]]:
+    """(bytes of a launch, launches) of what adds to the residual stream and normalizes."""
     dim = WIDTHS[model][0]
     num_bytes = 4 * num_tokens * dim * DTYPE.itemsize
     operands = torch.randn(copies_of(num_bytes), 2, num_tokens, dim, dtype=DTYPE, device="cuda")
     weight = torch.ones(dim, dtype=DTYPE, device="cuda")
-    launches = [partial(add_rms_norm, x, residual, weight, 1e-6) for x, residual in operands]
-    return pass_figure("add, norm", model, num_tokens, num_bytes, launches)
+    return num_bytes, [partial(add_rms_norm, x, residual, weight, 1e-6) for x, residual in operands]
+
+
+def norm_figure(model: str, num_tokens: int) -> Figure:
+    return pass_figure("add, norm", model, num_tokens, *norms(model, num_tokens))
 
 
 def gate_figure(model: str, num_tokens: int) -> Figure:
@@ -221,7 +226,8 @@ def gate_figure(model: str, num_tokens: int) -> Figure:
     return pass_figure("silu, mul", model, num_tokens, num_bytes, launches)
 
 
-def qkv_figure(model: str, num_tokens: int, block_size: int) -> Figure:
+def turns(model: str, num_tokens: int, block_size: int) -> tuple[int, list[Callable[[], object]]]:
+    """(bytes of a launch, launches) of what normalizes and turns q and k, and caches k and v."""
     num_heads, num_kv_heads = HEADS[model]
     width = (num_heads + 2 * num_kv_heads) * HEAD_DIM
     num_bytes = 2 * num_tokens * width * DTYPE.itemsize
@@ -232,11 +238,14 @@ def qkv_figure(model: str, num_tokens: int, block_size: int) -> Figure:
     positions = torch.randint(MAX_MODEL_LEN, (num_tokens,), device="cuda")
     norm = torch.ones(num_heads + num_kv_heads, HEAD_DIM, dtype=DTYPE, device="cuda"), 1e-6
     rope = torch.randn(MAX_MODEL_LEN, 2, 1, HEAD_DIM, device="cuda")
-    launches = [
+    return num_bytes, [
         partial(qkv_rope, qkv, cache, positions, slots, norm=norm, rope=rope)
         for qkv, slots in zip(operands, places, strict=False)
     ]
-    return pass_figure("norm, rope, write", model, num_tokens, num_bytes, launches)
+
+
+def qkv_figure(model: str, num_tokens: int, block_size: int) -> Figure:
+    return pass_figure("norm, rope, write", model, num_tokens, *turns(model, num_tokens, block_size))
 
 
 def copies_of(num_bytes: int) -> int:
@@ -305,21 +314,22 @@ def layers_figure(model: str, num_rows: int) -> Figure:
     return Figure("layers", model, f"{num_rows} rows", seconds * 1e6, flops / seconds / 1e12, "TFLOP/s")
 
 
-def draw_figure(num_rows: int, temperature: float) -> Figure:
-    """Drawing tokens from logits of Qwen3's vocabulary."""
-    vocab_size = 151_936
-    copies = max(1, CACHE_BYTES // (2 * num_rows * vocab_size))
-    logits = [torch.randn(num_rows, vocab_size, dtype=DTYPE, device="cuda") for _ in range(copies)]
+def draws(num_rows: int, temperature: float) -> tuple[int, list[Callable[[], object]]]:
+    """(bytes of logits, launches) of drawing tokens from Qwen3's vocabulary."""
+    num_bytes = num_rows * VOCAB_SIZE * DTYPE.itemsize
+    copies = max(1, CACHE_BYTES // num_bytes)
+    logits = torch.randn(copies, num_rows, VOCAB_SIZE, dtype=DTYPE, device="cuda")
     slots = torch.arange(num_rows, device="cuda")
     heat = torch.full((num_rows,), temperature, dtype=torch.float64, device="cuda")
-    codes = token_codes(vocab_size, "cuda")
+    codes = token_codes(VOCAB_SIZE, "cuda")
+    return num_bytes, [partial(draw, part, codes, slots, heat, slots, slots) for part in logits]
 
-    def launch(logits: Tensor) -> Callable[[], object]:
-        return lambda: draw(logits, codes, slots, heat, slots, slots)
 
-    seconds = median_seconds([launch(part) for part in logits])
+def draw_figure(num_rows: int, temperature: float) -> Figure:
+    num_bytes, launches = draws(num_rows, temperature)
+    seconds = median_seconds(launches)
     case = f"{num_rows} rows at temperature {temperature}"
-    return Figure("draw", "-", case, seconds * 1e6, logits[0].nbytes / seconds / 1e9, "GB/s")
+    return Figure("draw", "-", case, seconds * 1e6, num_bytes / seconds / 1e9, "GB/s")
 
 
 def machine_figures() -> list[Figure]:
