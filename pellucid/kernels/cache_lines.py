@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-MIN_HEAD_DIM = 16  # numbers that tl.dot multiplies at once
+MIN_HEAD_DIM = 16  # what tl.dot multiplies at least
 
 
 def has_lines(q: Tensor, kv_cache: Tensor) -> bool:

@@ -13,10 +13,10 @@ Of many rows with one query each the TMA unit copies whole tiles, on GPUs that h
 that takes as long as loads, but a seventh less energy.
 
 Moves each key and value once.  On an H200, pages of 64, head dim 128, 32 heads on 8: 256 rows of 2,000 down
-to 100 keys at 4.0 to 4.1 TB/s in bfloat16 and at 4.2 TB/s, twice as fast, in FP8 (3.9 in any order); 256 of
-256 keys in 79 to 85 us, where copies alone take 72 to 80; 256 of 150 in FP8 in 32 us; one of 160 in 5.3 us
-(benchmarks/kernels.py).  Lengths and pages are looked up before all else, for keys wait for them.  One
-multiprocessor takes in no more than 52 GB/s, which bounds few rows that are not cut; a cut costs 2 us.
+to 100 keys at 4.0 to 4.1 TB/s in bfloat16 and at 4.2 TB/s in FP8 (3.9 in any order); 256 of 256 keys in 79 to
+85 us; 256 of 150 in FP8 in 32 us; one of 160 in 5.3 us (cases of benchmarks/kernels.py).  Lengths and pages
+are looked up before all else, for keys wait for them.  One multiprocessor takes in 52 GB/s at most, which
+bounds few rows that are not cut; a cut costs 2 us.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N query heads, K KV heads, G query heads
 a KV head, H head dim.
@@ -98,7 +98,7 @@ VERIFYING_TILE_OF_MANY = (64, 4, 3)  # of more pairs, more queries, or FP8
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
 LINES_TILE = (64, 2, 2)  # copied by the TMA unit, with queries as columns
-MIN_PAIRS_BY_LINES = 529  # of fewer, what is under way when a program begins counts, and loads begin sooner
+MIN_PAIRS_BY_LINES = 529  # fewer are attended to as fast by loads, or faster
 
 
 def up_to(num: int, table: Mapping[int, Value], beyond: Value) -> Value:
