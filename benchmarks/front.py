@@ -26,7 +26,7 @@ from pellucid.schedule.plan import StepPlan, StepResult
 STEP, DECODE, PROMPT = 0.6e-3, 19e-6, 3.0e-6
 OPTIONS = (
     *("serve", "--executor", "clock", "--device", "cpu", "--dtype", "float32", "--depth", "2"),
-    *("--max-num-seqs", "256", "--max-num-batched-tokens", "16384", "--model", "shape:qwen3-0.6b"),
+    *("--max-num-seqs", "256", "--max-num-batched-tokens", "16640", "--model", "shape:qwen3-0.6b"),
 )
 
 

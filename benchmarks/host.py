@@ -214,7 +214,7 @@ def main() -> None:
     EXECUTORS.register("no device", f"{__name__}:NoDeviceExecutor")
     llm = LLM(
         args.model, executor="no device", device="cpu", dtype="float32", depth=2, max_num_seqs=256,
-        max_num_batched_tokens=16_384,
+        max_num_batched_tokens=16_640,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     lengths = rng.integers(args.input_len - args.ragged, args.input_len, args.requests, endpoint=True)

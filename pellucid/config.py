@@ -84,7 +84,7 @@ class SchedulerConfig:
         None, "most requests running at once; default 256 on a GPU, 128 on a CPU"
     )
     max_num_batched_tokens: int | None = option(
-        None, "most tokens a step; default 16384 on a GPU, 2048 on a CPU"
+        None, "most tokens a step; default 16384 and max_num_seqs more on a GPU, 2048 on a CPU"
     )
     target_itl_ms: float | None = option(
         None,

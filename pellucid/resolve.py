@@ -103,7 +103,8 @@ def resolve(
     _check_supported(user)
     max_num_seqs = _positive("max_num_seqs", user.scheduler.max_num_seqs, 256 if on_gpu else 128)
     max_model_len = _resolve_length(user, checkpoint)
-    wish, default = user.scheduler.max_num_batched_tokens, 16384 if on_gpu else 2048
+    # On a GPU the decodes of all sequences find room beside full chunks of prompts.
+    wish, default = user.scheduler.max_num_batched_tokens, 16384 + max_num_seqs if on_gpu else 2048
     num_batched = _positive("max_num_batched_tokens", wish, default, least=2)  # an answer's and a prompt's
     stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
     num_workers = user.parallel.tensor_parallel_size * len(stage_layers)

@@ -11,6 +11,7 @@ from pellucid.config import EngineConfig, all_options
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import Resolved, resolve
+from tests.schedule.device import Device, make_request, make_scheduler, step
 
 
 def resolved(num_layers: int, *, device: str = "cpu", **options: object) -> Resolved:
@@ -68,6 +69,23 @@ def test_a_cut_that_is_not_of_whole_numbers_is_refused(split: object) -> None:
 def test_as_many_plans_as_stages_are_under_way_and_one_more_on_a_gpu(device: str, depths: list[int]) -> None:
     choices = [resolved(28, device=device, pipeline_parallel_size=num) for num in (1, 2, 4)]
     assert [choice.depth for choice in choices] == depths
+
+
+def test_on_a_gpu_decodes_take_no_room_from_prompts() -> None:
+    choice = resolved(28, device="cuda")
+    budget, num_seqs = choice.max_num_batched_tokens, choice.max_num_seqs
+    scheduler = make_scheduler(budget=budget, num_slots=num_seqs, max_model_len=200, num_blocks=10_000)
+    for i in range(num_seqs):
+        scheduler.add(make_request(str(i), list(range(128 * i, 128 * (i + 1)))))
+    device = Device()
+    sizes = [[row.num_query for row in step(scheduler, device)[0].rows] for _ in range(3)]
+    assert sizes == [[128] * 130, [1] * 130 + [128] * 126, [1] * 256]
+
+
+@pytest.mark.parametrize(("device", "budget"), [("cpu", 2048), ("cuda", 16384 + 40)])
+def test_the_budget_of_a_step_is_the_users_or_the_devices(device: str, budget: int) -> None:
+    assert resolved(2, device=device, max_num_seqs=40).max_num_batched_tokens == budget
+    assert resolved(2, device=device, max_num_batched_tokens=99).max_num_batched_tokens == 99
 
 
 def test_ranks_share_the_cores() -> None:
