@@ -31,13 +31,9 @@ class Completion:
         self.cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
         self._request = request
         self._tokenizer = tokenizer if sampling.detokenize else None
-        self._detokenizer: Detokenizer | None = None
-        if self._tokenizer is not None:
-            self._detokenizer = make_detokenizer(
-                self._tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
-            )
+        self._detokenizer: Detokenizer | None = None  # until the first update comes
         self._stops: StopStrings | None = None
-        if sampling.stop and self._detokenizer is not None:
+        if sampling.stop and self._tokenizer is not None:
             include = sampling.include_stop_str_in_output
             self._stops = StopStrings(list(sampling.stop), include_in_output=include)
         self._text = ""  # up to the last snapshot
@@ -55,6 +51,8 @@ class Completion:
         Tokens behind the one that completes a stop string are dropped, however many come at once.
         """
         assert self.finish_reason is None, f"{self._request.id} is finished, but got {update}"
+        if self._detokenizer is None and self._tokenizer is not None:
+            self._detokenizer = self._make_detokenizer(self._tokenizer)
         new = update.new_token_ids
         if self._stops is not None:
             new = new[: self._num_wanted(update, self._stops)]
@@ -78,6 +76,11 @@ class Completion:
         first, self._num_tokens_out = self._num_tokens_out, len(self.token_ids)
         logprobs = None if self.logprobs is None else self.logprobs[first:]
         return self._output(self._take_new_text(), self.token_ids[first:], logprobs)
+
+    def _make_detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
+        """Not before it is needed: by then the device is at work, and waits for no reader."""
+        skips = self._request.sampling.skip_special_tokens
+        return make_detokenizer(tokenizer, self._request.prompt_token_ids, skip_special_tokens=skips)
 
     def _take_new_text(self) -> str:
         if self.finish_reason is None:

@@ -103,6 +103,18 @@ def test_the_text_goes_on_behind_the_prompt(byte_fallback: Tokenizer) -> None:
     assert outputs[0]["text"] == " Paris"
 
 
+def test_a_prompt_is_not_read_before_an_answer_comes(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing is at work but the host."""
+    read, processor, spell = list[int](), OutputProcessor(byte_level), byte_level.token_bytes
+    monkeypatch.setattr(byte_level, "token_bytes", lambda token: (read.append(token), spell(token))[1])
+    processor.add(request(byte_level, SamplingParams()))
+    assert not read
+    processor.update(SeqUpdate("r", byte_level.encode("Paris")))
+    assert read == byte_level.encode("hi") + byte_level.encode("Paris")
+
+
 def test_a_text_that_a_grammar_ended_is_shown_to_its_last_token(byte_level: Tokenizer) -> None:
     update = SeqUpdate("r", byte_level.encode("{}"), finish_reason=FinishReason.STOP)
     outputs, _ = run(byte_level, SamplingParams(), [update])
