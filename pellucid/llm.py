@@ -145,8 +145,7 @@ class LLM:
         own = self._own_sampling(params)
         done: dict[str, RequestOutput] = {}
         with short_collections():
-            with held_back():
-                ids = self._add_all(prompts, own, priorities)
+            ids = self._add_all(prompts, own, priorities)
             with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
                 for output in self._outputs(ids):
                     done[output.request_id] = output
@@ -172,10 +171,13 @@ class LLM:
         """Queue all prompts, or none if one of them is refused."""
         ids: list[str] = []
         try:
-            for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
-                ids.append(
-                    self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY)
-                )
+            with held_back():
+                for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
+                    ids.append(
+                        self.llm_engine.queue(
+                            prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY
+                        )
+                    )
         except BaseException:
             self._abort_all(ids)
             raise

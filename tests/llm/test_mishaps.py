@@ -57,6 +57,22 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interruption_while_prompts_are_queued_leaves_none_of_them(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = llm.llm_engine
+    queue = engine.queue
+
+    def interrupted(*args: object, **kwargs: object) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return queue(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "queue", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert engine.is_finished()
+
+
 def test_an_abort_that_is_cut_short_leaves_no_reader(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut_short(ids: object) -> None:
         raise KeyboardInterrupt
