@@ -58,6 +58,7 @@ DECODES = {
     "256 x 360": [360] * 256,
     "256 x 2,000..100": [2000 - 1900 * i // 255 for i in range(256)],  # as the scheduler has them
     "256 x 100..2,000": [100 + 1900 * i // 255 for i in range(256)],
+    "4 x 5,000, 252 x 300": [5000] * 4 + [300] * 252,
     "256 x 100..2,000, mixed": [100 + 1900 * (i * 101 % 256) // 255 for i in range(256)],
     **{
         f"nano, step {step}": [len(prompt) + step for prompt, num in zip(*NANO, strict=True) if num > step]
