@@ -32,7 +32,7 @@ from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles,
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.kernels.qkv_rope import qkv_rope
 from pellucid.kernels.rms_norm import add_rms_norm
-from pellucid.kernels.sample import draw
+from pellucid.kernels.sample import BLOCK_TOKENS, draw
 from pellucid.kernels.silu_mul import silu_mul
 from pellucid.sample.noise import token_codes
 
@@ -322,7 +322,7 @@ def draws(num_rows: int, temperature: float) -> tuple[int, list[Callable[[], obj
     logits = torch.randn(copies, num_rows, VOCAB_SIZE, dtype=DTYPE, device="cuda")
     slots = torch.arange(num_rows, device="cuda")
     heat = torch.full((num_rows,), temperature, dtype=torch.float64, device="cuda")
-    codes = token_codes(VOCAB_SIZE, "cuda")
+    codes = token_codes(VOCAB_SIZE, "cuda")[::BLOCK_TOKENS].contiguous()
     return num_bytes, [partial(draw, part, codes, slots, heat, slots, slots) for part in logits]
 
 

@@ -4,7 +4,7 @@
 """The integers behind all noise, hashed from (seed, position, purpose): two dozen of torch's launches in one.
 
 The same bits on every device, also of the uniform numbers that are made of them.  Other kernels hash as they
-need it, by `key` and `uniform`.
+need it, by `code`, `key` and `uniform`.
 
 The hash is degski's 64-bit mixer (xor-shift 32, multiply, twice; listed in Wellons' hash-prospector) over
 Weyl steps of the golden ratio, as in SplitMix64 (Steele, Lea, Flood 2014).  Legend: S numbers.
@@ -30,6 +30,11 @@ def mix_ref(x: Tensor) -> Tensor:
     for _ in range(2):
         x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME.value
     return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+def codes_ref(tokens: Tensor) -> Tensor:
+    """int64 of tokens' ids, int64 of any shape: each hashed."""
+    return mix_ref((tokens + 1) * STEP.value)
 
 
 def keys_ref(seeds: Tensor, positions: Tensor, purpose: int | Tensor) -> Tensor:
@@ -117,6 +122,12 @@ def mix(x):
     x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME
     x = (x ^ ((x >> 32) & 0xFFFFFFFF)) * PRIME
     return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+@triton.jit
+def code(token):
+    """As `codes_ref`."""
+    return mix((token.to(tl.int64) + 1) * STEP)
 
 
 @triton.jit

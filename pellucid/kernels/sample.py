@@ -1,12 +1,17 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-"""Draw tokens in one pass over the logits: argmax(logits + T * gumbel), noise made on the way.
+"""Draw tokens in two stages, so that noise is made for one number in BLOCK_TOKENS and not for every logit.
 
-The noise is that of sample/noise.py, from the same 64 bits of (seed, position, token); only the logarithms
-are the GPU's own, so it is the same up to about 1e-5.  What is drawn depends neither on the other rows nor on
-how the vocabulary is cut up: the highest score wins, the lower id in a tie.  A program whose rows are all at
-temperature 0 makes no noise.
+The vocabulary is cut into blocks of consecutive token ids.  A block's score is T * logsumexp(logits / T) plus
+T times noise of its own, and the block with the highest one wins; in it the token with the highest
+logit + T * noise wins.  P(block) * P(token | block) is softmax(logits / T): the Gumbel-max trick, once over
+blocks and once within (Maddison, Tarlow, Minka, "A* Sampling", 2014, on maxima of Gumbel noise over regions).
+At T = 0 a block's score is its highest logit, and the token is argmax.  In a tie the lower id wins.
+
+The noise is that of sample/noise.py, from the same 64 bits of (seed, position, purpose, token); only the
+logarithms are the GPU's own, so it is the same up to about 1e-5.  What is drawn depends neither on the other
+rows nor on how the blocks are shared out: a block's sum is one of integers, which no order of adding changes.
 
 Legend: S logits, V vocab (or a rank's share of it), P parts of the vocabulary.
 """
@@ -14,102 +19,112 @@ Legend: S logits, V vocab (or a rank's share of it), P parts of the vocabulary.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.noise import MOST, PRIME, key, keys_ref
+from pellucid.kernels.language import tl, triton
+from pellucid.kernels.noise import MOST, PRIME, code, codes_ref, key, keys_ref
+
+BLOCK_TOKENS = 64  # of the definition: other blocks draw other tokens
+TOKENS = tl.constexpr(BLOCK_TOKENS)
+TOKEN_NOISE = tl.constexpr(0)  # the purposes, sample/noise.py's DRAW and BLOCK
+BLOCK_NOISE = tl.constexpr(4)
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(2.0**-64)  # of the uniform numbers, which are at most MOST
+UNITS = tl.constexpr(2**22)  # of a block's sum, to its highest logit
 
-TILE = 2048  # logits a program looks at together
-MAX_ROWS = 8  # of a program, which share their tokens' codes
-MIN_BLOCK = 256  # tokens of a tile
-PROGRAMS = 2048  # enough to fill a GPU
+FEW_ROWS = 4  # whose programs are made smaller, to fill a GPU
+BLOCKS = 128  # of a program: one for each thread, when it comes to noise
+BLOCKS_OF_FEW = 16
 
 
 def draw(
     logits: Tensor,
-    codes: Tensor,
+    block_codes: Tensor,
     seeds: Tensor,
     temperatures: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The highest score [S] float32 and its place [S] int32 in each row of logits [S, V], of any float type.
+    """The highest score of a block [S] float32 and the place of the token drawn in it [S] int32.
 
-    codes: [V] int64, of sample/noise.py.  seeds [num_slots] int64 and temperatures [num_slots] float64 may be
-    columns of a table; slots, positions: [S] int64.  Reads no device value on the host.  V is at least 1.
+    logits: [S, V], of any float type; V is at least 1.  first: the token at place 0, a multiple of
+    BLOCK_TOKENS.  block_codes: int64, sample/noise.py's code of the first token of each block, from token 0.
+    seeds [num_slots] int64 and temperatures [num_slots] float64 may be columns of a table; slots, positions:
+    [S] int64.  Reads no device value on the host.
     """
     num_logits, num_tokens = logits.shape
-    assert logits.stride(1) == 1 and codes.is_contiguous() and codes.shape == (num_tokens,), logits.shape
+    assert logits.stride(1) == 1, logits.stride()
     assert slots.shape == positions.shape == (num_logits,), (slots.shape, positions.shape)
     assert slots.is_contiguous() and positions.is_contiguous()
     assert num_tokens > 0, "no tokens to draw from"
+    assert first % BLOCK_TOKENS == 0 and block_codes.is_contiguous(), first
+    own_codes = block_codes[first // BLOCK_TOKENS :]
+    assert len(own_codes) * BLOCK_TOKENS >= num_tokens, (len(block_codes), first, num_tokens)
     values = torch.empty(num_logits, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(num_logits, dtype=torch.int32, device=logits.device)
     if num_logits == 0:
         return values, tokens
-    rows = min(MAX_ROWS, triton.next_power_of_2(num_logits))
-    block = max(MIN_BLOCK, TILE // (2 * rows))
-    num_tiles, num_groups = triton.cdiv(num_tokens, block), triton.cdiv(num_logits, rows)
-    tiles = triton.cdiv(num_tiles, max(1, PROGRAMS // num_groups))
-    num_parts = triton.cdiv(num_tiles, tiles)
+    blocks = BLOCKS_OF_FEW if num_logits <= FEW_ROWS else BLOCKS
+    num_parts = triton.cdiv(num_tokens, blocks * BLOCK_TOKENS)
     part_values = values.new_empty((num_logits, num_parts))
-    part_tokens = tokens.new_empty((num_logits, num_parts))
-    draw_kernel[(num_parts, num_groups)](
-        logits,
-        codes,
-        seeds,
-        temperatures,
-        slots,
-        positions,
-        part_values,
-        part_tokens,
-        num_logits,
-        num_tokens,
-        tiles,
-        logits.stride(0),
-        seeds.stride(0),
-        temperatures.stride(0),
-        ROWS=rows,
-        BLOCK=block,
-        IS_NVIDIA=logits.is_cuda and torch.version.hip is None,
-        num_warps=4,
-        **dependent(),
-    )
-    best_kernel[(num_logits,)](
-        part_values,
-        part_tokens,
-        values,
-        tokens,
-        num_parts,
-        PARTS_PADDED=triton.next_power_of_2(num_parts),
-        num_warps=4,
-        **dependent(),
-    )
+    part_blocks = tokens.new_empty((num_logits, num_parts))
+    requests = (seeds, temperatures, slots, positions)
+    strides = (logits.stride(0), seeds.stride(0), temperatures.stride(0))
+    is_nvidia = logits.is_cuda and torch.version.hip is None
+    block_kernel[(num_parts, num_logits)](
+        logits, own_codes, *requests, part_values, part_blocks, num_tokens, *strides,
+        BLOCKS=blocks, IS_NVIDIA=is_nvidia, num_warps=4, **dependent(),
+    )  # fmt: skip
+    token_kernel[(num_logits,)](
+        logits, *requests, part_values, part_blocks, values, tokens, first, num_tokens, num_parts, *strides,
+        PARTS_PADDED=triton.next_power_of_2(num_parts), IS_NVIDIA=is_nvidia, num_warps=1, **dependent(),
+    )  # fmt: skip
     return values, tokens
 
 
 def draw_ref(
     logits: Tensor,
-    codes: Tensor,
+    block_codes: Tensor,
     seeds: Tensor,
     temperatures: Tensor,
     slots: Tensor,
     positions: Tensor,
+    *,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The same, all noise at once and its logarithms in float64."""
-    prime = PRIME.value
-    hashed = (codes ^ keys_ref(seeds[slots], positions, 0)[:, None]) * prime
-    hashed = (hashed ^ (hashed >> 32)) * prime
+    """The same, all noise at once, in float64."""
+    num_tokens = logits.shape[1]
+    padded = F.pad(logits.double(), (0, -num_tokens % BLOCK_TOKENS), value=-float("inf"))
+    codes = codes_ref(first + torch.arange(padded.shape[1], device=logits.device))
+    seeds, temperature = seeds[slots], temperatures[slots][:, None]
+
+    blocks = padded.unflatten(1, (-1, BLOCK_TOKENS))
+    highest = blocks.amax(-1)
+    mass = ((blocks - highest[:, :, None]) / temperature[:, :, None]).exp().sum(-1)
+    own_codes = block_codes[first // BLOCK_TOKENS :][: blocks.shape[1]]
+    noise = gumbel_ref(own_codes ^ keys_ref(seeds, positions, BLOCK_NOISE.value)[:, None])
+    is_random = (temperature > 0) & highest.isfinite()
+    scores = (highest + temperature * (mass.log() + noise)).where(is_random, highest).float()
+    values, block = scores.max(-1)
+
+    places = block[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=logits.device)
+    noise = gumbel_ref(codes[places] ^ keys_ref(seeds, positions, TOKEN_NOISE.value)[:, None])
+    scores = (padded.gather(1, places) + temperature * noise).float()
+    return values, places.gather(1, scores.argmax(-1, keepdim=True))[:, 0].int()
+
+
+def gumbel_ref(x: Tensor) -> Tensor:
+    """As `gumbel`, its logarithms in float64: [...] int64 -> [...] float64."""
+    hashed = x * PRIME.value
+    hashed = (hashed ^ (hashed >> 32)) * PRIME.value
     uniform = (hashed.double().abs() * 2.0**-63).clamp(LEAST.value, MOST.value)
-    noise = -(-(-uniform).log1p()).log()
-    scores = (logits + temperatures[slots].float()[:, None] * noise.float()).float()
-    tokens = scores.argmax(-1)
-    return scores.gather(1, tokens[:, None])[:, 0], tokens.int()
+    return -(-(-uniform).log1p()).log()
 
 
 @triton.jit
@@ -121,6 +136,17 @@ def log2(x, IS_NVIDIA: tl.constexpr):
         )
     else:
         return tl.log2(x)
+
+
+@triton.jit
+def exp2(x, IS_NVIDIA: tl.constexpr):
+    """Of a float32, 0 where that would be subnormal; on NVIDIA GPUs with one instruction, exact to 2**-22."""
+    if IS_NVIDIA:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
 
 
 @triton.jit
@@ -136,83 +162,106 @@ def gumbel(x, IS_NVIDIA: tl.constexpr):
     return -LN_2 * log2(exponential, IS_NVIDIA)
 
 
-# Numbers that change with the rows are not specialized on: one variant serves all.
-@triton.jit(do_not_specialize=["num_logits", "tiles"])
-def draw_kernel(
+@triton.jit
+def units(logits, scale, exponent, IS_NVIDIA: tl.constexpr):
+    """2**(logits * scale - exponent) in units of 2**-22, for sums of TOKENS of them: [BLOCKS, N] -> int32.
+
+    From 2.0 on the bits of a float32 count such units.  Those of 2.0 itself, which are in each number, are a
+    multiple of 2**32 / TOKENS, so a sum in 32 bits is without them.
+    """
+    power = exp2(tl.fma(logits, scale, -exponent[:, None]), IS_NVIDIA)
+    return (power + 2.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def block_kernel(
     logits_ptr,  # [S, V]
-    codes_ptr,  # [V]
+    codes_ptr,  # of blocks
     seeds_ptr,
     temperatures_ptr,
     slots_ptr,  # [S]
     positions_ptr,  # [S]
     values_ptr,  # [S, P]
-    tokens_ptr,  # [S, P]
-    num_logits,
+    blocks_ptr,  # [S, P]
     num_tokens,
-    tiles,
     logits_stride,
     seed_stride,
     temperature_stride,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
     IS_NVIDIA: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a group of rows and a part of the vocabulary, `tiles` tiles long."""
+    """One program a row and part of the vocabulary: the highest score of its blocks, and that block."""
     let_next_start(DEPENDENT)
-    part, num_parts = tl.program_id(0), tl.num_programs(0)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    is_row = row < num_logits
+    part, num_parts, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    block = part * BLOCKS + tl.arange(0, BLOCKS)
+    # A load spreads the blocks over all threads, and so their noise.
+    code_of_block = tl.load(codes_ptr + block, mask=block * TOKENS < num_tokens, other=0)
+    # In halves, so that fewer threads share a block, and have less to tell each other.
+    token = block[:, None] * TOKENS + tl.arange(0, TOKENS // 2)[None, :]
+    upper = token + TOKENS // 2
     wait(DEPENDENT)
-    slot = tl.load(slots_ptr + row, mask=is_row, other=0)
-    seed = tl.load(seeds_ptr + slot * seed_stride, mask=is_row, other=0)
-    temperature = tl.load(temperatures_ptr + slot * temperature_stride, mask=is_row, other=0.0).to(tl.float32)
-    position = tl.load(positions_ptr + row, mask=is_row, other=0)
-    row_key = key(seed, position, 0)
-    is_hot = tl.max(temperature, 0) > 0
-
-    line = logits_ptr + row.to(tl.int64)[:, None] * logits_stride
-    lane = tl.arange(0, BLOCK)
-    first = part * tiles * BLOCK
-    best = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
-    best_token = tl.zeros((ROWS, BLOCK), tl.int32) + (first + lane)[None, :]
-    for tile in range(tiles):
-        token = first + tile * BLOCK + lane
-        inside = token < num_tokens
-        score = tl.load(line + token[None, :], mask=is_row[:, None] & inside[None, :], other=float("-inf"))
-        score = score.to(tl.float32)
-        if is_hot:
-            code = tl.load(codes_ptr + token, mask=inside, other=0)
-            noise = gumbel(code[None, :] ^ row_key[:, None], IS_NVIDIA)
-            score = tl.fma(tl.broadcast_to(temperature[:, None], (ROWS, BLOCK)), noise, score)
-        is_better = score > best
-        best = tl.where(is_better, score, best)
-        best_token = tl.where(is_better, token[None, :], best_token)
-    value = tl.max(best, 1)
-    # The tokens of a lane are not in the order of lanes, so a tie is settled by number.
-    winner = tl.min(tl.where(best == value[:, None], best_token, num_tokens - 1), 1)
-    tl.store(values_ptr + row * num_parts + part, value, mask=is_row)
-    tl.store(tokens_ptr + row * num_parts + part, winner, mask=is_row)
+    line = logits_ptr + row * logits_stride
+    low = tl.load(line + token, mask=token < num_tokens, other=float("-inf")).to(tl.float32)
+    high = tl.load(line + upper, mask=upper < num_tokens, other=float("-inf")).to(tl.float32)
+    slot = tl.load(slots_ptr + row)
+    temperature = tl.load(temperatures_ptr + slot * temperature_stride).to(tl.float32)
+    score = tl.max(tl.maximum(low, high), 1)
+    if temperature > 0:
+        row_key = key(tl.load(seeds_ptr + slot * seed_stride), tl.load(positions_ptr + row), BLOCK_NOISE)
+        noise = gumbel(code_of_block ^ row_key, IS_NVIDIA)
+        scale = LOG2_E / temperature
+        exponent = score * scale
+        num_units = units(low, scale, exponent, IS_NVIDIA) + units(high, scale, exponent, IS_NVIDIA)
+        # The highest has all its units, but for what rounding takes, or an exponent too large for float32.
+        num_units = tl.maximum(tl.sum(num_units, 1), UNITS)
+        log_mass = LN_2 * (log2(num_units.to(tl.float32), IS_NVIDIA) - 22)
+        noisy = tl.fma(temperature, log_mass + noise, score)
+        score = tl.where(tl.abs(score) < float("inf"), noisy, score)
+    value = tl.max(score, 0)
+    winner = tl.min(tl.where(score == value, block, (num_tokens - 1) // TOKENS), 0)
+    tl.store(values_ptr + row * num_parts + part, value)
+    tl.store(blocks_ptr + row * num_parts + part, winner)
 
 
-@triton.jit(do_not_specialize=["num_parts"])
-def best_kernel(
+@triton.jit(do_not_specialize=["first", "num_parts"])
+def token_kernel(
+    logits_ptr,  # [S, V]
+    seeds_ptr,
+    temperatures_ptr,
+    slots_ptr,  # [S]
+    positions_ptr,  # [S]
     part_values_ptr,  # [S, P]
-    part_tokens_ptr,  # [S, P]
-    values_ptr,
-    tokens_ptr,
+    part_blocks_ptr,  # [S, P]
+    values_ptr,  # [S]
+    tokens_ptr,  # [S]
+    first,
+    num_tokens,
     num_parts,
+    logits_stride,
+    seed_stride,
+    temperature_stride,
     PARTS_PADDED: tl.constexpr,
+    IS_NVIDIA: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a row: the best of its parts, the first in a tie."""
+    """One program a row: the best block of its parts, and a token of that."""
     let_next_start(DEPENDENT)
-    row = tl.program_id(0)
-    part = tl.arange(0, PARTS_PADDED)
-    inside = part < num_parts
+    row = tl.program_id(0).to(tl.int64)
+    part, lane = tl.arange(0, PARTS_PADDED), tl.arange(0, TOKENS)
+    last = (num_tokens - 1) // TOKENS
     wait(DEPENDENT)
-    value = tl.load(part_values_ptr + row * num_parts + part, mask=inside, other=float("-inf"))
-    token = tl.load(part_tokens_ptr + row * num_parts + part, mask=inside, other=2**31 - 1)
-    best = tl.max(value, 0)
-    tl.store(values_ptr + row, best)
-    tl.store(tokens_ptr + row, tl.min(tl.where(value == best, token, 2**31 - 1), 0))
+    at = row * num_parts + part
+    part_value = tl.load(part_values_ptr + at, mask=part < num_parts, other=float("-inf"))
+    part_block = tl.load(part_blocks_ptr + at, mask=part < num_parts, other=last)
+    slot, position = tl.load(slots_ptr + row), tl.load(positions_ptr + row)
+    temperature = tl.load(temperatures_ptr + slot * temperature_stride).to(tl.float32)
+    row_key = key(tl.load(seeds_ptr + slot * seed_stride), position, TOKEN_NOISE)
+    value = tl.max(part_value, 0)
+    token = tl.min(tl.where(part_value == value, part_block, last), 0) * TOKENS + lane
+    line = logits_ptr + row * logits_stride
+    score = tl.load(line + token, mask=token < num_tokens, other=float("-inf")).to(tl.float32)
+    score = tl.fma(temperature, gumbel(code(first + token) ^ row_key, IS_NVIDIA), score)
+    winner = tl.min(tl.where(score == tl.max(score, 0), token, num_tokens - 1), 0)
+    tl.store(values_ptr + row, value)
+    tl.store(tokens_ptr + row, winner)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pellucid.attention.base import AttentionBackend, AttentionSpec
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
@@ -42,7 +43,6 @@ from pellucid.quant.base import (
     ScalarPerPart,
     Sliced,
     Split,
-    elements,
     vector,
 )
 from pellucid.quant.unquantized import Unquantized
@@ -118,7 +118,7 @@ class Builder:
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
         coords, site = self._vocab_coords, self.site
-        share = elements(vocab, coords.size)
+        share = vocab_share(vocab, coords.size)
         spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
 
         def table(device: torch.device) -> Weight:
@@ -233,7 +233,7 @@ class Builder:
 
         tied: the embedding whose table it shares, or has a copy of if that is on another stage.
         """
-        shape = self._shape(dim, (elements(vocab, self.site.coords.size),), "out")
+        shape = self._shape(dim, (vocab_share(vocab, self.site.coords.size),), "out")
         is_here = self.site.stage.is_last
         if tied is not None and is_here:
             return Linear(shape, Unquantized(), {"weight": tied.table()})

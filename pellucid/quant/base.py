@@ -13,6 +13,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.registry import Registry
@@ -27,7 +28,7 @@ class Coords:
     """Which of `size` equal slices of a checkpoint's tensor is this rank's.
 
     Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
-    is_padded: the tensor may be too short for equal slices; the last ones are then filled up with zeros.
+    is_padded: slices are shares of a vocabulary (`vocab_share`), the last ones filled up with zeros.
     """
 
     rank: int = 0
@@ -91,7 +92,7 @@ class Sliced:
         local = target.shape[self.slice_axis]
         expected = list(target.shape)
         expected[self.slice_axis] = local * coords.size
-        if coords.is_padded and elements(tensor.shape[self.slice_axis], coords.size) == local:
+        if coords.is_padded and vocab_share(tensor.shape[self.slice_axis], coords.size) == local:
             expected[self.slice_axis] = tensor.shape[self.slice_axis]
         check_shape(tensor, tuple(expected))
         first = min(coords.rank * local, expected[self.slice_axis])

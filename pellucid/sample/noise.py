@@ -12,22 +12,23 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels import noise
-from pellucid.kernels.noise import PRIME, STEP, mix_ref
+from pellucid.kernels.noise import PRIME, codes_ref
 from pellucid.platform import has_triton
 
 
 class Purpose(enum.IntEnum):
     """What a number is drawn for; different purposes are independent."""
 
-    DRAW = 0  # a token of the target (and of a drafter that wants to agree with it)
+    DRAW = 0  # a token of the target, in its block (and of a drafter that wants to agree with it)
     ACCEPT = 1  # whether a draft is accepted, where chance decides: standard and synthetic verification
     RESIDUAL = 2  # the token drawn instead of a rejected draft, under the standard rejection test
     DRAFT = 3  # a draft whose distribution is known, under the same test
+    BLOCK = 4  # the block of the vocabulary from which a token of the target is drawn
 
 
 def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """[V] int64: each token id, hashed once and for all.  A slice of it gives the noise of those tokens."""
-    return mix_ref((torch.arange(vocab_size, dtype=torch.int64, device=device) + 1) * STEP.value)
+    return codes_ref(torch.arange(vocab_size, dtype=torch.int64, device=device))
 
 
 def keys(seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor = Purpose.DRAW) -> Tensor:
@@ -45,7 +46,12 @@ def gumbel(
     [-2.9, 44.4]; the upper tail, which decides the draw, is exact to 2**-63 in probability, the lower one to
     2**-24.
     """
-    x = codes ^ keys(seeds, positions, purpose)[:, None]
+    return gumbel_of(keys(seeds, positions, purpose), codes)
+
+
+def gumbel_of(keys: Tensor, codes: Tensor) -> Tensor:
+    """The same for `keys` [S]; codes: [V], or [S, V], of each row's own tokens."""
+    x = codes ^ keys[:, None]
     x.mul_(PRIME.value)
     # An arithmetic shift: it folds the sign in as well, which costs one bit of the 64 and saves a pass.
     x.bitwise_xor_(x >> 32)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.kernels.sample import BLOCK_TOKENS
 from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.noise import token_codes
 from pellucid.sample.tables import BiasPool, SlotTable, pad
@@ -106,6 +107,7 @@ class SamplingState:
         self._plain: tuple[np.ndarray, bool] | None = None  # what `is_plain` last said, until an admission
         self.table = torch.zeros((num_slots, len(Column)), dtype=torch.int64, device=self.device)
         self.codes = token_codes(vocab_size, self.device)
+        self.block_codes = self.codes[::BLOCK_TOKENS].contiguous()  # of each block's first token
         self.bias = BiasPool(vocab_size, self.device)
         self.stop_ids = SlotTable(num_slots, 1, self.device)  # what min_tokens holds back
         self.bad_prefixes = SlotTable(num_slots, 2, self.device)  # per word: all but its last, newest first

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Group
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.all_reduce import MAX_WORDS, best_of_ranks
 
 
@@ -63,11 +64,11 @@ class WholeVocabulary:
 
 
 class SplitVocabulary:
-    """Each rank holds an equal slice; the last ones are padded."""
+    """Each rank holds an equal slice, of whole blocks; the last ones are padded."""
 
     def __init__(self, group: Group, vocab_size: int) -> None:
         self._group, self._vocab_size = group, vocab_size
-        share = -(-vocab_size // group.size)
+        share = vocab_share(vocab_size, group.size)
         self.first = min(group.rank * share, vocab_size)
         self._num = min(share, vocab_size - self.first)
 

@@ -48,7 +48,7 @@ from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
-from pellucid.kernels.sample import best_kernel, draw_kernel
+from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
@@ -65,7 +65,7 @@ POINTERS = {
     "tiles_ptr",
     "first_drafts_ptr",
 } | {
-    *("arrivals_ptr", "tokens_ptr", "part_tokens_ptr", "token_ids_ptr", "input_ids_ptr"),
+    *("arrivals_ptr", "tokens_ptr", "blocks_ptr", "part_blocks_ptr", "token_ids_ptr", "input_ids_ptr"),
     *("cu_seqlens_ptr", "logit_inputs_ptr", "table_ptr", "rows_ptr"),
     *("chosen_ptr", "inputs_ptr", "flat_ptr", "num_new_ptr", "drafts_ptr", "taken_ptr", "fed_ptr"),
 }
@@ -300,11 +300,12 @@ def compile_products() -> None:
 
 
 def compile_draw() -> None:
-    for rows, block in ((1, 1024), (8, 256)):
-        tile = {"ROWS": rows, "BLOCK": block, "IS_NVIDIA": True, "DEPENDENT": True}
-        sys.stdout.write(f"draw_kernel {rows} {shared_memory(draw_kernel, '', tile, num_warps=4)}\n")
-    size = shared_memory(best_kernel, "", {"PARTS_PADDED": 1024, "DEPENDENT": True}, num_warps=4)
-    sys.stdout.write(f"best_kernel 1024 {size}\n")
+    for blocks in (BLOCKS_OF_FEW, BLOCKS):
+        constants = {"BLOCKS": blocks, "IS_NVIDIA": True}
+        size = shared_memory(block_kernel, "", constants, num_warps=4)
+        sys.stdout.write(f"block_kernel {blocks} {size}\n")
+    size = shared_memory(token_kernel, "", {"PARTS_PADDED": 256, "IS_NVIDIA": True}, num_warps=1)
+    sys.stdout.write(f"token_kernel 256 {size}\n")
 
 
 def compile_attention(target: GPUTarget) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import sample
-from pellucid.kernels.sample import draw, draw_ref
-from pellucid.sample.draw import FusedDraw, TorchDraw
-from pellucid.sample.noise import gumbel, token_codes
+from pellucid.kernels.sample import BLOCK_TOKENS, draw, draw_ref
+from pellucid.sample.draw import Draw, FusedDraw, TorchDraw
+from pellucid.sample.noise import Purpose, gumbel, token_codes
 from pellucid.sample.state import LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 from pellucid.types import SamplingParams
@@ -48,8 +48,8 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype = torch.float32
     return (2 * torch.randn(num_rows, vocab_size, generator=generator)).to(DEVICE, dtype)
 
 
-def columns(state: SamplingState) -> tuple[Tensor, Tensor]:
-    return state.table[:, 0], state.table.view(torch.float64)[:, 5]
+def columns(state: SamplingState) -> tuple[Tensor, Tensor, Tensor]:
+    return state.block_codes, state.table[:, 0], state.table.view(torch.float64)[:, 5]
 
 
 @pytest.mark.parametrize("num_rows,vocab_size", [(1, 1), (1, 5003), (2, 700), (3, 5000), (12, 1501)])
@@ -59,7 +59,7 @@ def test_the_kernel_draws_what_its_reference_draws(
 ) -> None:
     state = requests(vocab_size)
     batch = batch_of(state, list(range(NUM_SLOTS))[-num_rows:])
-    arguments = (state.codes, *columns(state), batch.slots, batch.positions)
+    arguments = (*columns(state), batch.slots, batch.positions)
     logits = logits_of(num_rows, vocab_size, dtype)
     values, tokens = draw(logits, *arguments)
     expected_values, expected = draw_ref(logits, *arguments)
@@ -70,20 +70,25 @@ def test_the_kernel_draws_what_its_reference_draws(
 def test_the_reference_makes_the_noise_of_the_sampler() -> None:
     seeds, positions = torch.tensor([3, -8, 2**62]), torch.tensor([0, 7, 10**6])
     codes, slots = token_codes(3000), torch.arange(3)
-    logits = torch.zeros(3, 3000)
-    values, tokens = draw_ref(logits, codes, seeds, torch.ones(3, dtype=torch.float64), slots, positions)
-    expected = gumbel(seeds, positions, codes).max(-1)
-    assert torch.equal(tokens.long(), expected.indices)
-    torch.testing.assert_close(values, expected.values, rtol=2e-6, atol=2e-6)
+    block_codes = codes[::BLOCK_TOKENS].contiguous()
+    heat = torch.ones(3, dtype=torch.float64)
+    values, tokens = draw_ref(torch.zeros(3, 3000), block_codes, seeds, heat, slots, positions)
+    sizes = torch.tensor([BLOCK_TOKENS] * (3000 // BLOCK_TOKENS) + [3000 % BLOCK_TOKENS])
+    best = (gumbel(seeds, positions, block_codes, Purpose.BLOCK) + sizes.log()).max(-1)
+    torch.testing.assert_close(values, best.values, rtol=2e-6, atol=2e-6)
+    is_in_block = torch.arange(3000) // BLOCK_TOKENS == best.indices[:, None]
+    noise = gumbel(seeds, positions, codes).where(is_in_block, -float("inf"))
+    assert torch.equal(tokens.long(), noise.argmax(-1))
 
 
 def test_every_number_of_the_noise_is_the_samplers() -> None:
-    """One token at a time, so that each score is seen, not only the winners'."""
+    """One token at a time, so that each block's score is seen, not only the winner's."""
     seeds, positions = torch.tensor([5, -3], device=DEVICE), torch.tensor([9, 1000], device=DEVICE)
-    codes = token_codes(90, DEVICE)
-    noise = gumbel(seeds, positions, codes)
+    codes, places = token_codes(90 * 7, DEVICE)[::BLOCK_TOKENS].contiguous(), torch.arange(90) * 7
+    noise = gumbel(seeds, positions, codes, Purpose.BLOCK)
     # In a row of its own, each token is alone at 0 and the others are out of the question.
-    logits = torch.full((90, 90), -float("inf"), device=DEVICE).fill_diagonal_(0.0)
+    logits = torch.full((90, 90 * 7), -float("inf"), device=DEVICE)
+    logits[torch.arange(90), places] = 0.0
     for row in (0, 1):
         values, tokens = draw(
             logits,
@@ -93,18 +98,18 @@ def test_every_number_of_the_noise_is_the_samplers() -> None:
             torch.full((90,), row, device=DEVICE),
             positions[row].expand(90).contiguous(),
         )
-        assert torch.equal(tokens, torch.arange(90, dtype=torch.int32, device=DEVICE))
-        torch.testing.assert_close(values, noise[row], rtol=1e-5, atol=1e-5)
+        assert torch.equal(tokens.cpu().long(), places)
+        torch.testing.assert_close(values, noise[row][places // BLOCK_TOKENS], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spread", [0.1, 2.0, 30.0])
-@pytest.mark.parametrize("programs", [1, 2048])
-def test_the_draw_is_the_same_however_the_tiles_are_shared_out(
-    spread: float, programs: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("few", [0, 100])
+def test_the_draw_is_the_same_however_the_blocks_are_shared_out(
+    spread: float, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = requests(9001)
-    monkeypatch.setattr(sample, "PROGRAMS", programs)  # few have many tiles each
-    arguments = (state.codes, *columns(state))
+    monkeypatch.setattr(sample, "FEW_ROWS", few)
+    arguments = columns(state)
     for places in (0, 1000):
         batch = batch_of(state, [0, *range(NUM_SLOTS)])
         batch.positions.add_(places)
@@ -113,6 +118,36 @@ def test_the_draw_is_the_same_however_the_tiles_are_shared_out(
         expected_values, expected = draw_ref(logits, *arguments, batch.slots, batch.positions)
         assert torch.equal(tokens, expected)
         torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=3e-5)
+
+
+def test_no_way_of_adding_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, slots = requests(9001), [2, 5, 8]
+    batch, logits = batch_of(state, slots), logits_of(3, 9001, torch.bfloat16)
+    arguments = (*columns(state), batch.slots, batch.positions)
+    values, _ = draw(logits, *arguments)
+    assert torch.equal(draw(logits.float(), *arguments)[0], values)
+    monkeypatch.setattr(sample, "FEW_ROWS", 0)
+    assert torch.equal(draw(logits, *arguments)[0], values)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1e-3, 1.0, 1e30])
+@pytest.mark.parametrize("level", [-3e38, -1e5, 0.0, 1e5, 3e38])
+def test_the_likeliest_block_wins_at_any_level_and_temperature(level: float, temperature: float) -> None:
+    """Also where a logit is beyond float32 once it is divided, and beside blocks that are impossible."""
+    state = SamplingState(1, 1000, DEVICE)
+    state.admit([make(0, SamplingParams(temperature=temperature))])
+    batch = batch_of(state, [0, 0, 0])
+    logits = torch.full((3, 1000), -float("inf"), device=DEVICE)
+    logits[0, 300:320] = level
+    logits[1, [700, 701, 999]] = torch.tensor([level, level + abs(level) / 8, -3.2e38], device=DEVICE)
+    logits[2, [130, 512, 513]] = torch.tensor([level, float("inf"), float("inf")], device=DEVICE)
+    arguments = (*columns(state), batch.slots, batch.positions)
+    values, tokens = draw(logits, *arguments)
+    assert torch.equal(tokens, draw_ref(logits, *arguments)[1])
+    assert torch.equal(tokens, TorchDraw(state)(logits, batch, WHOLE_VOCABULARY))
+    assert not values.isnan().any() and 300 <= tokens[0] < 320 and tokens[2] == 512
+    if temperature <= 1 and abs(level) >= 1e5:
+        assert tokens[1] == 701
 
 
 @pytest.mark.parametrize("slots", [[0], [1, 0], [0, 1, 4, 6, 8, 2, 5, 3, 9]])
@@ -140,13 +175,16 @@ def test_a_row_draws_the_same_in_any_company() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ties_go_to_the_lowest_token_and_impossible_ones_are_never_drawn(temperature: float) -> None:
+@pytest.mark.parametrize("kind", [FusedDraw, TorchDraw])
+def test_ties_go_to_the_lowest_token_and_impossible_ones_are_never_drawn(
+    kind: type[FusedDraw | TorchDraw], temperature: float
+) -> None:
     state = SamplingState(1, 3000, DEVICE)
     state.admit([make(0, SamplingParams(temperature=temperature))])
     logits = torch.full((3, 3000), -float("inf"), device=DEVICE)
     logits[0, [2900, 1700, 1711]] = 1e4
     logits[1, 2999] = -1e4
-    first, second, third = FusedDraw(state)(logits, batch_of(state, [0, 0, 0]), WHOLE_VOCABULARY).tolist()
+    first, second, third = kind(state)(logits, batch_of(state, [0, 0, 0]), WHOLE_VOCABULARY).tolist()
     assert first == 1700 if temperature == 0 else first in (1700, 1711, 2900)
     assert second == 2999
     assert third == 0  # nothing is possible: an id, all the same
@@ -158,7 +196,7 @@ def test_no_rows_draw_nothing() -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the stage of threads is on the CPU")
-@pytest.mark.parametrize("vocab_size,size", [(331, 4), (5, 4)])
+@pytest.mark.parametrize("vocab_size,size", [(331, 2), (331, 4), (1000, 3), (5, 4)])
 def test_ranks_that_share_the_vocabulary_draw_the_token_of_one(
     vocab_size: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,17 +206,19 @@ def test_ranks_that_share_the_vocabulary_draw_the_token_of_one(
     expected = fused(logits, batch, WHOLE_VOCABULARY)
     turn = Lock()
 
-    def draw_in_turn(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_in_turn(*arguments: Tensor, first: int) -> tuple[Tensor, Tensor]:
         with turn:  # Triton's interpreter runs in one thread at a time
-            return draw(*arguments)
+            return draw(*arguments, first=first)
 
-    monkeypatch.setattr(fused, "_draw", draw_in_turn)
+    monkeypatch.setattr("pellucid.sample.draw.draw", draw_in_turn)
 
-    def ask(vocabulary: Vocabulary, part: Tensor) -> Tensor:
-        return fused(vocabulary.trim(part), batch, vocabulary)
+    for draw_share in (fused, TorchDraw(state)):
 
-    for tokens in on_every_rank(logits, size, ask):
-        assert torch.equal(tokens, expected)
+        def ask(vocabulary: Vocabulary, part: Tensor, draw_share: Draw = draw_share) -> Tensor:
+            return draw_share(vocabulary.trim(part), batch, vocabulary)
+
+        for tokens in on_every_rank(logits, size, ask):
+            assert torch.equal(tokens, expected)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.quant.base import (
     Coords,
     LinearShape,
@@ -129,9 +130,9 @@ def test_what_no_scheme_serves_is_refused(config: Mapping[str, object], name: st
         choose_scheme(config, name)
 
 
-@pytest.mark.parametrize("vocab,size", [(7, 2), (8, 3), (5, 4), (8, 2)])
+@pytest.mark.parametrize("vocab,size", [(331, 2), (331, 4), (5, 4), (512, 2)])
 def test_a_vocabulary_that_cannot_be_divided_is_padded_with_zeros(vocab: int, size: int) -> None:
-    table, share = numbered(vocab, 3) + 1, -(-vocab // size)
+    table, share = numbered(vocab, 3) + 1, vocab_share(vocab, size)
     place = matrix(shape_of(3, share))
     ranks = [placed(place, (share, 3), [table], Coords(rank, size, is_padded=True)) for rank in range(size)]
     whole = torch.cat(ranks)

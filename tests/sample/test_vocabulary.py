@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Alone
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.all_reduce import Mailbox
 from pellucid.sample.vocabulary import SplitVocabulary
 
@@ -42,7 +43,7 @@ def on_every_rank(
 ) -> list[Tensor]:
     """Each rank's answer, given its share of the logits, padded with numbers that would win."""
     vocab_size, table = logits.shape[1], Round(size)
-    share = -(-vocab_size // size)
+    share = vocab_share(vocab_size, size)
     padded = torch.cat([logits, torch.full((len(logits), share * size - vocab_size), 1e9)], dim=1)
 
     def answer(rank: int) -> Tensor:
@@ -53,7 +54,7 @@ def on_every_rank(
         return list(pool.map(answer, range(size)))
 
 
-@pytest.mark.parametrize("vocab_size,size", [(8, 2), (331, 2), (331, 4), (5, 4)])
+@pytest.mark.parametrize("vocab_size,size", [(8, 2), (331, 2), (331, 4), (512, 4), (5, 4)])
 def test_every_rank_finds_the_same_best_token(vocab_size: int, size: int) -> None:
     logits = torch.randn(40, vocab_size).round(decimals=1)
     logits[:5] = 0.0  # a tie of all: the lowest id
