@@ -129,7 +129,7 @@ def take(kv_cache: torch.Tensor, blocks: list[int], num_tokens: int) -> torch.Te
 def test_the_drafters_kv_has_no_holes(tiny: Path, tiny_draft: Path) -> None:
     """After prompt chunks, prefix hits, 0 to 4 drafts of which some stand, preemptions and aborts."""
     prompts, params = random_requests(40, seed=8)
-    config = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 40, "max_num_seqs": 12}
+    config = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 36, "max_num_seqs": 12}
     engine = LLMEngine(
         EngineConfig.from_options({"model": str(tiny), **BASE, **config, **drafting(tiny_draft)})
     )

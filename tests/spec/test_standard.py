@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
 from pellucid.config import SpeculativeConfig
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.sample.noise import Purpose, gumbel, token_codes
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
@@ -32,28 +34,34 @@ V, K, PROMPT, LENGTH = 6, 3, 2, 3  # tokens, drafts, the one prompt token, token
 STANDARD = SpeculativeConfig(method="toy", num_speculative_tokens=K, rejection_sample_method="standard")
 MODEL = torch.randn(V, V, generator=torch.Generator().manual_seed(3)) * 1.5  # logits given the last token
 FAR = torch.softmax(torch.randn(V, V, generator=torch.Generator().manual_seed(4)) * 2, -1)  # the drafter's
+WIDE = torch.randn(100, 100, generator=torch.Generator().manual_seed(5)) * 2  # a model of more tokens
 
 
 class Texts:
-    """Texts that differ in their seed, drafted by `q` [V, V] and verified, all of them in one batch."""
+    """Texts that differ in their seed, drafted by `q` [V, V] and verified, all of them in one batch.
+
+    model: [V, this rank's share of V], the logits that the sampler is given.
+    """
 
     def __init__(
         self, sampling: SamplingParams, count: int, q: Tensor | None = FAR,
         vocabulary: Vocabulary = WHOLE_VOCABULARY, purpose: Purpose = Purpose.DRAFT,
+        model: Tensor = MODEL,
     ) -> None:  # fmt: skip
-        self.count, self.q, self.purpose, self.vocabulary = count, q, purpose, vocabulary
-        self.state, self.seeds = SamplingState(count, V), torch.arange(1000, 1000 + count)
+        self.count, self.q, self.purpose = count, q, purpose
+        self.model, self.vocab_size = model, len(model)
+        self.state, self.seeds = SamplingState(count, self.vocab_size), torch.arange(1000, 1000 + count)
         self.verifier = StandardVerifier.of(STANDARD, Sampler(self.state, vocabulary), DraftShape(K))
         self.state.admit([make(i, sampling, (PROMPT,), seed=1000 + i) for i in range(count)])
         self.token_ids = torch.full((count, 1 + LENGTH + 2 * K + 2), PROMPT, dtype=torch.int32)
         self.lengths = torch.ones(count, dtype=torch.int64)
-        self.slots, self.codes = torch.arange(count), token_codes(V)
+        self.slots, self.codes = torch.arange(count), token_codes(self.vocab_size)
         self.num_accepted = 0
 
     def step(self) -> None:
         """Draft, verify, and write what is new."""
         at = (self.lengths - 1)[:, None] + torch.arange(1 + K)
-        probs = torch.zeros(self.count, K, V)
+        probs = torch.zeros(self.count, K, self.vocab_size)
         for i in range(K):
             last = self.token_ids[self.slots, at[:, i]].long()
             guess, probs[:, i] = self.guess(last, at[:, i] + 1)
@@ -68,8 +76,7 @@ class Texts:
         )  # fmt: skip
         slots = self.slots.repeat_interleave(1 + K)
         batch = self.state.batch(slots.numpy(), slots, at.flatten() + 1)
-        logits = self.vocabulary.own(MODEL.T).T[inputs.long()]
-        self.output = self.verifier(logits, batch, rows, self.token_ids)
+        self.output = self.verifier(self.model[inputs.long()], batch, rows, self.token_ids)
         kept = torch.arange(1 + K) < self.output.num_new[:, None]
         self.token_ids[self.slots[:, None], at + 1] = self.output.tokens.where(
             kept, self.token_ids.gather(1, at + 1)
@@ -80,7 +87,7 @@ class Texts:
     def guess(self, last: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | float]:
         """Drafts [N], and what they were drawn from."""
         if self.q is None:
-            return (last * 5 + 1) % V, 0.0
+            return (last * 5 + 1) % self.vocab_size, 0.0
         noise = gumbel(self.seeds, positions, self.codes, self.purpose)
         return (self.q[last].log() + noise).argmax(-1), self.q[last]
 
@@ -190,12 +197,16 @@ def test_logprobs_are_of_the_tokens_that_were_kept() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}], ids=str)
 def test_ranks_that_share_the_vocabulary_agree(options: dict) -> None:
-    expected, table = Texts(SamplingParams(**options), 300).run(), Round(2)
+    q, table = torch.softmax(WIDE / 2, -1), Round(2)
+    share = vocab_share(len(WIDE), 2)
+    shares = F.pad(WIDE, (0, 2 * share - len(WIDE))).split(share, dim=1)
 
     def rank(index: int) -> np.ndarray:
-        vocabulary = SplitVocabulary(ThreadGroup(index, 2, table), V)
-        return Texts(SamplingParams(**options), 300, vocabulary=vocabulary).run()
+        vocabulary = SplitVocabulary(ThreadGroup(index, 2, table), len(WIDE))
+        return Texts(SamplingParams(**options), 300, q, vocabulary, model=shares[index]).run()
 
+    expected = Texts(SamplingParams(**options), 300, q, model=WIDE).run()
+    assert expected.min() < share <= expected.max()
     with ThreadPoolExecutor(2) as pool:
         assert all((drawn == expected).all() for drawn in pool.map(rank, range(2)))
 
