@@ -32,7 +32,7 @@ OPTIONS = (
 MOST_TOKENS = 2048  # of a rehearsed chunk; longer ones take the same kernels
 MOST_ROWS = 2048  # beyond it kernels have no variants, with one KV head either
 SHORT = 2  # queries of chunks that attention takes as it does decodes
-MOST_GROUPED = 8  # rows that draw together, of which few have variants
+MOST_DRAWN = 8  # rows; to draw for more takes the same kernels
 
 
 class Part(NamedTuple):
@@ -76,7 +76,7 @@ def rehearsals(resolved: Resolved, num_groups: int) -> Iterator[StepPlan]:
     for num_rows in powers_of_two(most_rows):
         if num_rows - 1 + SHORT <= budget and longest >= SHORT:
             yield step_of([Part(1)] * (num_rows - 1) + [Part(SHORT)], resolved, num_groups)
-    for num_rows in powers_of_two(min(most_rows, MOST_GROUPED)):
+    for num_rows in powers_of_two(min(most_rows, MOST_DRAWN)):
         yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, num_groups)
     for num_drafts in range(1, most_drafts):
         yield step_of([Part(1 + num_drafts, num_drafts)], resolved, num_groups)

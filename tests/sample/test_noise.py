@@ -104,6 +104,7 @@ DIRECTIONS = {
     "seed and position exchanged": (BLOCK[8:], noise(POSITIONS, SEEDS, 1001)[8:]),
     "complementary seed": (BLOCK, noise(~SEEDS, POSITIONS, 1001)),
     "distant seed": (BLOCK, noise(SEEDS - 2**63, POSITIONS, 1001)),
+    "block and first token": (BLOCK, gumbel(SEEDS, POSITIONS, token_codes(1001), Purpose.BLOCK)),
 }
 
 

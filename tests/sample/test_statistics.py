@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pellucid.kernels.sample import BLOCK_TOKENS
 from pellucid.types import SamplingParams
 
 V = 40
@@ -118,6 +119,27 @@ def test_a_large_vocabulary_is_drawn_exactly(stage, assert_distributed, options)
     drawn = np.concatenate(drawn)
     assert (probabilities[drawn] > 0).all()
     assert_distributed(group[drawn], np.bincount(group, weights=probabilities))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("vocab_size", [64, 133, 320])
+def test_tokens_of_several_blocks_are_drawn_exactly(stage, assert_distributed, vocab_size, temperature):
+    """Blocks that weigh differently, some of their tokens impossible, the last one short."""
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(4)) * 0.6
+    logits += torch.arange(vocab_size) // BLOCK_TOKENS * 0.4
+    logits[5::9] = -float("inf")
+    sampling = SamplingParams(temperature=temperature)
+    drawn = stage(vocab_size, num_slots=DRAWS).draws(logits, sampling, DRAWS)
+    assert_distributed(drawn, exact(logits, sampling))
+    blocks = np.arange(vocab_size) // BLOCK_TOKENS
+    assert_distributed(blocks[drawn], np.bincount(blocks, weights=exact(logits, sampling)))
+
+
+def test_a_blocks_noise_tells_nothing_of_its_tokens(stage, assert_distributed):
+    """Were it its first token's, that one would come out when its block does."""
+    vocab_size = 4 * BLOCK_TOKENS
+    drawn = stage(vocab_size, num_slots=DRAWS).draws(torch.zeros(vocab_size), SamplingParams(), DRAWS)
+    assert_distributed(drawn % BLOCK_TOKENS, np.ones(BLOCK_TOKENS) / BLOCK_TOKENS)
 
 
 def test_tokens_of_neighbouring_positions_and_seeds_are_independent(stage, assert_distributed):

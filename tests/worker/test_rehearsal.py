@@ -9,7 +9,7 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.rehearsal import MOST_ROWS, around_powers_of_two, rehearsals
+from pellucid.worker.rehearsal import MOST_DRAWN, MOST_ROWS, around_powers_of_two, rehearsals
 from pellucid.worker.worker import Worker
 from tests.kernels.test_compile import run
 from tests.spec.toy import tree_config
@@ -89,3 +89,7 @@ def test_as_many_rows_are_rehearsed_as_attention_has_variants_for() -> None:
     tables = (decode.CUTS, decode.TILES, decode.VERIFYING_TILES, decode.FP8_TILES)
     most = max(num_pairs for table in tables for num_pairs in table)
     assert max(most + 1, decode.MIN_PAIRS_BY_LINES) <= MOST_ROWS
+
+
+def test_as_many_rows_are_rehearsed_as_the_draw_has_variants_for() -> None:
+    assert pytest.importorskip("pellucid.kernels.sample").FEW_ROWS < MOST_DRAWN
