@@ -206,10 +206,10 @@ def block_kernel(
     high = tl.load(line + upper, mask=upper < num_tokens, other=float("-inf")).to(tl.float32)
     slot = tl.load(slots_ptr + row)
     temperature = tl.load(temperatures_ptr + slot * temperature_stride).to(tl.float32)
+    row_key = key(tl.load(seeds_ptr + slot * seed_stride), tl.load(positions_ptr + row), BLOCK_NOISE)
+    noise = gumbel(code_of_block ^ row_key, IS_NVIDIA)  # while the logits are on their way
     score = tl.max(tl.maximum(low, high), 1)
     if temperature > 0:
-        row_key = key(tl.load(seeds_ptr + slot * seed_stride), tl.load(positions_ptr + row), BLOCK_NOISE)
-        noise = gumbel(code_of_block ^ row_key, IS_NVIDIA)
         scale = LOG2_E / temperature
         exponent = score * scale
         num_units = units(low, scale, exponent, IS_NVIDIA) + units(high, scale, exponent, IS_NVIDIA)
@@ -218,10 +218,9 @@ def block_kernel(
         log_mass = LN_2 * (log2(num_units.to(tl.float32), IS_NVIDIA) - 22)
         noisy = tl.fma(temperature, log_mass + noise, score)
         score = tl.where(tl.abs(score) < float("inf"), noisy, score)
-    value = tl.max(score, 0)
-    winner = tl.min(tl.where(score == value, block, (num_tokens - 1) // TOKENS), 0)
+    value, index = tl.max(score, 0, return_indices=True)
     tl.store(values_ptr + row * num_parts + part, value)
-    tl.store(blocks_ptr + row * num_parts + part, winner)
+    tl.store(blocks_ptr + row * num_parts + part, part * BLOCKS + index)
 
 
 @triton.jit(do_not_specialize=["first", "num_parts"])
@@ -258,7 +257,8 @@ def token_kernel(
     temperature = tl.load(temperatures_ptr + slot * temperature_stride).to(tl.float32)
     row_key = key(tl.load(seeds_ptr + slot * seed_stride), position, TOKEN_NOISE)
     value = tl.max(part_value, 0)
-    token = tl.min(tl.where(part_value == value, part_block, last), 0) * TOKENS + lane
+    block = tl.min(tl.where(part_value == value, part_block, last), 0)
+    token = tl.minimum(block, last) * TOKENS + lane  # where all is NaN, any block may have been named
     line = logits_ptr + row * logits_stride
     score = tl.load(line + token, mask=token < num_tokens, other=float("-inf")).to(tl.float32)
     score = tl.fma(temperature, gumbel(code(first + token) ^ row_key, IS_NVIDIA), score)

@@ -190,6 +190,19 @@ def test_ties_go_to_the_lowest_token_and_impossible_ones_are_never_drawn(
     assert third == 0  # nothing is possible: an id, all the same
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [FusedDraw, TorchDraw])
+def test_logits_that_are_no_numbers_give_a_token_that_there_is(
+    kind: type[FusedDraw | TorchDraw], temperature: float
+) -> None:
+    state = SamplingState(1, 128, DEVICE)
+    state.admit([make(0, SamplingParams(temperature=temperature))])
+    logits = torch.full((9, 128), float("nan"), device=DEVICE)
+    logits[1, -1] = 0.0
+    tokens = kind(state)(logits, batch_of(state, [0] * 9), WHOLE_VOCABULARY)
+    assert (tokens >= 0).all() and (tokens < 128).all()
+
+
 def test_no_rows_draw_nothing() -> None:
     state = requests(50)
     assert FusedDraw(state)(logits_of(0, 50), batch_of(state, []), WHOLE_VOCABULARY).shape == (0,)
