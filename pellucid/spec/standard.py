@@ -22,6 +22,7 @@ from pellucid.sample.noise import Purpose, gumbel, uniform
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import Column, Feature, LogitsBatch
+from pellucid.sample.vocabulary import WHOLE_VOCABULARY
 from pellucid.spec.base import Drafts, DraftShape
 from pellucid.spec.verify import VerifyRows, check_is_chain, verify
 
@@ -40,6 +41,7 @@ class Trial:
     drafts: Tensor  # [R], any id where there is no draft
     has_draft: Tensor  # [R] bool
     q: Tensor  # [R, V] float32, what each draft was drawn from; anything where there is none
+    own: Tensor  # [R], what the sampler draws: the token where there is no draft, or where all is certain
 
 
 class StandardVerifier:
@@ -76,6 +78,7 @@ class StandardVerifier:
 
     def _pick(self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows) -> Tensor:
         """[S] int32: the draft behind each logit if it stands, else what is drawn; a part at a time."""
+        own = self.sampler.draw(logits, batch, WHOLE_VOCABULARY).long()
         params, codes = self.sampler.state.params(batch.slots), self.sampler.state.codes
         node, has_draft = rows.nodes()
         drafts = rows.inputs.long().roll(-1)
@@ -91,6 +94,7 @@ class StandardVerifier:
                 drafts=drafts[part],
                 has_draft=has_draft[part],
                 q=self._drawn_from(batch.slots[part], node[part], drafts[part], logits.shape[1]),
+                own=own[part],
             )
             picked.append(pick(trial, codes))
         return torch.cat(picked).int()
@@ -105,18 +109,16 @@ class StandardVerifier:
 
 def pick(trial: Trial, codes: Tensor) -> Tensor:
     """[R] int64: the token at each logit.  codes: [V] of `token_codes`."""
-    is_greedy = trial.temperatures == 0
-    temperature = trial.temperatures.masked_fill(is_greedy, 1.0)[:, None]
+    is_random = trial.temperatures > 0
+    temperature = trial.temperatures.where(is_random, 1.0)[:, None]
     p = torch.softmax(trial.logits / temperature, dim=-1)
     draft = trial.drafts[:, None]
     chance = uniform(trial.seeds, trial.positions, Purpose.ACCEPT)
-    stands = trial.has_draft & (chance * trial.q.gather(1, draft)[:, 0] < p.gather(1, draft)[:, 0])
+    stands = chance * trial.q.gather(1, draft)[:, 0] < p.gather(1, draft)[:, 0]
     rest = temperature * residual(p, trial.q).log()
-    scores = rest.where(trial.has_draft[:, None], trial.logits)
-    purpose = torch.where(trial.has_draft, int(Purpose.RESIDUAL), int(Purpose.DRAW))
-    drawn = (gumbel(trial.seeds, trial.positions, codes, purpose).mul_(temperature) + scores).argmax(-1)
-    chosen = trial.drafts.where(stands, drawn)
-    return trial.logits.argmax(-1).where(is_greedy, chosen)
+    noise = gumbel(trial.seeds, trial.positions, codes, Purpose.RESIDUAL)
+    drawn = noise.mul_(temperature).add_(rest).argmax(-1)
+    return trial.drafts.where(stands, drawn).where(trial.has_draft & is_random, trial.own)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
