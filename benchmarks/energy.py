@@ -42,6 +42,8 @@ from pellucid.kernels.silu_mul import silu_mul
 BLOCK_SIZE = 64  # tokens of a page
 NAMES = ("q, k, v", "o", "gate, up", "down")
 SM_CLOCK = 1  # NVML's number of it
+BATCH_SECONDS = 0.02
+WARM = 10 * WARM_SECONDS
 Launches = Sequence[Callable[[], object]]
 
 
@@ -82,32 +84,41 @@ class Cost:
 
 
 def cost_of(launches: Launches, meter: Meter, seconds: float) -> Cost:
-    """Replay launches for so long or more: from a change of the count, one of few, to another."""
+    """Replay launches for so long or more; power is by what the count, which seldom changes, does.
+
+    A batch of replays waits behind the one that runs, so the GPU is never idle while its count is read.
+    """
     graph = recorded(launches)
-
-    def replay() -> None:
-        for _ in range(2):
+    num_replays = max(1, int(BATCH_SECONDS / seconds_of(graph)))
+    ends: list[torch.cuda.Event] = []  # of batches
+    changes: list[tuple[float, float]] = []  # of the count: when, joules
+    warm = time.perf_counter() + WARM  # the power limit takes some time to slow clocks down
+    while time.perf_counter() < warm + seconds or len(changes) < 3:
+        if time.perf_counter() < warm:
+            ends, changes = ends[-1:], []
+        for _ in range(num_replays):
             graph.replay()
-        torch.cuda.synchronize()
+        ends.append(torch.cuda.Event(enable_timing=True))
+        ends[-1].record()
+        while len(ends) > 1 and not ends[-2].query():
+            joules = meter.joules()
+            if not changes or joules != changes[-1][1]:
+                changes.append((time.perf_counter(), joules))
+    megahertz = meter.megahertz()
+    ends[-1].synchronize()
+    microseconds = 1000 * ends[0].elapsed_time(ends[-1]) / ((len(ends) - 1) * num_replays * len(launches))
+    (began, before), (ended, after) = changes[1], changes[-1]  # the first one is none
+    return Cost(microseconds, (after - before) / (ended - began) * microseconds / 1000, megahertz)
 
-    until = time.perf_counter() + 10 * WARM_SECONDS  # the power limit takes some time to slow clocks down
-    while time.perf_counter() < until:
-        replay()
-    num_replays, began, before = 0, 0.0, None
-    last = meter.joules()
-    while True:
-        replay()
-        num_replays += 2
-        now = meter.joules()
-        if now == last:
-            continue
-        last = now
-        if before is None:
-            num_replays, began, before = 0, time.perf_counter(), now
-        elif (passed := time.perf_counter() - began) > seconds:
-            num_launches = num_replays * len(launches)
-            millijoules = 1000 * (now - before) / num_launches
-            return Cost(1e6 * passed / num_launches, millijoules, meter.megahertz())
+
+def seconds_of(graph: torch.cuda.CUDAGraph) -> float:
+    """Of a replay, roughly."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / 3
 
 
 def kernels_of(model: str, num_rows: int, num_keys: int) -> Iterator[tuple[str, int, Launches]]:
