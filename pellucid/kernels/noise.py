@@ -40,43 +40,40 @@ def codes_ref(tokens: Tensor) -> Tensor:
 def keys_ref(seeds: Tensor, positions: Tensor, purpose: int | Tensor) -> Tensor:
     """[S] int64: one key for each (seed, position, purpose).
 
-    seeds, positions, and purpose if it is not one for all: [S] int64.
+    seeds, positions: [S] int64.  A column of purposes, [N, 1], gives keys [N, S].
     """
     return mix_ref(mix_ref(seeds * STEP.value + purpose) + positions * STEP.value)
 
 
-def uniforms_ref(seeds: Tensor, positions: Tensor, purpose: int | Tensor) -> Tensor:
+def uniforms_ref(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
     """[S] float32, uniform on [0, 1): one number for each (seed, position, purpose)."""
     x = keys_ref(seeds, positions, purpose) * PRIME.value
     return (x.to(torch.float32).abs() * 2.0**-63).clamp(max=MOST.value)
 
 
-def keys(seeds: Tensor, positions: Tensor, purpose: int | Tensor) -> Tensor:
+def keys(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
     """As `keys_ref`, in one launch."""
     return _launch(seeds, positions, purpose, torch.int64)
 
 
-def uniforms(seeds: Tensor, positions: Tensor, purpose: int | Tensor) -> Tensor:
+def uniforms(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
     """As `uniforms_ref`, in one launch."""
     return _launch(seeds, positions, purpose, torch.float32)
 
 
-def _launch(seeds: Tensor, positions: Tensor, purpose: int | Tensor, dtype: torch.dtype) -> Tensor:
+def _launch(seeds: Tensor, positions: Tensor, purpose: int, dtype: torch.dtype) -> Tensor:
     assert seeds.shape == positions.shape and seeds.ndim == 1, (seeds.shape, positions.shape)
     out = torch.empty(len(seeds), dtype=dtype, device=seeds.device)
     if len(out) == 0:
         return out
-    is_column = isinstance(purpose, Tensor)
     noise_kernel[(triton.cdiv(len(out), BLOCK),)](
         seeds,
         positions,
-        purpose if is_column else None,
         out,
         len(out),
         seeds.stride(0),
         positions.stride(0),
-        purpose.stride(0) if is_column else 0,
-        PURPOSE=0 if is_column else int(purpose),
+        PURPOSE=int(purpose),
         BLOCK=BLOCK,
         num_warps=4,
         **dependent(),
@@ -86,17 +83,15 @@ def _launch(seeds: Tensor, positions: Tensor, purpose: int | Tensor, dtype: torc
 
 @triton.jit(
     do_not_specialize=["num"],
-    do_not_specialize_on_alignment=["seeds_ptr", "positions_ptr", "purposes_ptr"],
+    do_not_specialize_on_alignment=["seeds_ptr", "positions_ptr"],
 )
 def noise_kernel(
     seeds_ptr,
     positions_ptr,
-    purposes_ptr,  # None: all are PURPOSE
     out_ptr,  # [S]: int64 for keys, float32 for uniform numbers
     num,  # S
     seed_stride,
     position_stride,
-    purpose_stride,
     PURPOSE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -107,13 +102,10 @@ def noise_kernel(
     wait(DEPENDENT)
     seed = tl.load(seeds_ptr + at * seed_stride, mask=at < num, other=0)
     position = tl.load(positions_ptr + at * position_stride, mask=at < num, other=0)
-    purpose = PURPOSE
-    if purposes_ptr is not None:
-        purpose = tl.load(purposes_ptr + at * purpose_stride, mask=at < num, other=0)
     if out_ptr.dtype.element_ty == tl.float32:
-        tl.store(out_ptr + at, uniform(seed, position, purpose), mask=at < num)
+        tl.store(out_ptr + at, uniform(seed, position, PURPOSE), mask=at < num)
     else:
-        tl.store(out_ptr + at, key(seed, position, purpose), mask=at < num)
+        tl.store(out_ptr + at, key(seed, position, PURPOSE), mask=at < num)
 
 
 @triton.jit

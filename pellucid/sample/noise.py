@@ -31,17 +31,15 @@ def token_codes(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     return codes_ref(torch.arange(vocab_size, dtype=torch.int64, device=device))
 
 
-def keys(seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor = Purpose.DRAW) -> Tensor:
-    """[S] int64: one key for each (seed, position, purpose).  seeds, positions, purpose: [S] int64."""
+def keys(seeds: Tensor, positions: Tensor, purpose: Purpose = Purpose.DRAW) -> Tensor:
+    """[S] int64: one key for each (seed, position, purpose).  seeds, positions: [S] int64."""
     return (noise.keys if _on_gpu(seeds) else noise.keys_ref)(seeds, positions, purpose)
 
 
-def gumbel(
-    seeds: Tensor, positions: Tensor, codes: Tensor, purpose: Purpose | Tensor = Purpose.DRAW
-) -> Tensor:
+def gumbel(seeds: Tensor, positions: Tensor, codes: Tensor, purpose: Purpose = Purpose.DRAW) -> Tensor:
     """Standard Gumbel noise [S, V] float32 of every token at every (seed, position).
 
-    seeds, positions, and purpose if it is not one for all: [S] int64.  codes: [V] of `token_codes`.
+    seeds, positions: [S] int64.  codes: [V] of `token_codes`.
     argmax(logits / T + noise) is then a draw from softmax(logits / T) (Gumbel 1954).  Values lie in
     [-2.9, 44.4]; the upper tail, which decides the draw, is exact to 2**-63 in probability, the lower one to
     2**-24.

@@ -229,10 +229,10 @@ def compile_ends() -> None:
     constants = {"PURPOSE": 1, "NODES": 32, "DEPENDENT": True}
     size = shared_memory(take_by_chance_kernel, "", constants, num_warps=1)
     sys.stdout.write(f"take_by_chance_kernel 32 {size}\n")
-    types = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "purposes_ptr": "*i64"}
-    types |= dict.fromkeys(("num", "seed_stride", "position_stride", "purpose_stride"), "i32")
-    for out, of_all in (("*i64", {}), ("*i64", {"purposes_ptr": None}), ("*fp32", {"purposes_ptr": None})):
-        constants = {"PURPOSE": 1, "BLOCK": NUMBERS} | of_all
+    types = {"seeds_ptr": "*i64", "positions_ptr": "*i64"}
+    types |= dict.fromkeys(("num", "seed_stride", "position_stride"), "i32")
+    for out in ("*i64", "*fp32"):
+        constants = {"PURPOSE": 1, "BLOCK": NUMBERS}
         size = compiled_size(noise_kernel, types | {"out_ptr": out}, constants, num_warps=4)
         sys.stdout.write(f"noise_kernel {out} {size}\n")
     for longest in (1, 5):
