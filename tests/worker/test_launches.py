@@ -73,7 +73,7 @@ def is_copy(made: object, of: object) -> bool:
 
 
 NUM_GROUPS = 2  # the model's and the drafter's
-FUSED = ["gather_rows", "draw", "best", "verify_chain", "advance_slots"]
+FUSED = ["gather_rows", "draw_block", "draw_token", "verify_chain", "advance_slots"]
 
 
 Part = tuple[object, str, list[str]]  # an object, the name of what it calls, and what that counts as
@@ -87,7 +87,7 @@ def parts_of(step: DeviceStep) -> list[Part]:
         (forward.inputs, "_gather", ["gather_rows"]),
         (forward.slots, "_advance", ["advance_slots"]),
         (forward.slots, "_write_drafts", ["write_drafts"]),
-        (step.sampler, "draw", ["draw", "best"]),
+        (step.sampler, "draw", ["draw_block", "draw_token"]),
         (forward.backend, "plan", []),
         (model, "logits", []),
         (forward, "model", []),
@@ -140,6 +140,6 @@ def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
     with LLM(str(tiny), **OPTIONS, speculative_config=spec) as llm:
         assert len(worker_of(llm).groups) == NUM_GROUPS
         names = launched(llm, monkeypatch, more)
-    draw = ["draw", "best"]
+    draw = ["draw_block", "draw_token"]
     chain = ["draft_places"] * NUM_GROUPS + 3 * draw + ["aten::stack", "write_drafts"]
     assert names == ["gather_rows", *draw, "take_by_chance", "verify_chain", "advance_slots", *chain]
