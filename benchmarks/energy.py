@@ -84,7 +84,7 @@ class Cost:
 
 
 def cost_of(launches: Launches, meter: Meter, seconds: float) -> Cost:
-    """Replay launches for so long or more; power is by what the count, which seldom changes, does.
+    """Replay launches for so long or more.  Power is energy between changes of the count, over time.
 
     A batch of replays waits behind the one that runs, so the GPU is never idle while its count is read.
     """
@@ -107,7 +107,7 @@ def cost_of(launches: Launches, meter: Meter, seconds: float) -> Cost:
     megahertz = meter.megahertz()
     ends[-1].synchronize()
     microseconds = 1000 * ends[0].elapsed_time(ends[-1]) / ((len(ends) - 1) * num_replays * len(launches))
-    (began, before), (ended, after) = changes[1], changes[-1]  # the first one is none
+    (began, before), (ended, after) = changes[1], changes[-1]  # the first is what the count was
     return Cost(microseconds, (after - before) / (ended - began) * microseconds / 1000, megahertz)
 
 

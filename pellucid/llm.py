@@ -144,12 +144,12 @@ class LLM:
         priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
         own = self._own_sampling(params)
         done: dict[str, RequestOutput] = {}
-        with short_collections():
+        bar = tqdm(total=len(prompts), desc="prompts", disable=not use_tqdm, dynamic_ncols=True)
+        with short_collections(), bar:
             ids = self._add_all(prompts, own, priorities)
-            with tqdm(total=len(ids), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-                for output in self._outputs(ids):
-                    done[output.request_id] = output
-                    bar.update(1)
+            for output in self._outputs(ids):
+                done[output.request_id] = output
+                bar.update(1)
         if self.llm_engine.engine.error is not None:
             raise RuntimeError(f"the engine has died: {self.llm_engine.engine.error}")
         return [done[request_id] for request_id in ids]

@@ -365,7 +365,7 @@ def decode_kernel(
     number = chunk * num_rows + row
     seeks = (direct < num_chunks) & (number < seekers)
     is_there = number >= 0
-    number = seekers - 1 - number  # long rows come first, and have enough to do themselves
+    number = seekers - 1 - number  # long rows mostly come first, and have enough to do themselves
     wait(DEPENDENT)
     # Looked up here, so that what is the same for all chunks is computed behind these loads, not before.
     seq_len, first_token, num_query, pages = look_up(

@@ -77,7 +77,7 @@ def draw(
     requests = (seeds, temperatures, slots, positions)
     strides = (logits.stride(0), seeds.stride(0), temperatures.stride(0))
     is_nvidia = logits.is_cuda and torch.version.hip is None
-    block_kernel[(num_parts, num_logits)](
+    block_kernel[(num_parts * num_logits,)](
         logits, own_codes, *requests, part_values, part_blocks, num_tokens, *strides,
         BLOCKS=blocks, IS_NVIDIA=is_nvidia, num_warps=4, **dependent(),
     )  # fmt: skip
@@ -193,7 +193,8 @@ def block_kernel(
 ):
     """One program a row and part of the vocabulary: the highest score of its blocks, and that block."""
     let_next_start(DEPENDENT)
-    part, num_parts, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    num_parts = tl.cdiv(num_tokens, BLOCKS * TOKENS)
+    part, row = tl.program_id(0) % num_parts, (tl.program_id(0) // num_parts).to(tl.int64)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
     # A load spreads the blocks over all threads, and so their noise.
     code_of_block = tl.load(codes_ptr + block, mask=block * TOKENS < num_tokens, other=0)
@@ -215,8 +216,8 @@ def block_kernel(
         num_units = units(low, scale, exponent, IS_NVIDIA) + units(high, scale, exponent, IS_NVIDIA)
         # The highest has all its units, but for what rounding takes, or an exponent too large for float32.
         num_units = tl.maximum(tl.sum(num_units, 1), UNITS)
-        log_mass = LN_2 * (log2(num_units.to(tl.float32), IS_NVIDIA) - 22)
-        noisy = tl.fma(temperature, log_mass + noise, score)
+        noise = tl.fma(LN_2, log2(num_units.to(tl.float32), IS_NVIDIA) - 22, noise)
+        noisy = tl.fma(temperature, noise, score)
         score = tl.where(tl.abs(score) < float("inf"), noisy, score)
     value, index = tl.max(score, 0, return_indices=True)
     tl.store(values_ptr + row * num_parts + part, value)

@@ -117,7 +117,7 @@ class Builder:
 
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
-        coords, site = self._vocab_coords, self.site
+        coords, site = replace(self.site.coords, vocab=vocab), self.site
         share = vocab_share(vocab, coords.size)
         spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
 
@@ -233,12 +233,13 @@ class Builder:
 
         tied: the embedding whose table it shares, or has a copy of if that is on another stage.
         """
-        shape = self._shape(dim, (vocab_share(vocab, self.site.coords.size),), "out")
+        coords = replace(self.site.coords, vocab=vocab)
+        shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
         is_here = self.site.stage.is_last
         if tied is not None and is_here:
             return Linear(shape, Unquantized(), {"weight": tied.table()})
         b = self if is_here else self._elsewhere()
-        head = b._linear(name, shape, False, (self._vocab_coords,), kind="head")
+        head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())
 
     # What those who build models call
@@ -294,10 +295,6 @@ class Builder:
         return self._weight(
             ParamSpec(shape=(1,), dtype=torch.float32, place=ScalarPerPart(), default=1.0), name
         )
-
-    @property
-    def _vocab_coords(self) -> Coords:
-        return replace(self.site.coords, is_padded=True)
 
     def _share(self, features: int) -> int:
         size = self.site.coords.size

@@ -13,7 +13,6 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from pellucid.dist.vocab_share import vocab_share
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.registry import Registry
@@ -28,12 +27,16 @@ class Coords:
     """Which of `size` equal slices of a checkpoint's tensor is this rank's.
 
     Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
-    is_padded: slices are shares of a vocabulary (`vocab_share`), the last ones filled up with zeros.
+    vocab: tokens, if slices are shares of a vocabulary (`vocab_share`), the last ones filled up with zeros.
     """
 
     rank: int = 0
     size: int = 1
-    is_padded: bool = False
+    vocab: int | None = None
+
+    def whole(self, local: int) -> int:
+        """Of how many this rank's slice has `local`, padding included."""
+        return local * self.size if self.vocab is None else self.vocab
 
 
 WHOLE = Coords()
@@ -91,9 +94,7 @@ class Sliced:
         target = param.narrow(self.part_axis, sum(self.sizes[:part]), self.sizes[part])
         local = target.shape[self.slice_axis]
         expected = list(target.shape)
-        expected[self.slice_axis] = local * coords.size
-        if coords.is_padded and vocab_share(tensor.shape[self.slice_axis], coords.size) == local:
-            expected[self.slice_axis] = tensor.shape[self.slice_axis]
+        expected[self.slice_axis] = coords.whole(local)
         check_shape(tensor, tuple(expected))
         first = min(coords.rank * local, expected[self.slice_axis])
         num = min(local, expected[self.slice_axis] - first)

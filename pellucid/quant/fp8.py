@@ -176,7 +176,7 @@ class OutputScales:
     def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
         num_outputs, num_blocks = self.shape.out_partitions[part], param.shape[1]
         if self.shape.split == "out":
-            num_outputs *= coords.size
+            num_outputs = coords.whole(num_outputs)
         elif self.block:
             num_blocks *= coords.size
             if coords.size > 1 and self.shape.in_features % self.block[1]:

@@ -34,7 +34,7 @@ class Draw(Protocol):
 
 
 def choose_draw(state: SamplingState) -> Draw:
-    """One kernel on a GPU, where Triton is installed; torch anywhere else."""
+    """Kernels on a GPU, where Triton is installed; torch anywhere else."""
     if state.device.type == "cuda" and has_triton():
         return FusedDraw(state)
     return TorchDraw(state)

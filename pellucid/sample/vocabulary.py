@@ -21,10 +21,6 @@ class Vocabulary(Protocol):
 
     first: int  # the first token whose logits this rank has
 
-    def own(self, table: Tensor) -> Tensor:
-        """Of a table [V, ...] the entries of the tokens that are this rank's."""
-        ...
-
     def argmax(self, scores: Tensor) -> Tensor:
         """[S] ids, integers, of the highest of all ranks' scores [S, L], the lower id in a tie."""
         ...
@@ -47,9 +43,6 @@ class WholeVocabulary:
 
     first = 0
 
-    def own(self, table: Tensor) -> Tensor:
-        return table
-
     def argmax(self, scores: Tensor) -> Tensor:
         return scores.argmax(-1)
 
@@ -71,9 +64,6 @@ class SplitVocabulary:
         share = vocab_share(vocab_size, group.size)
         self.first = min(group.rank * share, vocab_size)
         self._num = min(share, vocab_size - self.first)
-
-    def own(self, table: Tensor) -> Tensor:
-        return table[self.first : self.first + self._num]
 
     def argmax(self, scores: Tensor) -> Tensor:
         if self._num:

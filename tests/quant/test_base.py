@@ -131,12 +131,13 @@ def test_what_no_scheme_serves_is_refused(config: Mapping[str, object], name: st
 
 
 @pytest.mark.parametrize("vocab,size", [(331, 2), (331, 4), (5, 4), (512, 2)])
-def test_a_vocabulary_that_cannot_be_divided_is_padded_with_zeros(vocab: int, size: int) -> None:
+def test_a_vocabulary_is_padded_with_zeros_to_equal_shares(vocab: int, size: int) -> None:
     table, share = numbered(vocab, 3) + 1, vocab_share(vocab, size)
     place = matrix(shape_of(3, share))
-    ranks = [placed(place, (share, 3), [table], Coords(rank, size, is_padded=True)) for rank in range(size)]
+    ranks = [placed(place, (share, 3), [table], Coords(rank, size, vocab)) for rank in range(size)]
     whole = torch.cat(ranks)
     assert torch.equal(whole[:vocab], table)
     assert not whole[vocab:].any()
-    with pytest.raises(ValueError, match="has shape"):
-        placed(place, (share, 3), [numbered(size * share + 1, 3)], Coords(0, size, is_padded=True))
+    for other in (vocab - 1, vocab + 1, size * share + 1):
+        with pytest.raises(ValueError, match="has shape"):
+            placed(place, (share, 3), [numbered(other, 3)], Coords(0, size, vocab))

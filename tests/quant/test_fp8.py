@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
+from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8_ref
 from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
@@ -188,6 +189,21 @@ def test_two_ranks_have_the_scales_of_their_own_weights(
         rows = stored.repeat_interleave(block[0] if block else 1, dim=0)[:24]
         expected = rows.repeat_interleave(16 // rows.shape[1], dim=1)
     assert torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize("block", [None, (128, 4)])
+@pytest.mark.parametrize("vocab,size", [(331, 2), (331, 4), (5, 4)])
+def test_ranks_have_the_scales_of_their_shares_of_a_vocabulary(
+    vocab: int, size: int, block: tuple[int, int] | None
+) -> None:
+    share = vocab_share(vocab, size)
+    shape = LinearShape(in_features=8, out_partitions=(share,), split="out", dtype=torch.float32)
+    stored = torch.rand(-(-vocab // block[0]), 8 // block[1]) if block else torch.rand(vocab, 1)
+    parts = [torch.full((share, stored.shape[1]), torch.nan) for _ in range(size)]
+    for rank, param in enumerate(parts):
+        OutputScales(shape, block)(param, 0, stored, Coords(rank, size, vocab))
+    expected = stored.repeat_interleave(block[0], dim=0)[:vocab] if block else stored
+    assert torch.equal(torch.cat(parts)[:vocab], expected)
 
 
 def test_blocks_that_ranks_cannot_share_out_are_refused_with_the_way_out() -> None:

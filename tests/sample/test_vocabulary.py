@@ -86,10 +86,3 @@ def test_a_rank_that_holds_padding_alone_answers_in_the_way_of_the_others(
 def test_gathered_logits_are_all_logits_in_order(vocab_size: int, size: int) -> None:
     logits = torch.randn(3, vocab_size)
     assert all(torch.equal(w, logits) for w in on_every_rank(logits, size, lambda v, part: v.whole(part)))
-
-
-@pytest.mark.parametrize("vocab_size,size", [(331, 4), (5, 4)])
-def test_each_token_is_one_ranks_own(vocab_size: int, size: int) -> None:
-    codes, table = torch.arange(vocab_size), Round(size)
-    owned = [SplitVocabulary(ThreadGroup(rank, size, table), vocab_size).own(codes) for rank in range(size)]
-    assert torch.equal(torch.cat(owned), codes)
