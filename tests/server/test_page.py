@@ -165,13 +165,17 @@ def test_no_rate_is_shown_before_there_is_one(tab: Tab, server: Running) -> None
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        for _ in range(2):
+        num_clean = 0
+        for _ in range(6):  # on a busy machine a second may pass without a token, and 0 is true then
             tab.eval("rates.length = 0")
             tab.click("#tab-xray")
             tab.until(f"rates.length > 0 && {HAS_RATE}")
-            assert "0" not in tab.eval("rates")
+            num_clean += "0" not in tab.eval("rates")
+            if num_clean == 2:
+                break
             tab.click("#tab-chat")
             time.sleep(1.2)  # as long as silence takes
+        assert num_clean == 2
     finally:
         is_over.set()
         thread.join()
