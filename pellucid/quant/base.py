@@ -35,7 +35,7 @@ class Coords:
     vocab: int | None = None
 
     def whole(self, local: int) -> int:
-        """Of how many this rank's slice has `local`, padding included."""
+        """Elements of the whole, of which this rank's slice has `local`, padding included."""
         return local * self.size if self.vocab is None else self.vocab
 
 
