@@ -22,7 +22,7 @@ demo: install
 	@$(BIN)/pellucid demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-parallel: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm/test_parallel.py

@@ -7,8 +7,8 @@ kernel, and NCCL's sum with the norm's kernel behind it.  Ranks are the GPUs tha
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 
 import torch
 from rich.console import Console
@@ -42,12 +42,19 @@ def microseconds(step: Callable[[Tensor], Tensor], x: Tensor) -> float:
     return statistics.median(times)
 
 
-def run_rank(rank: int, size: int, folder: str) -> None:
+def run_rank(rank: int, size: int, ports: SimpleQueue[int]) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    tp = connect(
-        Mesh(tp=size, rank=rank), f"{folder}/meet", device, entered=lambda _: None, waiting=lambda _: None
-    ).tp
+
+    def meet(port: int | None) -> int:
+        if port is None:
+            return ports.get()
+        for _ in range(size - 1):
+            ports.put(port)
+        return port
+
+    mesh = Mesh(tp=size, rank=rank)
+    tp = connect(mesh, meet, device, entered=lambda _: None, waiting=lambda _: None).tp
     weight = torch.ones(DIM, dtype=torch.bfloat16, device=device)
     for rows in ROWS:
         x, residual = torch.randn(2, rows, DIM, device=device).bfloat16()
@@ -68,8 +75,8 @@ def run_rank(rank: int, size: int, folder: str) -> None:
 
 def main() -> None:
     size = torch.cuda.device_count()
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run_rank, (size, folder), nprocs=size)
+    ports = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(run_rank, (size, ports), nprocs=size)
 
 
 if __name__ == "__main__":

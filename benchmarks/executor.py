@@ -12,6 +12,9 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity, Seat
@@ -19,7 +22,7 @@ from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import detect
 from pellucid.resolve import resolve
-from pellucid.schedule.plan import Row, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Rows, StepPlan, StepResult, ints
 
 NUM_PLANS = 500
 
@@ -73,7 +76,7 @@ def main() -> None:
         "tensor_parallel_size": args.workers,
     }
     user = EngineConfig.from_options(options)
-    executor = MultiprocExecutor(f"{__name__}:ClockWorker")
+    executor = MultiprocExecutor(f"{Path(__file__).stem}:ClockWorker")
     executor.start(resolve(user, detect("cpu"), Checkpoint.open(user.model)))
     times = [measure(executor, plan_id, args.rows, args.gap / 1e3) for plan_id in range(NUM_PLANS)]
     executor.shutdown()
@@ -87,7 +90,7 @@ def measure(
     executor: MultiprocExecutor, plan_id: int, num_rows: int, gap: float
 ) -> tuple[float, float, float]:
     """Seconds of one plan: (submit, arrived, result)."""
-    rows = [Row(100_000 + i, i % 3, i, 1, 0, 1) for i in range(num_rows)]
+    rows = Rows(slots=np.arange(num_rows))
     plan = StepPlan(id=plan_id, committed=plan_id - 1, rows=rows)
     time.sleep(gap)
     began = time.monotonic()

@@ -1,14 +1,16 @@
 """What the host does around a device: whole runs of `LLM.generate` on a device that answers at once.
 
-    python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--cold MIB]
-        [--profile]
+    python benchmarks/host.py --loads
+    python benchmarks/host.py [--requests N] [--input-len N] [--ragged N] [--output-len N] [--queue N]
+        [--cold MIB] [--profile]
 
 All of the engine is real, the worker's host part included, but for the step on the device, which gives a
 random token to every row that samples.  Where the host would wait for the device it goes through some memory,
 so that its caches are as cold as behind a wait; no figure counts that time.  Times of the parts are of the
 steps in which every request decodes and none ends; *before* is from the call of `generate` to the first
 plan's launch, *prompts* from there to the last chunk's, *decodes* to the last launch, and *after* from there
-to the return.
+to the return.  With --queue so many more requests wait all the while, for blocks.  --loads shows what the
+scheduler alone takes in other loads (loads.py).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from loads import show as show_loads
 
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
@@ -49,7 +52,7 @@ from pellucid.worker.results import Packed, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
 
-NUM_BLOCKS = 65_536
+NUM_BLOCKS, BLOCK = 65_536, 16
 NUM_YIELDS = 1021  # other tokens in each of so many steps
 T = TypeVar("T")
 PARTS = ("plan", "submit", "unpack", "commit", "outputs", "step")
@@ -78,6 +81,8 @@ CLOCK = Clock()
 class NoDeviceExecutor:
     """A worker's host part, before a device that needs no time."""
 
+    num_blocks = NUM_BLOCKS
+
     def start(self, resolved: Resolved) -> Capacity:
         cpu, max_rows = torch.device("cpu"), resolved.max_num_seqs
         group = KVGroupSpec(
@@ -93,7 +98,7 @@ class NoDeviceExecutor:
         launcher.capture()
         handover = NoHandover(ResultReader(LateCompilations()))
         self._runner = ModelRunner(slots, state, inputs, launcher, handover)
-        return Capacity(groups=(group,), num_blocks=(NUM_BLOCKS,), max_model_len=resolved.max_model_len)
+        return Capacity(groups=(group,), num_blocks=(self.num_blocks,), max_model_len=resolved.max_model_len)
 
     def submit(self, plan: StepPlan) -> LocalTicket:
         return NoDeviceTicket(self._runner.execute(plan))
@@ -181,7 +186,7 @@ class Watch:
             result = call(*args)
             spans.append((began, CLOCK()))
             if isinstance(result, StepPlan):
-                self.num_rows.append((len(result.rows), sum(row.num_query for row in result.rows)))
+                self.num_rows.append((len(result.rows), result.num_tokens))
             return result
 
         setattr(owner, name, timed)
@@ -204,23 +209,34 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--ragged", type=int, default=0, help="most tokens by which prompts are shorter")
     parser.add_argument("--output-len", type=int, default=256)
+    parser.add_argument("--queue", type=int, default=0, help="requests that find no blocks while others run")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cold", type=int, default=32, help="MiB that pass through the caches each step")
     parser.add_argument("--profile", action="store_true", help="show where a run's time goes, too")
     parser.add_argument("--cpu-time", action="store_true", help="of the thread alone: on a busy machine")
+    parser.add_argument("--loads", action="store_true", help="the scheduler alone, in other loads, instead")
     args = parser.parse_args()
+    if args.loads:
+        show_loads([256, 1024])
+        return
     CLOCK.now = time.thread_time if args.cpu_time else time.perf_counter
     NoDeviceTicket.others = np.zeros(args.cold << 20, dtype=np.uint8)
+    if args.queue:  # no more blocks than those that run will need
+        NoDeviceExecutor.num_blocks = args.requests * num_blocks(args.input_len + args.output_len)
     EXECUTORS.register("no device", f"{__name__}:NoDeviceExecutor")
     llm = LLM(
-        args.model, executor="no device", device="cpu", dtype="float32", depth=2, max_num_seqs=256,
-        max_num_batched_tokens=16_640,
+        args.model, executor="no device", device="cpu", dtype="float32", depth=2, block_size=BLOCK,
+        max_num_seqs=max(256, args.requests + args.queue), max_num_batched_tokens=16_640,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     lengths = rng.integers(args.input_len - args.ragged, args.input_len, args.requests, endpoint=True)
     vocab_size = min(10_000, llm.llm_engine.vocab_size)
     prompts = [rng.integers(0, vocab_size, length).tolist() for length in lengths]
     sampling = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=args.output_len) for _ in prompts]
+    if args.queue:  # each wants one block more than is free when all others have begun
+        free = NoDeviceExecutor.num_blocks - args.requests * num_blocks(args.input_len - args.ragged)
+        prompts += [[1] * (BLOCK * free + 1)] * args.queue
+        sampling += [SamplingParams(temperature=0.6, max_tokens=1)] * args.queue
     if args.profile:
         profile(llm, prompts, sampling)
         return
@@ -231,9 +247,14 @@ def main() -> None:
         began = CLOCK()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         ended = CLOCK()
-        assert all(len(output.outputs[0].token_ids) == args.output_len for output in outputs)
+        ran = outputs[: args.requests]
+        assert all(len(output.outputs[0].token_ids) == args.output_len for output in ran)
         show(watch, began, ended, args.requests)
-        del outputs
+        del outputs, ran
+
+
+def num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK)
 
 
 def profile(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams]) -> None:

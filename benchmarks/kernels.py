@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from pellucid.cli.workloads import nano
 from pellucid.kernels.decode_attention import decode_attention
+from pellucid.kernels.hopper_prefill import hopper_takes
 from pellucid.kernels.own_products import OwnProducts, choices_for
 from pellucid.kernels.paged_attention import PagedRows
 from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
@@ -194,7 +195,8 @@ def prefill_figure(model: str, name: str, block_size: int) -> Figure:
     case = Case(PREFILLS[name], HEADS[model], block_size)
     q, cache, views = case.build()
     out = torch.empty_like(q)
-    tile_queries = queries_per_tile(case.heads[0] // case.heads[1])
+    by_hopper = hopper_takes(q, cache, views[0])
+    tile_queries = queries_per_tile(case.heads[0] // case.heads[1], by_hopper=by_hopper)
     tiles = torch.from_numpy(prefill_tiles([q for q, _ in case.lens], tile_queries)).cuda()
     tiles = PromptTiles(tiles, views[0], tile_queries)
     scale = HEAD_DIM**-0.5

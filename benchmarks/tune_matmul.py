@@ -52,7 +52,7 @@ from pellucid.kernels.tiles import (
 from pellucid.models.checkpoint import ASSETS
 from pellucid.quant.fp8_product import multiply_rows
 
-# At start steps of up to 2,048 rows are rehearsed: what serves more of them should serve these, too.
+# At start steps of up to 2,048 rows are warmed up: what serves more of them should serve these, too.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 1024, 2047, 16_384)
 TOUCHED = 128 << 20  # bytes of weights that the launches of one graph read at least
 TOLERANCE = 1.02  # a kernel that also serves others may be so much slower

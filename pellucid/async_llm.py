@@ -15,13 +15,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar, Unpack
 
+from pellucid.cluster.line import Line
 from pellucid.config import EngineConfig
-from pellucid.engine.replicas import start_replicas
+from pellucid.engine.replicas import Replicas, start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
 from pellucid.resolve import Resolved
-from pellucid.text.chat import ChatOptions, Message, render_chat
+from pellucid.text.chat import ChatOptions, Message
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
 SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
-HEARTBEAT = 1.0  # seconds between two looks at an engine that says nothing
+HEARTBEAT = 0.25  # seconds between two looks at an engine that says nothing
 MOST_DELAY = 0.002  # seconds that an order waits for others
 MOST_SILENCE = 0.02  # seconds that streams wait for a crowd of requests to be taken in
 
@@ -128,13 +129,16 @@ class AsyncLLM:
         self._observers: list[Observer] = []
         self._viewer: Viewer | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # never behind long texts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched: set[int] = set()  # file descriptors
+        self._readable: set[int] = set()  # file descriptors that are watched
+        self._writable: set[int] = set()
         self._is_turn_due = False
         self._due_since = self._handed_out = 0.0  # since when orders wait; seconds of time.monotonic
         self._death: asyncio.Future[str] | None = None
+        self._next_beat: asyncio.TimerHandle | None = None
         self._is_shut_down = False
-        self._start()
+        self._adopt(*self._start())
 
     # Requests
 
@@ -153,8 +157,10 @@ class AsyncLLM:
         and EngineDeadError when the engine dies.
         """
         (tokens,) = await self.tokenize([prompt])
-        await self.check_grammar(sampling_params)
-        mailbox = self.open([tokens], sampling_params, request_id=request_id, priority=priority, kind=kind)
+        grammar = await self.check_grammar(sampling_params)
+        mailbox = self.open(
+            [tokens], sampling_params, grammar=grammar, request_id=request_id, priority=priority, kind=kind
+        )
         async for output in self._outputs(mailbox):
             yield output
 
@@ -169,8 +175,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate` completes a prompt; options: `render_chat`'s."""
         tokens = await self.tokenize_chat(messages, **options)
-        await self.check_grammar(sampling_params)
-        mailbox = self.open([tokens], sampling_params, request_id=request_id, kind=kind)
+        grammar = await self.check_grammar(sampling_params)
+        mailbox = self.open([tokens], sampling_params, grammar=grammar, request_id=request_id, kind=kind)
         async for output in self._outputs(mailbox):
             yield output
 
@@ -182,18 +188,22 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         kind: OutputKind = OutputKind.DELTA,
+        grammar: str | None = None,
     ) -> Mailbox:
         """Queue prompts that `tokenize` has checked; the mailbox of their outputs.
 
-        Close it when done.  Raises ValueError, and queues nothing, for parameters that cannot be served.
+        grammar: what `check_grammar` has returned.  Close the mailbox when done.  Raises ValueError, and
+        queues nothing, for parameters that cannot be served.
         """
         self._attach()
-        sampling = self._front.own_sampling(sampling_params)
+        if sampling_params is not None and sampling_params.structured_outputs and grammar is None:
+            raise ValueError("structured_outputs needs the grammar that `await check_grammar(...)` returns")
+        sampling = self._front.own_sampling(sampling_params, grammar=grammar)
         mailbox = Mailbox(kind, self.abort)
         try:
             for prompt in prompts:
                 added = self._front.queue(
-                    prompt, sampling, request_id=request_id, priority=priority, kind=kind
+                    prompt, sampling, request_id=request_id, priority=priority, kind=kind, grammar=grammar
                 )
                 mailbox.expect(added)
                 self._mailboxes[added] = mailbox
@@ -236,9 +246,10 @@ class AsyncLLM:
             return self._front.tokenize_chat(messages, **options)
         return await self._in_thread(self._front.tokenize_chat, messages, **options)
 
-    async def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Messages as the model's template writes them; encode it without special tokens."""
-        return await self._in_thread(render_chat, self.tokenizer, messages, **options)
+    async def spell(self, sampling: SamplingParams) -> None:
+        """Tokenize its bad words, for which `open` would hold up the event loop."""
+        if sampling.bad_words:
+            await self._in_thread(self._front.spell, sampling.bad_words)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of any text, also one that is no prompt for this model."""
@@ -315,19 +326,27 @@ class AsyncLLM:
         return self._front.default_sampling_params(max_tokens=max_tokens)
 
     async def check_grammar(
-        self, sampling: SamplingParams | None, *, seconds: float = COMPILE_SECONDS
-    ) -> None:
-        """Raise ValueError for structured_outputs that are wrong or take longer than `seconds` to compile.
+        self, sampling: SamplingParams | None, *, seconds: float = COMPILE_SECONDS, client: str = ""
+    ) -> str | None:
+        """Have structured_outputs compiled, unless they have been; what `open` takes as the grammar.
 
-        Asked before `open`, which would hold up the event loop for an answer that is not known.
+        client: who asks; those who compile at the same time have equal shares.
+        Cancelled, it ends the compile, if nobody else waits for it.  Raises ValueError for what is wrong, or
+        takes longer than `seconds` to compile.
         """
-        if sampling is not None and sampling.structured_outputs is not None:
-            await asyncio.to_thread(self._front.check_grammar, sampling, seconds=seconds)
+        if sampling is None or sampling.structured_outputs is None:
+            return None
+        check = await asyncio.get_running_loop().run_in_executor(
+            self._grammar_pool,
+            functools.partial(self._front.grammar_check, sampling, seconds=seconds, client=client),
+        )
+        assert check is not None, "there are structured_outputs"
+        return check.passed(await self._front.grammars.ask_async(check.question, check.ref.address))
 
     # Life
 
     def warm_up(self) -> None:
-        """Load, in the background, what the first grammar would wait for."""
+        """Start, in the background, what the first grammar would wait for."""
         threading.Thread(target=self._front.warm_up, name="warm-up", daemon=True).start()
 
     def watch(self, observer: Observer) -> None:
@@ -352,8 +371,11 @@ class AsyncLLM:
         """Start the engine anew, after it has died.  Raises what the constructor raises."""
         assert self.error is not None, "a running engine is shut down first"
         self._detach()
-        self._engine.shutdown()
-        await asyncio.to_thread(self._start)
+        self._front.shutdown()
+        engine, front = await asyncio.to_thread(self._start)
+        if self._loop is not None:  # somebody has asked meanwhile, and has been told of the death
+            self._detach()
+        self._adopt(engine, front)
         self._attach()
 
     async def reset_prefix_cache(self) -> None:
@@ -370,15 +392,24 @@ class AsyncLLM:
         if self._loop is not None and not self._loop.is_closed():
             self._deliver(self._front.outputs.fail_all("the engine was shut down"))
             self._detach()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._grammar_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._engine.shutdown()
+        self._front.grammars.shutdown()
 
     # The loop
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[Replicas, LLMEngine]:
+        """Start an engine; safe in a thread, for nothing here changes until it is adopted."""
         started = start_replicas(self._config, lambda: not self._is_shut_down)
-        self._engine = started.engine
-        self._front = LLMEngine(self._config, started)
+        return started.engine, LLMEngine(self._config, started)
+
+    def _adopt(self, engine: Replicas, front: LLMEngine) -> None:
+        """Serve with this engine.  Raises RuntimeError, and ends it, after `shutdown`."""
+        if self._is_shut_down:
+            front.shutdown()
+            raise RuntimeError("the engine is not wanted any more")
+        self._engine, self._front = engine, front
         self._front.outputs.observers = self._observers
         if self._viewer is not None:
             self._engine.watch(is_on=True)
@@ -389,22 +420,22 @@ class AsyncLLM:
         if self._loop is loop:
             return
         self._loop, self._death = loop, loop.create_future()
-        self._watched.clear()
+        self._readable, self._writable = set(), set()
         self._turn()
         self._beat(loop)
 
     def _detach(self) -> None:
         assert self._loop is not None
-        for file in self._watched:
-            self._loop.remove_reader(file)
-        self._watched.clear()
+        self._watch_lines(self._loop, [])
+        if self._next_beat is not None:
+            self._next_beat.cancel()
         self._loop = None
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         """An engine that is stuck says nothing: somebody has to look at the clock."""
         if self._loop is loop:
             self._turn()
-            loop.call_later(HEARTBEAT, self._beat, loop)
+            self._next_beat = loop.call_later(HEARTBEAT, self._beat, loop)
 
     def _plan_turn(self) -> None:
         """Orders that come together go out together."""
@@ -434,7 +465,7 @@ class AsyncLLM:
         for index, frame in self._engine.take_views():
             if self._viewer is not None:  # which may have seen enough with the frame before
                 self._viewer(index, frame)
-        self._watch_files(self._loop)
+        self._watch_lines(self._loop, self._engine.lines)
         if self.error is not None and self._death is not None and not self._death.done():
             self._death.set_result(self.error)
 
@@ -449,15 +480,19 @@ class AsyncLLM:
         for mailbox in told:
             mailbox.tell()
 
-    def _watch_files(self, loop: asyncio.AbstractEventLoop) -> None:
-        files = set(self._engine.files)
-        if files == self._watched:
-            return
-        for file in self._watched - files:
+    def _watch_lines(self, loop: asyncio.AbstractEventLoop, lines: Sequence[Line]) -> None:
+        """Have a turn when one can be read, or takes what it has not taken so far."""
+        readable = {line.fileno() for line in lines}
+        for file in self._readable - readable:
             loop.remove_reader(file)
-        for file in files - self._watched:
+        for file in readable - self._readable:
             loop.add_reader(file, self._turn)
-        self._watched = files
+        writable = {line.out_fileno() for line in lines if line.has_unsent}
+        for file in self._writable - writable:
+            loop.remove_writer(file)
+        for file in writable - self._writable:
+            loop.add_writer(file, self._turn)
+        self._readable, self._writable = readable, writable
 
     async def _outputs(self, mailbox: Mailbox) -> AsyncGenerator[RequestOutput, None]:
         try:

@@ -14,6 +14,8 @@ from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
+from pellucid.no_effect import ENGINE, tell_ignored
+
 
 def option(default: object, text: str, choices: tuple[str, ...] = (), alias: tuple[str, ...] = ()) -> Any:
     """A config field with its line of help, its choices, and other names it is known by."""
@@ -92,6 +94,11 @@ class SchedulerConfig:
         "0 no limit; default about 3.5 to 5.7 times what a step without prompts takes, at least 4.8",
     )
     enable_chunked_prefill: bool = option(True, "prompts are computed in chunks beside decodes; always on")
+    max_listed_tokens: int = option(
+        4096,
+        "most tokens that a request may list in each of logit_bias, bad_words and, with min_tokens, "
+        "stop_token_ids; each of max_num_seqs has memory for so many, 20 bytes a token",
+    )
     scheduling_policy: str = option("fcfs", "fcfs, or priority (lower first)", ("fcfs", "priority"))
     depth: int | None = option(
         None,
@@ -371,13 +378,16 @@ class EngineConfig:
         """Sort flat options (vLLM's names; nano-vllm's are accepted, too) into sections.
 
         None is an option's default.  Raises ValueError for an unknown option, naming the nearest one, and for
-        a value of another type or out of its choices.
+        a value of another type or out of its choices.  Some of vLLM's have no effect, which a warning tells.
         """
         known = {
             name: (section, f) for section, f in all_options() for name in (f.name, *f.metadata["alias"])
         }
         chosen: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+        tell_ignored(name for name in options if name in ENGINE)
         for name, value in options.items():
+            if name in ENGINE:
+                continue
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
                 hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self, TypeGuard, TypeVar
 
 from tqdm import tqdm
 
 from pellucid.config import EngineConfig
+from pellucid.interrupts import held_back
 from pellucid.llm_engine import LLMEngine
+from pellucid.progress import tell
 from pellucid.text.chat import Message
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import Prompt, TokenPrompt
@@ -32,6 +32,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "sprout", **options: object) -> None:
+        tell(f"starting {model}")
         self.llm_engine = LLMEngine(EngineConfig.from_options({"model": model, **options}))
         self._readers: dict[str, deque[RequestOutput]] = {}  # where each running request's outputs go
 
@@ -100,7 +101,8 @@ class LLM:
             )
         else:
             (tokens,) = self.llm_engine.tokenize([prompt])  # type: ignore[list-item]
-        yield from self._outputs([self.llm_engine.add_tokens(tokens, sampling_params)])
+        ids: list[str] = []
+        yield from self._outputs(ids, lambda: ids.append(self.llm_engine.add_tokens(tokens, sampling_params)))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.  Raises ValueError if it was started without one."""
@@ -143,11 +145,11 @@ class LLM:
         params = one_for_each(sampling_params, len(prompts), "sampling_params")
         priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
         own = self._own_sampling(params)
+        ids: list[str] = []
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(prompts), desc="prompts", disable=not use_tqdm, dynamic_ncols=True)
         with short_collections(), bar:
-            ids = self._add_all(prompts, own, priorities)
-            for output in self._outputs(ids):
+            for output in self._outputs(ids, lambda: self._add_all(ids, prompts, own, priorities)):
                 done[output.request_id] = output
                 bar.update(1)
         if self.llm_engine.engine.error is not None:
@@ -164,61 +166,56 @@ class LLM:
 
     def _add_all(
         self,
+        ids: list[str],
         prompts: Sequence[TokenPrompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
-    ) -> list[str]:
-        """Queue all prompts, or none if one of them is refused."""
-        ids: list[str] = []
-        try:
-            with held_back():
-                for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
-                    ids.append(
-                        self.llm_engine.queue(
-                            prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY
-                        )
-                    )
-        except BaseException:
-            self._abort_all(ids)
-            raise
-        return ids
+    ) -> None:
+        """Queue all prompts, and add their ids to `ids`."""
+        for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
+            ids.append(
+                self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY)
+            )
+            held_back.let_through()
 
     def _abort_all(self, ids: Collection[str]) -> None:
         """Abort requests, and step until their ends have come."""
-        for request_id in ids:
-            self.llm_engine.abort(request_id)
-        with held_back() as let_through:
-            while any(self.llm_engine.outputs.engine_ids(request_id) for request_id in ids):
+        with held_back, no_collections():
+            for request_id in ids:
+                self.llm_engine.abort(request_id)
+            while any(map(self.llm_engine.outputs.engine_ids, ids)):
                 self._step()
-                let_through()
+                held_back.let_through()
 
-    def _outputs(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
-        """Step until these requests are finished, yielding their outputs; others' wait for their own reader.
+    def _outputs(self, ids: list[str], queue: Callable[[], None]) -> Iterator[RequestOutput]:
+        """Step until some requests are finished, yielding their outputs; others' wait for their own reader.
 
-        Left early (an exception, a closed iterator), it aborts what is unfinished.
+        queue: adds requests, and their ids to `ids`.  Left early (an exception, a closed iterator), this
+        aborts what is unfinished.
         """
         arrived: deque[RequestOutput] = deque()
-        self._readers.update(dict.fromkeys(ids, arrived))
-        unfinished = set(ids)
         try:
-            while unfinished:
+            with held_back:
+                queue()
+                self._readers.update(dict.fromkeys(ids, arrived))
+            num_unfinished = len(ids)
+            while num_unfinished:
                 if not arrived:
                     self._step_until(arrived)
                 output = arrived.popleft()
-                if output.finished:
-                    unfinished.discard(output.request_id)
+                num_unfinished -= output.finished
                 yield output
         finally:
             for request_id in ids:  # first: a Ctrl-C may cut the aborts short
-                del self._readers[request_id]
-            self._abort_all(unfinished)
+                self._readers.pop(request_id, None)
+            self._abort_all(ids)
 
     def _step_until(self, arrived: Collection[RequestOutput]) -> None:
         """Step until an output has arrived."""
-        with held_back() as let_through:
+        with held_back:
             while not arrived:
                 self._step()
-                let_through()
+                held_back.let_through()
 
     def _step(self) -> None:
         for output in self.llm_engine.step():
@@ -227,35 +224,15 @@ class LLM:
 
 
 @contextmanager
-def held_back() -> Iterator[Callable[[], None]]:
-    """Hold a Ctrl-C back until the block is done, or calls what it is given: between steps.
-
-    A step cut in half would leave blocks without their KV.  A second Ctrl-C is not held back; it may end the
-    engine.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield lambda: None
-        return
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    def let_through() -> None:
-        if came:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, note)
+def no_collections() -> Iterator[None]:
+    """Spare the garbage collector what is about to be given back: it would look at it again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        yield let_through
+        yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    let_through()
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from numbers import Integral
 from typing import Any, Unpack
 
@@ -18,16 +20,41 @@ from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
 from pellucid.engine.grammars import eos_token_ids, spelling_of
 from pellucid.engine.statistics import EngineStats
-from pellucid.sample.grammars.base import GrammarSpec, Spelling
-from pellucid.sample.grammars.check import GrammarChecker
+from pellucid.interrupts import held_back
+from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
+from pellucid.sample.grammars.client import GrammarClient, Question
+from pellucid.sample.grammars.wire import Verdict
 from pellucid.text.chat import ChatOptions, Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
+from pellucid.text.token_lists import check_leaves_a_token, check_lists
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import Request, RequestOutput, SamplingParams, SeqUpdate
+from pellucid.types import (
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SeqUpdate,
+    StructuredOutputsParams,
+)
 
 logger = logging.getLogger(__name__)
+MOST_SPELLINGS = 64  # lists of bad words whose tokens are remembered
 COMPILE_SECONDS = 5.0  # most that a grammar may take
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCheck:
+    """What is asked about a request's grammar, and what the request carries when the answer is good."""
+
+    kind: str  # of `StructuredOutputsParams`
+    question: Question
+    ref: GrammarRef
+
+    def passed(self, verdict: Verdict) -> str:
+        """The request's grammar.  Raises ValueError, in words, for one that cannot be."""
+        if verdict.error is not None:
+            raise ValueError(f"structured_outputs.{self.kind} {verdict.error}")
+        return self.ref.encode()
 
 
 class LLMEngine:
@@ -48,9 +75,12 @@ class LLMEngine:
             self.engine.shutdown()
             raise
         self.outputs = OutputProcessor(self.tokenizer)
-        self._checker = GrammarChecker(self._spelling)
+        self.grammars = GrammarClient(self._spelling)
+        spell = partial(bad_words_token_ids, vocab_size=self.vocab_size)
+        self._spellings = lru_cache(MOST_SPELLINGS)(spell)
         self._ids = itertools.count()
         self._seeds = random.Random(config.model.seed)
+        self._untold: list[RequestOutput] = []  # that no step has returned yet
         self._has_warned = False  # of a priority that nobody looks at
 
     @classmethod
@@ -94,17 +124,19 @@ class LLMEngine:
         request_id: str | None = None,
         priority: int = 0,
         kind: OutputKind = OutputKind.CUMULATIVE,
+        grammar: str | None = None,
     ) -> str:
         """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it.
 
-        Raises ValueError for a priority that is no integer.
+        grammar: what `check_grammar` has returned for it, if that is at hand.  Raises ValueError for a
+        priority that is no integer.
         """
         self._check_priority(priority)
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
         own_id = next(own for i in self._ids if not self.outputs.is_running(own := str(i)))
         request_id = own_id if request_id is None else request_id
-        grammar = self._grammar(sampling)
-        if grammar is not None:
+        if sampling.structured_outputs is not None:
+            grammar = self.check_grammar(sampling) if grammar is None else grammar
             sampling = sampling.clone(structured_outputs=None)
         request = Request(
             id=own_id,
@@ -112,17 +144,18 @@ class LLMEngine:
             sampling=sampling,
             seed=self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed,
             eos_token_ids=self.eos_token_ids,
-            bad_words_token_ids=self._bad_words(sampling),
+            bad_words_token_ids=self.spell(sampling.bad_words or ()),
             cache_salt=prompt.cache_salt,
-            grammar=None if grammar is None else grammar.encode(),
+            grammar=grammar,
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
             is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=int(priority),
             arrival=time.monotonic(),
         )
-        for part, parent in fan_out(request, request_id):
-            self.outputs.add(part, prompt=prompt.text, parent=parent, kind=kind)
-            self.engine.add(part)
+        with held_back:
+            for part, parent in fan_out(request, request_id):
+                self.outputs.add(part, prompt=prompt.text, parent=parent, kind=kind)
+                self.engine.add(part)
         return request_id
 
     def tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[TokenPrompt]:
@@ -149,38 +182,55 @@ class LLMEngine:
         )
         return prompt
 
-    def own_sampling(self, sampling: SamplingParams | None) -> SamplingParams:
+    def own_sampling(self, sampling: SamplingParams | None, *, grammar: str | None = None) -> SamplingParams:
         """A copy that stays as it is, whatever the user does with theirs; None is what the model recommends.
 
-        Raises ValueError for parameters that this model cannot serve.
+        grammar: as `queue` has it.  Raises ValueError for parameters that this model cannot serve.
         """
         sampling = self.default_sampling_params() if sampling is None else sampling
         sampling = sampling.clone()  # which checks all that needs no model
         sampling.check_token_ids(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
-        self.check_grammar(sampling)
+        self._check_lists(sampling)
+        if grammar is None:
+            self.check_grammar(sampling)
         return sampling
 
-    def check_grammar(self, sampling: SamplingParams, *, seconds: float = COMPILE_SECONDS) -> None:
-        """Raise ValueError for structured_outputs that are wrong, or that take too long to compile.
+    def check_grammar(self, sampling: SamplingParams, *, seconds: float = COMPILE_SECONDS) -> str | None:
+        """Have structured_outputs compiled, unless they have been; what `queue` takes as the grammar.
 
-        Any thread may call it; a grammar that has been checked before is answered at once.
+        Any thread may call it, and waits.  Raises ValueError for what is wrong, or takes too long to compile.
         """
-        grammar, wish = self._grammar(sampling), sampling.structured_outputs
-        if grammar is None or wish is None:
-            return
+        check = self.grammar_check(sampling, seconds=seconds)
+        return None if check is None else check.passed(self.grammars.ask(check.question))
+
+    def grammar_check(
+        self, sampling: SamplingParams, *, seconds: float, client: str = ""
+    ) -> GrammarCheck | None:
+        """The first half of `check_grammar`, which does not wait for a compile.
+
+        It takes time for a large grammar, and starts the process that compiles if nobody has.
+        """
+        wish = sampling.structured_outputs
+        if wish is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs needs a tokenizer; this engine was started without one")
         if self.resolved.speculative.is_synthetic:
             raise ValueError("structured_outputs means nothing where drafts stand by chance (synthetic)")
+        thinking = self._thinking(sampling, wish)
         try:
-            self._checker.check(grammar, seconds)
-        except ValueError as error:
+            question = self.grammars.question(GrammarSpec(wish.kind, wish.text), seconds, client)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs.{wish.kind} {error}") from error
+        ref = GrammarRef(address=self.grammars.address, digest=question.digest, thinking=thinking)
+        return GrammarCheck(wish.kind, question, ref)
 
     def warm_up(self) -> None:
         """Load what the first grammar would wait for.  Any thread may call it, and waits some seconds."""
         if self.tokenizer is not None:
-            self._checker.warm_up()
+            self.grammars.warm_up()
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens
@@ -200,8 +250,14 @@ class LLMEngine:
     # The loop
 
     def step(self) -> list[RequestOutput]:
-        """Run the loop once; the outputs that changed."""
-        return self.show(self.engine.step())
+        """Run the loop once; the outputs that changed.
+
+        A Ctrl-C is held back until all is whole, and loses nothing: what has changed, the next step returns.
+        """
+        with held_back:
+            self._untold += self.show(self.engine.step())
+        untold, self._untold = self._untold, []
+        return untold
 
     def show(self, updates: Sequence[SeqUpdate]) -> list[RequestOutput]:
         """What users see of the engine's updates; the engine is told of texts that have ended."""
@@ -212,10 +268,11 @@ class LLMEngine:
 
     def is_finished(self) -> bool:
         """Has every request got its last output, and every step in flight come home?"""
-        return self.outputs.num_requests == 0 and not self.engine.has_work
+        return not (self.has_unfinished_requests() or self.engine.has_work)
 
     def has_unfinished_requests(self) -> bool:
-        return self.outputs.num_requests > 0
+        """Has some request not got its last output?"""
+        return self.outputs.num_requests > 0 or bool(self._untold)
 
     # Facts
 
@@ -239,6 +296,7 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Stop the workers and give their memory back."""
         self.engine.shutdown()
+        self.grammars.shutdown()
 
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, Integral):
@@ -251,19 +309,23 @@ class LLMEngine:
                 priority,
             )
 
+    def _check_lists(self, sampling: SamplingParams) -> None:
+        """Raise ValueError for lists of tokens that are too long, or that rule out everything."""
+        ends = {*(sampling.stop_token_ids or ()), *(() if sampling.ignore_eos else self.eos_token_ids)}
+        words, most = self.spell(sampling.bad_words or ()), self.resolved.user.scheduler.max_listed_tokens
+        check_lists(sampling, stop_token_ids=ends, bad_words=words, max_listed=most)
+        check_leaves_a_token(sampling, stop_token_ids=ends, bad_words=words, vocab_size=self.vocab_size)
+
     def _spelling(self) -> Spelling:
         assert self.tokenizer is not None, "without a tokenizer there is no grammar"
         return spelling_of(self.resolved, self.tokenizer)
 
-    def _grammar(self, sampling: SamplingParams) -> GrammarSpec | None:
-        """The language that is asked for.  Raises ValueError if this model has no such."""
-        wish = sampling.structured_outputs
-        if wish is None:
-            return None
-        if self.tokenizer is None:
-            raise ValueError("structured_outputs needs a tokenizer; this engine was started without one")
+    def _thinking(
+        self, sampling: SamplingParams, wish: StructuredOutputsParams
+    ) -> tuple[int | None, int] | None:
+        """The tokens around what is free.  Raises ValueError if this model has no such."""
         if wish.thinking is None:
-            return GrammarSpec(wish.kind, wish.text)
+            return None
         start, end = wish.thinking
         thinking = None if start is None else self._token_id(start), self._token_id(end)
         allowed = sampling.allowed_token_ids
@@ -271,7 +333,7 @@ class LLMEngine:
             raise ValueError(
                 f"allowed_token_ids is without {end!r}, behind which the structured output begins"
             )
-        return GrammarSpec(wish.kind, wish.text, thinking)
+        return thinking
 
     def _token_id(self, text: str) -> int:
         """The one token that `text` is."""
@@ -280,11 +342,13 @@ class LLMEngine:
             raise ValueError(f"structured_outputs.thinking has {text!r}, which is no token of this model")
         return token_id
 
-    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        if not sampling.bad_words:
+    def spell(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of bad words, remembered for a while.  Any thread may call it."""
+        if not words:
             return ()
-        assert self.tokenizer is not None, "own_sampling lets no bad_words through without a tokenizer"
-        return bad_words_token_ids(sampling.bad_words, self.tokenizer, vocab_size=self.vocab_size)
+        if self.tokenizer is None:
+            raise ValueError("bad_words are strings and need a tokenizer; use stop_token_ids")
+        return self._spellings(tuple(words), self.tokenizer)
 
 
 def recommended(generation_config: Mapping[str, object]) -> dict[str, Any]:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST_GPU = (8, 0)  # the compute capability from which on Triton and the kernels here compile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +27,23 @@ class Platform:
     num_cores: int  # physical cores this process could use when it began
     capability: tuple[int, int] | None = None  # of a CUDA device
     num_sms: int = 0
-    shared_memory: int | None = None  # most of a CUDA program; ROCm does not say
+    shared_memory: int | None = None  # most of a CUDA program, in bytes
+    is_hip: bool = False  # an AMD GPU, which torch calls "cuda" as well
+    has_triton: bool = True  # is installed
+
+    def reaches(self, major: int, minor: int = 0) -> bool:
+        """Whether this is an NVIDIA GPU of this compute capability or a newer one."""
+        return self.capability is not None and not self.is_hip and self.capability >= (major, minor)
+
+    @property
+    def is_hopper(self) -> bool:
+        return self.reaches(9) and not self.reaches(10)
+
+    @property
+    def gpu(self) -> str:
+        """The GPU for an error message: its name and what it can."""
+        major, minor = self.capability or (0, 0)
+        return f"{self.name} (compute capability {major}.{minor})"
 
 
 def _physical_cores() -> list[set[int]]:
@@ -102,9 +125,38 @@ def detect(device: str = "auto", gpu: int | None = None) -> Platform:
             capability=(properties.major, properties.minor),
             num_sms=properties.multi_processor_count,
             shared_memory=getattr(properties, "shared_memory_per_block_optin", None),
+            is_hip=torch.version.hip is not None,
+            has_triton=has_triton(),
         )
     total, available = cpu_memory()
     return Platform(device="cpu", name="CPU", memory_total=total, memory_free=available, num_cores=NUM_CORES)
+
+
+@cache
+def platform_of(device: torch.device) -> Platform:
+    """The machine as it is seen from one of torch's devices; its memory as it was when first asked."""
+    return detect("cuda", device.index) if device.type == "cuda" else detect("cpu")
+
+
+def check_platform(platform: Platform) -> None:
+    """Raise ValueError, naming the way out, if nothing can run on this machine's GPU."""
+    if platform.device != "cuda":
+        return
+    if platform.is_hip:
+        raise ValueError(
+            f"the GPU is {platform.name}, an AMD one (ROCm), for which the kernels are not written; "
+            "use an NVIDIA GPU, or device='cpu'"
+        )
+    if platform.capability is not None and platform.capability < OLDEST_GPU:
+        raise ValueError(
+            f"the GPU is {platform.gpu}; the kernels need {OLDEST_GPU[0]}.{OLDEST_GPU[1]} (Ampere) or newer; "
+            "use a newer GPU, or device='cpu'"
+        )
+    if not platform.has_triton:
+        raise ValueError(
+            "Triton is not installed, in which the kernels for GPUs are written; "
+            "pip install 'pellucid[cuda]', or use device='cpu'"
+        )
 
 
 def has_triton() -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_additions: dict[str, dict[str, str]] = {}  # kind -> name -> path: what code outside this package registers
 
 
 class Registry(Generic[T]):
@@ -18,10 +20,13 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, entries: dict[str, str]) -> None:
         self.kind = kind
-        self._entries = dict(entries)
+        self._entries = ChainMap(_additions.setdefault(kind, {}), entries)
 
     def register(self, name: str, path: str) -> None:
-        """Add an entry, or replace one: the door for code outside this package."""
+        """Add an entry, or replace one: the door for code outside this package.
+
+        Processes that this one starts from now on know it, too; they import the module, and never a script.
+        """
         self._entries[name] = path
 
     def __contains__(self, name: str) -> bool:
@@ -44,7 +49,24 @@ class Registry(Generic[T]):
             raise ValueError(f"unknown {self.kind} {name!r}{hint} (known: {known})")
 
 
+def additions() -> dict[str, dict[str, str]]:
+    """What has been registered here, by kind and name."""
+    return {kind: dict(entries) for kind, entries in _additions.items() if entries}
+
+
+def adopt(theirs: Mapping[str, Mapping[str, str]]) -> None:
+    """Register what another process has."""
+    for kind, entries in theirs.items():
+        _additions.setdefault(kind, {}).update(entries)
+
+
 def load_object(path: str) -> Any:
-    """Import "module:Name"."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """Import "module:Name".  Raises ValueError for a name in a script that another process runs."""
+    module_name, _, attribute = path.partition(":")
+    module = importlib.import_module(module_name)
+    if module_name == "__main__" and not hasattr(module, attribute):
+        raise ValueError(
+            f"{path} is in a script, which other processes do not run; put {attribute} into a module "
+            f'beside it, say mine.py, and name it "mine:{attribute}"'
+        )
+    return getattr(module, attribute)

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import index
-from typing import TYPE_CHECKING
 
 from pellucid.config import FP8, EngineConfig, ParallelConfig, SpeculativeConfig
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.platform import Platform, check_platform
 
-if TYPE_CHECKING:
-    from pellucid.models.checkpoint import Checkpoint
-    from pellucid.platform import Platform
+MOST_LISTED = 1 << 20  # 20 MiB for each request that runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +99,7 @@ def resolve(
     engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
     """
     on_gpu = platform.device == "cuda"
+    check_platform(platform)
     _check_supported(user)
     max_num_seqs = _positive("max_num_seqs", user.scheduler.max_num_seqs, 256 if on_gpu else 128)
     max_model_len = _resolve_length(user, checkpoint)
@@ -113,13 +113,13 @@ def resolve(
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
-    dtype = _resolve_dtype(user.model.dtype, checkpoint, platform)
+    dtype = _resolve_dtype(user.model.dtype, checkpoint)
     return Resolved(
         user=user,
         checkpoint=checkpoint,
         platform=platform,
         dtype=dtype,
-        kv_dtype=_resolve_kv_dtype(user.cache.kv_cache_dtype, dtype, checkpoint, platform),
+        kv_dtype=_resolve_kv_dtype(user, dtype, checkpoint, platform),
         max_model_len=max_model_len,
         max_model_len_is_default=user.model.max_model_len is None,
         block_size=block_size,
@@ -148,6 +148,9 @@ def _check_supported(user: EngineConfig) -> None:
         _positive(name, getattr(parallel, name), 1)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
+    listed = user.scheduler.max_listed_tokens
+    if not 1 <= listed <= MOST_LISTED:
+        raise ValueError(f"max_listed_tokens is {listed:,}, must be in [1, {MOST_LISTED:,}]")
     target = user.scheduler.target_itl_ms
     if target is not None and not 0 <= target < float("inf"):
         raise ValueError(f"target_itl_ms is {target}, must be at least 0 (0 is no limit)")
@@ -207,11 +210,10 @@ def _resolve_executor(wish: str | None, num_workers: int) -> str:
     return wish or ("local" if num_workers == 1 else "multiproc")
 
 
-def _resolve_dtype(wish: str, checkpoint: Checkpoint, platform: Platform) -> str:
-    if wish != "auto":
-        return {"half": "float16", "float": "float32"}.get(wish, wish)
-    old_gpu = platform.capability is not None and platform.capability < (8, 0)
-    return "float16" if old_gpu and checkpoint.dtype == "bfloat16" else checkpoint.dtype
+def _resolve_dtype(wish: str, checkpoint: Checkpoint) -> str:
+    if wish == "auto":
+        return checkpoint.dtype
+    return {"half": "float16", "float": "float32"}.get(wish, wish)
 
 
 def _resolve_speculation(
@@ -231,12 +233,18 @@ def _resolve_speculation(
     return config
 
 
-def _resolve_kv_dtype(wish: str, dtype: str, checkpoint: Checkpoint, platform: Platform) -> str:
+def _resolve_kv_dtype(user: EngineConfig, dtype: str, checkpoint: Checkpoint, platform: Platform) -> str:
+    wish = user.cache.kv_cache_dtype
+    # Plain torch attends over an FP8 cache on any GPU, but so slowly that it has to be asked for.
+    has_fp8 = platform.device == "cpu" or platform.reaches(8, 9) or user.device.attention_backend == "torch"
     if wish == "auto":
-        # Older GPUs have no kernels for FP8: saving memory there would cost most of the speed.
-        old_gpu = platform.capability is not None and platform.capability < (8, 9)
-        return dtype if old_gpu else checkpoint.kv_cache_dtype or dtype
+        return checkpoint.kv_cache_dtype or dtype if has_fp8 else dtype
     if wish in ("fp8", "fp8_e4m3"):
+        if not has_fp8:
+            raise ValueError(
+                f"kv_cache_dtype is {wish!r}, which needs compute capability 8.9 or newer; the GPU is "
+                f"{platform.gpu}; use kv_cache_dtype='auto', or attention_backend='torch', which is slow"
+            )
         return FP8
     if wish != dtype:
         raise ValueError(

@@ -7,11 +7,12 @@ ids, `RequestOutput` is what the user gets, with text.  Knows nothing about bloc
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from json import dumps
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 
 class FinishReason(enum.StrEnum):
@@ -34,14 +35,10 @@ NUMBERS = (
     "min_p",
 )
 FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
-LISTS = (list, tuple, set, frozenset, range)
-CONTAINERS: dict[str, tuple[type | tuple[type, ...], str]] = {  # or None: their types, and in words
-    "stop": (LISTS, "a string or a list of strings"),
-    "bad_words": (LISTS, "a list of strings"),
-    "stop_token_ids": (LISTS, "a list of integer token ids"),
-    "allowed_token_ids": (LISTS, "a list of integer token ids"),
-    "logit_bias": (Mapping, "a dict from integer token ids to numbers"),
-}
+TEXTS = {"stop": "a string or a list of strings", "bad_words": "a list of strings"}
+TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
+MOST_LOGPROBS = 1000  # tokens a place
+NO_CONTAINERS = (str, bytes, bytearray, Mapping)  # of token ids or texts, though they have items
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -49,10 +46,67 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} is {value}, must be in [{low}, {high}]")
 
 
-def _check_integer(name: str, value: object) -> None:
-    if type(value) is not int and (type(value) is bool or not isinstance(value, Integral)):
-        raise ValueError(f"{name} is {value!r}, must be an integer")
-    _check_range(name, int(value), -(2**63), 2**63 - 1)  # type: ignore[call-overload]
+def _integer(name: str, value: object) -> int:
+    """Python's own int of any library's integer; True is none."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"{name} is {value!r}, must be an integer")
+        value = int(value)
+    _check_range(name, value, -(2**63), 2**63 - 1)
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    """Python's own float of any library's number."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, Real):
+        raise ValueError(f"{name} is {value!r}, must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float, must be a number") from None
+
+
+def _items(name: str, value: object, meaning: str) -> list[Any]:
+    """What a list, tuple, set, range, array or view has in it."""
+    if isinstance(value, Collection) and not isinstance(value, NO_CONTAINERS):
+        with suppress(TypeError):  # of an array without dimensions
+            items = list(cast(Collection[Any], value))
+            return sorted(items) if isinstance(value, Set) else items
+    raise ValueError(f"{name} is {value!r:.100}, must be {meaning}")
+
+
+def _token_ids(name: str, value: object) -> list[int]:
+    """Token ids of which the order means nothing, ascending, each once."""
+    items = _items(name, value, "a list of integer token ids")
+    return sorted({_token_id(name, item) for item in items} if {*map(type, items)} - {int} else {*items})
+
+
+def _token_id(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} has {value!r:.100}, must be integer token ids")
+    return int(value)
+
+
+def _biases(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias is {value!r:.100}, must be a dict from integer token ids to numbers")
+    biases: dict[int, float] = {}
+    for token, bias in cast(Mapping[Any, Any], value).items():
+        plain = token if type(token) is int else _token_id("logit_bias", token)
+        biases[plain] = bias if type(bias) is float else _number(f"logit_bias of token {token}", bias)
+    return biases
+
+
+def _texts(name: str, value: object) -> list[str]:
+    texts = _items(name, [value] if isinstance(value, str) else value, TEXTS[name])
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"{name} has {text!r:.100}, must be strings; give token ids as stop_token_ids")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"{name} has {text!r}, which no text contains: half of a character")
+    return [str(text) for text in texts]
 
 
 # Languages that a text may be asked to be of: the types of what describes them, and in words.
@@ -152,19 +206,37 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None  # the text is of a language: JSON, a regex, ..
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
-        if isinstance(self.bad_words, str):
-            self.bad_words = [self.bad_words]
+        self._normalize()
         if self.top_k == -1:
             self.top_k = 0
         self.validate()
-        if self.seed is not None:
-            self.seed = int(self.seed)  # numpy's would overflow where n completions take seeds of their own
+
+    def _normalize(self) -> None:
+        """Make all fields Python's own numbers, lists and dicts, which every process and library can read.
+
+        The lists are the parameters' own: whoever has given them may change theirs.
+        """
+        for name in INTEGERS:
+            setattr(self, name, _integer(name, getattr(self, name)))
+        for name in INTEGERS_OR_NONE:
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, _integer(name, value))
+        for name in NUMBERS:
+            setattr(self, name, _number(name, getattr(self, name)))
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be True or False")
+        for name in TEXTS:
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, _texts(name, value))
+        for name in TOKEN_IDS:
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, _token_ids(name, value))
+        if self.logit_bias is not None:
+            self.logit_bias = _biases(self.logit_bias)
 
     def validate(self) -> None:
         """Raise ValueError for the first field out of range."""
-        self._validate_types()
         _check_range("n", self.n, 1, 1024)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
@@ -182,50 +254,6 @@ class SamplingParams:
         self._validate_lengths()
         self.check_token_ids()
 
-    def _validate_types(self) -> None:
-        """Numbers, integers (numpy's, too) and flags are such: a worker could only fail on others."""
-        for name in INTEGERS:
-            _check_integer(name, getattr(self, name))
-        for name in INTEGERS_OR_NONE:
-            if (value := getattr(self, name)) is not None:
-                _check_integer(name, value)
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if type(value) is float:
-                continue
-            if not isinstance(value, Real):
-                raise ValueError(f"{name} is {value!r}, must be a number")
-            if isinstance(value, Integral):
-                _check_range(name, int(value), -(2**63), 2**63 - 1)
-        for name in FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, must be True or False")
-        self._validate_containers()
-        self._validate_strings()
-
-    def _validate_containers(self) -> None:
-        for name, (kinds, meaning) in CONTAINERS.items():
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kinds):
-                raise ValueError(f"{name} is {value!r:.100}, must be {meaning}")
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in getattr(self, name) or ():
-                if not isinstance(token, Integral):
-                    raise ValueError(f"{name} has {token!r}, must be integer token ids")
-        for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(bias, Real):
-                raise ValueError(f"logit_bias of token {token} is {bias!r}, must be a number")
-
-    def _validate_strings(self) -> None:
-        for name in ("stop", "bad_words"):
-            for text in getattr(self, name) or ():
-                if not isinstance(text, str):
-                    raise ValueError(
-                        f"{name} has {text!r}, must be strings; give token ids as stop_token_ids"
-                    )
-                if any("\ud800" <= character <= "\udfff" for character in text):
-                    raise ValueError(f"{name} has {text!r}, which no text contains: half of a character")
-
     def _validate_lengths(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1 (or None)")
@@ -234,7 +262,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                _check_range(name, count, 0, 1000)
+                _check_range(name, count, 0, MOST_LOGPROBS)
         if any(not s for s in self.stop or ()):
             raise ValueError("stop contains an empty string, which would end every text; remove it")
         if self.stop and not self.detokenize:
@@ -255,9 +283,10 @@ class SamplingParams:
             if not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias of token {token} is {bias}, must be in [-100, 100]")
         high = 2**31 - 1 if vocab_size is None else vocab_size - 1
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in getattr(self, name) or ():
-                _check_range(f"a token id in {name}", token, 0, high)
+        for name in (*TOKEN_IDS, "logit_bias"):
+            if tokens := getattr(self, name):
+                for token in (min(tokens), max(tokens)):
+                    _check_range(f"a token id in {name}", token, 0, high)
 
     @property
     def shows_tokens_at_once(self) -> bool:
@@ -317,8 +346,8 @@ class SeqUpdate:
     prompt_logprobs: list[TokenLogprobs] | None = None  # for prompt positions 1.., as chunks finish
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or string; None for the model's own eos
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    first_scheduled: float = 0.0  # seconds of time.monotonic
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; told with the first token, as is
+    first_scheduled: float = 0.0  # seconds of time.monotonic; both may be 0 in later updates
     error: str | None = None
     num_steps: int = 1  # that it tells of, those of `extend` included
 
@@ -330,7 +359,8 @@ class SeqUpdate:
         if newer.prompt_logprobs is not None:
             self.prompt_logprobs = [*(self.prompt_logprobs or ()), *newer.prompt_logprobs]
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
-        self.num_cached_tokens, self.first_scheduled = newer.num_cached_tokens, newer.first_scheduled
+        self.num_cached_tokens = max(self.num_cached_tokens, newer.num_cached_tokens)
+        self.first_scheduled = self.first_scheduled or newer.first_scheduled
         self.num_steps += newer.num_steps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 # The same examples in every run, on a machine of any speed: a failure is the change's, and comes again.
 settings.register_profile("pellucid", derandomize=True, deadline=None, database=None)
 settings.load_profile("pellucid")
+
+# In the background of a script Ctrl-C is ignored, and children inherit that; the tests that send it mean it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup() -> None:

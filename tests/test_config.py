@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from pellucid.resolve import Resolved, resolve
 from tests.schedule.device import Device, make_request, make_scheduler, step
 
 
-def resolved(num_layers: int, *, device: str = "cpu", **options: object) -> Resolved:
+def resolved(
+    num_layers: int, *, device: str = "cpu", platform: Platform | None = None, **options: object
+) -> Resolved:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": num_layers,
@@ -23,8 +26,25 @@ def resolved(num_layers: int, *, device: str = "cpu", **options: object) -> Reso
         "max_position_embeddings": 256,
     }
     checkpoint = Checkpoint(name="m", path=Path("m"), config=config)
-    platform = Platform(device=device, name=device, memory_total=0, memory_free=0, num_cores=8)
+    platform = platform or Platform(device=device, name=device, memory_total=0, memory_free=0, num_cores=8)
     return resolve(EngineConfig.from_options(options), platform, checkpoint)
+
+
+T4 = Platform(device="cuda", name="T4", memory_total=0, memory_free=0, num_cores=8, capability=(7, 5))
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        (T4, r"the GPU is T4 \(compute capability 7\.5\); the kernels need 8\.0 .*, or device='cpu'"),
+        (replace(T4, name="MI300X", capability=(9, 4), is_hip=True), "the GPU is MI300X, an AMD one"),
+        (replace(T4, capability=(9, 0), has_triton=False), "Triton is not installed"),
+    ],
+    ids=["Turing", "ROCm", "no Triton"],
+)
+def test_a_gpu_without_kernels_is_refused_at_the_start(platform: Platform, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        resolved(4, platform=platform)
 
 
 @pytest.mark.parametrize(

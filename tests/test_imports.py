@@ -20,8 +20,12 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "platform": set[str](),
     "forward": set[str](),
     "transfer": set[str](),
-    "config": {"types", "platform"},
-    "resolve": {"types", "platform", "config"},
+    "interrupts": set[str](),
+    "progress": set[str](),
+    "no_effect": set[str](),
+    "config": {"types", "platform", "no_effect"},
+    "collector": set[str](),
+    "resolve": {"types", "platform", "config", "models.checkpoint"},
     "kv": {"types", "config"},
     "schedule": {"types", "config", "kv"},
     "kernels": {"config", "platform", "transfer"},
@@ -37,22 +41,35 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "spec": {"models.build", "layers", "sample", "kernels", "kv.specs", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
-        *("schedule.plan", "kv.specs", "executor.base", *PLAIN),
+        *("schedule.plan", "kv.specs", "executor.base", "progress", *PLAIN),
     },
-    "executor": {"schedule.plan", "kv.specs", "config", "resolve", "registry"},  # its worker by name only
-    "engine": {"schedule", "kv", "executor", "types", "config", "resolve"},
-    "engine.grammars": {"sample.grammars", "text.tokenizer", "resolve"},
-    "engine.replicas": {"engine", "executor.base", "types", "config", "resolve", "platform"},
+    # Processes and what they say; what members do is known by name only.
+    "cluster": {"config", "registry", "platform"},
+    "cluster.messages": {
+        *("schedule.plan", "engine.statistics", "engine.xray", "types", "registry"),
+    },
+    "member": {"cluster", "registry"},
+    # It knows its worker by name only.
+    "executor": {
+        *("cluster", "schedule.plan", "kv.specs", "config", "resolve", "registry", "interrupts", "collector"),
+    },
+    "engine": {
+        *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),
+    },
+    "engine.grammars": {"sample.grammars", "text.tokenizer", "types", "resolve"},
     "engine.build": {
         *("engine", "schedule", "kv", "executor", "models.checkpoint", "kernels.compilers"),
         *("config", "resolve", "platform"),
     },
     "text": {"types", "config"},
-    "llm": {"llm_engine", "engine", "text", "types", "config"},
-    "llm_engine": {"engine", "text", "sample.grammars", "types", "config"},
-    "async_llm": {"llm_engine", "engine", "text", "types", "config", "resolve"},
-    "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry"},
-    "cli": {"llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint", *PLAIN},
+    "llm": {"llm_engine", "engine", "text", "types", "config", "progress", "interrupts"},
+    "llm_engine": {"engine", "text", "sample.grammars", "types", "config", "interrupts"},
+    "async_llm": {"llm_engine", "engine", "cluster.line", "text", "types", "config", "resolve"},
+    "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry", "collector"},
+    "cli": {
+        *("llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint"),
+        *("progress", "no_effect", *PLAIN),
+    },
     "__main__": {"cli"},
 }
 NO_TORCH = [
@@ -60,6 +77,7 @@ NO_TORCH = [
     "pellucid.schedule.plan",
     "pellucid.kv.manager",
     "pellucid.engine.core",
+    "pellucid.cluster.messages",
     "pellucid.executor.multiproc",
     "pellucid.engine.replicas",
     "pellucid.async_llm",

@@ -66,6 +66,11 @@ class AttentionBackend(Protocol):
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
         ...
 
+    @staticmethod
+    def describe(spec: AttentionSpec, platform: Platform) -> str:
+        """What attends with `spec` on this hardware, in words for the log."""
+        ...
+
     def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's cache."""
         ...
@@ -101,7 +106,7 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
         "triton": "pellucid.attention.triton:TritonAttention",
     },
 )
-PREFERENCE = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
+PREFERENCE = {"cuda": "triton", "cpu": "torch"}  # plain torch is so slow on a GPU that it must be asked for
 
 
 def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
@@ -116,13 +121,18 @@ def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | 
 
 
 def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
-    """The named backend, or the first that supports `spec` here.  Raises ValueError with the refusals."""
-    candidates = (name,) if name else PREFERENCE[platform.device]
-    refusals: list[str] = []
-    for candidate in candidates:
-        backend = ATTENTION_BACKENDS.load(candidate)
-        reason = backend.supports(spec, platform) or tree_refusal(backend, spec)
-        if reason is None:
-            return backend()
-        refusals.append(f"{candidate}: {reason}")
-    raise ValueError(f"no attention backend can serve this model here ({'; '.join(refusals)})")
+    """The named backend, or this device's.  Raises ValueError, with the way out, if it cannot serve."""
+    name = name or PREFERENCE[platform.device]
+    backend = ATTENTION_BACKENDS.load(name)
+    reason = refusal(backend, spec, platform)
+    if reason is None:
+        return backend()
+    others = [other for other in ATTENTION_BACKENDS if other != name]
+    able = [other for other in others if refusal(ATTENTION_BACKENDS.load(other), spec, platform) is None]
+    way_out = "".join(f"; use attention_backend={other!r}, which is slower" for other in able)
+    raise ValueError(f"the attention backend {name} cannot serve this model here: {reason}{way_out}")
+
+
+def refusal(backend: type[AttentionBackend], spec: AttentionSpec, platform: Platform) -> str | None:
+    """Why this backend cannot serve what is asked for, or None."""
+    return backend.supports(spec, platform) or tree_refusal(backend, spec)

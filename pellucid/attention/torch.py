@@ -52,6 +52,11 @@ class TorchAttention:
             return "has no attention sinks"
         return None
 
+    @staticmethod
+    def describe(spec: AttentionSpec, platform: Platform) -> str:
+        """What attends, for the log."""
+        return "torch's operations" + (", slower than Triton's kernels" if platform.device == "cuda" else "")
+
     def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)

@@ -6,7 +6,6 @@ decided by the number of its queries, which the host knows; nothing here reads a
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput
-from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY
+from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY, hopper_refusal
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.platform import Platform
+from pellucid.platform import Platform, has_triton
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
     """Why the kernels cannot compute with these dtypes here, or None."""
     if spec.dtype not in DTYPES:
         return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
-    old_gpu = platform.capability is not None and platform.capability < (8, 9)
-    if old_gpu and spec.kv_dtype == torch.float8_e4m3fn:
+    if platform.device == "cuda" and spec.kv_dtype == torch.float8_e4m3fn and not platform.reaches(8, 9):
         return "an FP8 cache needs a GPU of compute capability 8.9 or newer"
     return None
 
@@ -51,6 +49,7 @@ class TritonAttention:
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
         from pellucid.kernels.decode_attention import decode_attention
+        from pellucid.kernels.hopper_prefill import hopper_takes
         from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.paged_attention import PagedRows, TreeRows
         from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
@@ -61,13 +60,13 @@ class TritonAttention:
         self.decode_attention = decode_attention
         self.prefill_attention = prefill_attention
         self.prefill_tiles, self.prompt_tiles = prefill_tiles, PromptTiles
-        self.queries_per_tile = queries_per_tile
+        self.queries_per_tile, self.hopper_takes = queries_per_tile, hopper_takes
         self.paged_rows, self.tree_rows = PagedRows, TreeRows
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
-        if importlib.util.find_spec("triton") is None:
+        if not has_triton():
             return "Triton is not installed"
         if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
@@ -84,6 +83,18 @@ class TritonAttention:
         if spec.sink:
             return "has no attention sinks"
         return None
+
+    @staticmethod
+    def describe(spec: AttentionSpec, platform: Platform) -> str:
+        """What attends, for the log."""
+        if not platform.is_hopper:
+            return "Triton's kernels"
+        group_size, kv_dtype = spec.num_heads // spec.num_kv_heads, spec.kv_dtype or spec.dtype
+        sizes = group_size, spec.head_dim, spec.block_size, spec.dtype, kv_dtype
+        reason = hopper_refusal(*sizes, None) or hopper_refusal(*sizes, spec.window)
+        if reason is None:
+            return "Triton's kernels, Hopper's for prompts"
+        return f"Triton's kernels; with {reason}, prompts take the one for any GPU, not Hopper's"
 
     def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
@@ -130,7 +141,9 @@ class TritonAttention:
         how = {"scale": layer.scale, "window": layer.window, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            tiles = self.tiles(step, fwd, q.shape[1] // layer.kv_cache.shape[2], all_wanted=all_wanted)
+            by_hopper = self.hopper_takes(q, layer.kv_cache, step.long, layer.window)
+            tile_queries = self.queries_per_tile(q.shape[1] // layer.kv_cache.shape[2], by_hopper=by_hopper)
+            tiles = self.tiles(step, fwd, tile_queries, all_wanted=all_wanted)
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 
@@ -147,15 +160,14 @@ class TritonAttention:
         )
 
     def tiles(
-        self, step: TritonMetadata, fwd: ForwardInput, group_size: int, *, all_wanted: bool
+        self, step: TritonMetadata, fwd: ForwardInput, tile_queries: int, *, all_wanted: bool
     ) -> PromptTiles:
-        """The map from tiles to rows, shipped by the first layer that packs its heads in this way.
+        """The map from tiles of so many queries to rows, shipped by the first layer that asks for it.
 
         all_wanted: of all queries, not only of those whose logits are sampled.
         """
-        key = group_size, all_wanted
+        key = tile_queries, all_wanted
         if key not in step.tiles:
-            tile_queries = self.queries_per_tile(group_size)
             if fwd.tiles is not None:
                 tiles = fwd.tiles.get(tile_queries, self.prefill_tiles, all_wanted=all_wanted)
             else:
@@ -175,5 +187,5 @@ class TritonMetadata:
     long: PagedRows  # prompt chunks
     long_query_lens: list[int]  # on the host
     long_sampled: list[int]  # of these queries the last ones, also on the host
-    # By query heads a KV head, and whether all queries are wanted:
+    # By queries a tile, and whether all are wanted:
     tiles: dict[tuple[int, bool], PromptTiles] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 
 from pellucid.config import SECTIONS, all_options
+from pellucid.no_effect import ENGINE, WITH_VALUE
 from pellucid.registry import load_object
 from pellucid.types import SamplingParams
 
@@ -83,6 +84,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add every engine option, one argument group a section."""
     for section, config in SECTIONS.items():
         add_section(parser, section, config)
+    add_ignored(parser, ENGINE)
+
+
+def add_ignored(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Take options that have no effect, unseen in the help."""
+    for name in names:
+        flag, flags = "--" + name.replace("_", "-"), argparse.BooleanOptionalAction
+        if name in WITH_VALUE:
+            parser.add_argument(flag, dest=name, default=UNSET, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(flag, dest=name, action=flags, default=UNSET, help=argparse.SUPPRESS)
 
 
 def add_section(
@@ -103,7 +115,7 @@ def add_section(
 
 def engine_options(args: argparse.Namespace) -> dict[str, object]:
     """The engine options that the user gave, the model among them."""
-    return chosen(args, [field.name for _, field in all_options()])
+    return chosen(args, [*(field.name for _, field in all_options()), *ENGINE])
 
 
 def open_llm(args: argparse.Namespace) -> LLM:

@@ -23,6 +23,7 @@ from pellucid.types import RequestOutput, SeqUpdate
 
 if TYPE_CHECKING:
     from pellucid.executor.base import Ticket
+    from pellucid.schedule.news import News
     from pellucid.schedule.plan import StepPlan, StepResult
 
 HOST, DEVICE = 1, 2  # process ids in the trace
@@ -100,7 +101,7 @@ class HostSpans:
             with self.noted("launch", facts_of(plan)):
                 return NotedTicket(submit(plan), self, facts_of(plan))
 
-        def commit_noted(plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
+        def commit_noted(plan: StepPlan, result: StepResult) -> News:
             with self.noted("commit", facts_of(plan)):
                 return commit(plan, result)
 

@@ -13,7 +13,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from pellucid.cli.console import complain
-from pellucid.cli.options import add_engine_options, add_section, chosen, engine_options
+from pellucid.cli.options import add_engine_options, add_ignored, add_section, chosen, engine_options
+from pellucid.no_effect import SERVER, tell_ignored
+from pellucid.progress import tell
 from pellucid.registry import load_object
 from pellucid.server.listener import bind, url_of
 from pellucid.server.options import ServeOptions
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_section(parser, "server", ServeOptions, several=LISTS)
     add_engine_options(parser)
+    add_ignored(parser, SERVER)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.model_tag is not None and engine.setdefault("model", args.model_tag) != args.model_tag:
         raise ValueError(f"the model is {args.model_tag!r} and --model is {engine['model']!r}; give one")
     options = serve_options(args)
+    tell_ignored(chosen(args, SERVER))
+    tell(f"starting {engine.get('model', 'sprout')}")
     listener = bind(options)
     make_llm = load_object("pellucid.async_llm:AsyncLLM")
     preload = threading.Thread(target=load_object, args=("pellucid.server.lifecycle:serve",))

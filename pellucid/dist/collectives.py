@@ -1,14 +1,15 @@
 """What ranks say to each other: sums, gathers, messages.  The one place that calls torch.distributed.
 
-A group of one is `Alone`, which says nothing, so nobody asks whether there are others.  Ranks meet through a
-file that the system has named, on ports that it has chosen: two engines on a host never meet.  GPUs that can
-write into each other's memory have mailboxes there, through which little goes faster than through NCCL.
+A group of one is `SingleRank`, which says nothing, so nobody asks whether there are others.  Ranks meet at a
+port that the system has chosen, and that no other machine can reach.  GPUs that can write into each other's
+memory have mailboxes there, through which little goes faster than through NCCL.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pellucid.dist.mesh import Mesh
 from pellucid.kernels.all_reduce import Mailbox, gather_ranks, memory_shape, sum_rows
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Gloo and NCCL give up long after whoever started the ranks has missed them and said which one is silent.
 _PATIENCE = timedelta(days=1)
+LOOPBACK = "127.0.0.1"  # all ranks are on this machine
 
 
 class PeerError(RuntimeError):
@@ -54,7 +57,7 @@ class Group(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """A group of one."""
 
     rank = 0
@@ -71,7 +74,7 @@ class Alone:
         return value
 
 
-ALONE = Alone()
+ALONE = SingleRank()
 
 
 class TorchGroup:
@@ -229,12 +232,12 @@ UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
 
 
 def connect(
-    mesh: Mesh, rendezvous: str, device: torch.device, *,
+    mesh: Mesh, meet: Callable[[int | None], int], device: torch.device, *,
     entered: Callable[[str], None], waiting: Callable[[bool], None],
 ) -> Links:  # fmt: skip
     """Meet the other ranks of the mesh.
 
-    rendezvous: a path that only they know, in a folder that exists.  entered: told the name of each
+    meet: is told rank 0's port, and tells it to the others, which say None.  entered: told the name of each
     collective before it begins.  waiting: told when this rank begins to wait for another stage, and when that
     is over.  So a silent rank can be found.
     """
@@ -242,10 +245,9 @@ def connect(
         return UNLINKED
     if device.type == "cpu":  # all ranks are on this host, whatever its name resolves to
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    store = dist.FileStore(rendezvous, mesh.world)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        store=store, rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
+        store=_make_store(mesh, meet), rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
     )  # fmt: skip
     # Every rank makes every group, also those that it is not in: torch asks for that.
     made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
@@ -254,6 +256,18 @@ def connect(
     if isinstance(tp, TorchGroup) and device.type == "cuda":
         tp.open_mailbox()
     return Links(mesh=mesh, world=world, tp=tp, channels=_channels(mesh, device, waiting))
+
+
+def _make_store(mesh: Mesh, meet: Callable[[int | None], int]) -> TCPStore:
+    """Where ranks leave their addresses: a server in rank 0's process."""
+    if mesh.rank:
+        return TCPStore(LOOPBACK, meet(None), mesh.world, timeout=_PATIENCE)
+    with socket.create_server((LOOPBACK, 0)) as listener:  # the store's own would listen to all machines
+        port = meet(listener.getsockname()[1])
+        return TCPStore(
+            LOOPBACK, port, mesh.world, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
 
 
 def _channels(mesh: Mesh, device: torch.device, waiting: Callable[[bool], None]) -> Channels | None:

@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 
 from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
-from pellucid.engine.grammars import make_grammars
+from pellucid.engine.grammars import Grammars
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
-from pellucid.schedule.pace import LearnedPace, Pace, Unpaced
+from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
@@ -85,18 +85,20 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         policy=user.scheduler.scheduling_policy,
     )
     return Engine(
-        Scheduler(options, kv, pace=_pace(resolved)),
+        Scheduler(options, kv, prefill_budget=_prefill_budget(resolved)),
         executor,
         depth=resolved.depth,
-        grammar=make_grammars(resolved),
+        grammar=Grammars(vocab_size=resolved.checkpoint.vocab_size),
         check_invariants=user.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )
 
 
-def _pace(resolved: Resolved) -> Pace:
+def _prefill_budget(resolved: Resolved) -> PrefillBudget:
     """In a pipeline a stream's next token takes as many steps as there are stages."""
     target = resolved.user.scheduler.target_itl_ms
     if target is None:
-        return LearnedPace()
-    return LearnedPace(target / 1000 / resolved.num_pipeline_stages) if target else Unpaced()
+        return LearnedPrefillBudget()
+    if not target:
+        return UnlimitedPrefill()
+    return LearnedPrefillBudget(target / 1000 / resolved.num_pipeline_stages)

@@ -59,7 +59,7 @@ def start_client(config: EngineConfig) -> RunningEngine[EngineClient]:
     Raises ValueError for what the user can mend.
     """
     if config.parallel.data_parallel_size > 1:
-        from pellucid.engine.replicas import start_replicas  # needs zmq and msgspec
+        from pellucid.engine.replicas import start_replicas
 
         return start_replicas(config)
     return start_engine(config)

@@ -12,29 +12,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Protocol
 
 from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
 from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
+from pellucid.interrupts import held_back
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import HostBoundRow, Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or for a grammar
+POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or a grammar's process
 
 
 class Grammar(Protocol):
     """The host's side of constrained decoding."""
 
-    def warm_up(self) -> None:
-        """Load, in the background, what the first grammar would wait for."""
-        ...
-
-    def compile(self, grammar: str) -> Future[Any]:
-        """Make ready for requests with this grammar; its exception says why there can be none."""
+    def attach(self, request: Request) -> Future[Any]:
+        """Make ready for a request with a grammar; an exception says why it can have none."""
         ...
 
     def masks(self, rows: dict[int, HostBoundRow]) -> object:
@@ -55,13 +51,10 @@ class Grammar(Protocol):
 class NullGrammar:
     """No request is constrained."""
 
-    def warm_up(self) -> None:
-        pass
-
-    def compile(self, grammar: str) -> Future[Any]:
-        compiled: Future[Any] = Future()
-        compiled.set_result(None)
-        return compiled
+    def attach(self, request: Request) -> Future[Any]:
+        attached: Future[Any] = Future()
+        attached.set_result(None)
+        return attached
 
     def masks(self, rows: dict[int, HostBoundRow]) -> object:
         raise AssertionError("a request has a grammar, but this engine was made without")
@@ -101,7 +94,9 @@ class Engine:
         self._is_synthetic = is_synthetic  # drafts stand by chance
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
-        self._compiling: dict[str, Request] = {}  # by id: its grammar is not ready
+        self._updates: list[SeqUpdate] = []  # that no step has returned yet
+        self._is_whole = True  # else a step has begun what it must finish
+        self._attaching: dict[str, Request] = {}  # by id: its grammar is not ready
         self._arrived = threading.Event()
         self._clock = StepClock()
         self._sizes = StepSizes()
@@ -113,7 +108,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Hand in a request; its id is not in use."""
-        self._post(lambda: self._add(request))
+        self._post(lambda: self._alone(request.id, lambda: self._add(request)))
 
     def abort(self, request_id: str) -> None:
         """End a request early; nothing happens if it has ended by itself meanwhile."""
@@ -122,10 +117,6 @@ class Engine:
     def call(self, action: Callable[[], None]) -> None:
         """Run something between two steps, in the engine's thread."""
         self._post(action)
-
-    def warm_up(self) -> None:
-        """Load, in the background, what only some requests need."""
-        self._grammar.warm_up()
 
     def clear_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
@@ -139,55 +130,85 @@ class Engine:
     # The engine's thread
 
     def step(self) -> list[SeqUpdate]:
-        """One turn of the loop: what changed for which request.  Does not raise when a worker fails."""
-        updates: list[SeqUpdate] = []
-        try:
-            self._drain_inbox(updates)
-            self._submit(updates)
-            self._collect(updates)
-        except Exception as error:
-            logger.exception("the engine has failed")
-            updates += self._die(error)
-        for update in updates:
-            if update.finish_reason is not None:
-                self._grammar.forget(update.request_id)
+        """One turn of the loop: what changed for which request.  Does not raise when a worker fails.
+
+        A Ctrl-C is held back until all is whole, and loses nothing: what has changed, the next step returns.
+        """
+        with held_back:
+            self._is_whole = False
+            try:
+                self._drain_inbox()
+                self._submit()
+                self._collect()
+            except Exception as error:
+                logger.exception("the engine has failed")
+                self._die(error)
+            except BaseException as error:
+                if not self._is_whole:  # a second Ctrl-C; what is planned may never run, and is published
+                    self._die(error)
+                raise
+            for update in self._updates:
+                if update.finish_reason is not None:
+                    self._grammar.forget(update.request_id)
+        updates, self._updates = self._updates, []
         return updates
 
-    def _drain_inbox(self, updates: list[SeqUpdate]) -> None:
+    def _let_through(self) -> None:
+        """Here the state is whole: a Ctrl-C that has come may interrupt."""
+        self._is_whole = True
+        held_back.let_through()
+        self._is_whole = False
+
+    def _drain_inbox(self) -> None:
         if self._arrived.is_set():
             self._arrived.clear()
         while self._inbox:
             update = self._inbox.popleft()()
             if update is not None:
-                updates.append(update)
+                self._updates.append(update)
+            self._let_through()
         self.scheduler.poll()
+
+    def _alone(self, request_id: str, take_in: Callable[[], SeqUpdate | None]) -> SeqUpdate | None:
+        """Take in a request, of which nothing is left if that fails: no other has to do with it."""
+        try:
+            return take_in()
+        except Exception as error:
+            logger.exception("request %s has failed", request_id)
+            self._attaching.pop(request_id, None)
+            update = self.scheduler.abort(request_id) or SeqUpdate(request_id)
+            update.finish_reason = FinishReason.ERROR
+            update.error = f"the request cannot be taken in: {type(error).__name__}: {error}"
+            return update
 
     def _add(self, request: Request) -> SeqUpdate | None:
         if self.error is not None:
             return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=self.error)
         if request.grammar is None:
             return self.scheduler.add(request)
-        compiled = self._grammar.compile(request.grammar)
-        self._compiling[request.id] = request
-        if compiled.done():
-            return self._begin(request.id, compiled)
+        attached = self._grammar.attach(request)
+        self._attaching[request.id] = request
+        if attached.done():
+            return self._begin(request.id, attached)
         # The future keeps for good what it calls: not the request, nor, in a circle, itself.
         request_id = request.id
-        compiled.add_done_callback(lambda done: self._post(lambda: self._begin(request_id, done)))
+        attached.add_done_callback(
+            lambda done: self._post(lambda: self._alone(request_id, lambda: self._begin(request_id, done)))
+        )
         return None
 
-    def _begin(self, request_id: str, compiled: Future[Any]) -> SeqUpdate | None:
+    def _begin(self, request_id: str, attached: Future[Any]) -> SeqUpdate | None:
         """A request's grammar is ready, or never will be."""
-        request = self._compiling.pop(request_id, None)
+        request = self._attaching.pop(request_id, None)
         if request is None:
             return None  # it has ended meanwhile
-        error = compiled.exception()
+        error = attached.exception()
         if error is not None:
             return SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=f"its grammar: {error}")
         return self.scheduler.add(request)
 
     def _abort(self, request_id: str) -> SeqUpdate | None:
-        if self._compiling.pop(request_id, None) is not None:
+        if self._attaching.pop(request_id, None) is not None:
             return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
         return self.scheduler.abort(request_id)
 
@@ -199,20 +220,14 @@ class Engine:
         update.error = error
         return update
 
-    def _submit(self, updates: list[SeqUpdate]) -> None:
+    def _submit(self) -> None:
         """Fill the pipeline."""
         if not self._inflight:
             self._clock.resume()
-        while self.error is None and len(self._inflight) < self.depth:
-            try:
-                if not self._submit_next(updates):
-                    break
-            except KeyboardInterrupt as error:  # what is planned may never run, its blocks are published
-                for update in self._die(error):
-                    self._post(partial(_itself, update))
-                raise
+        while self.error is None and len(self._inflight) < self.depth and self._submit_next():
+            pass
 
-    def _submit_next(self, updates: list[SeqUpdate]) -> bool:
+    def _submit_next(self) -> bool:
         """Plan a step and start its forward; False if nothing is ready."""
         plan = self.scheduler.next_plan()
         if plan is None:
@@ -224,31 +239,34 @@ class Engine:
             ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
         self._inflight.append((plan, ticket))
         if plan.has_grammar:
-            updates += [self._end(*ended) for ended in self._grammar.take_ended().items()]
+            self._updates += [self._end(*ended) for ended in self._grammar.take_ended().items()]
         return True
 
-    def _collect(self, updates: list[SeqUpdate]) -> None:
+    def _collect(self) -> None:
         """Commit the oldest plan in flight."""
         self._found_nothing = not self._inflight
         if self._found_nothing:
             if self.error is None:
                 self.executor.check()  # nobody waits for a worker that could die meanwhile
             self._count_empty()
-            if self._compiling:
+            if self._attaching:
                 self._arrived.wait(POLL_SECONDS)
             return
         self._num_empty = 0
         plan, ticket = self._inflight[0]
         since = time.perf_counter()
+        self._is_whole = True
         ticket.wait()
+        self._is_whole = False
         until = time.perf_counter()
         result = ticket.result()
-        self._inflight.popleft()  # only now: Ctrl-C while waiting does not lose it
-        self.scheduler.pace.took(self._clock.waited(since, until))
+        self._inflight.popleft()
+        seconds = self._clock.waited(since, until)
+        self.scheduler.prefill_budget.took(seconds)
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         self._sizes.add(plan.num_tokens)
-        updates += self.scheduler.commit(plan, result)
-        self.xray.landed(plan, result)
+        self.xray.lands(plan, result, seconds)
+        self._updates += self.scheduler.commit(plan, result).one_by_one()
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
 
@@ -261,28 +279,30 @@ class Engine:
             f"and {self.scheduler.num_waiting} waiting"
         )
 
-    def _die(self, error: BaseException) -> list[SeqUpdate]:
+    def _die(self, error: BaseException) -> None:
+        """Answer every request with an error."""
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
         self._inflight.clear()
-        compiling = [
+        attaching = [
             SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=self.error)
-            for request_id in self._compiling
+            for request_id in self._attaching
         ]
-        self._compiling.clear()
-        return compiling + self.scheduler.fail_all(self.error)
+        self._attaching.clear()
+        self._updates += attaching + self.scheduler.fail_all(self.error)
 
     @property
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
-        pending = bool(self._inbox or self._inflight or self._compiling) or self.scheduler.has_unfinished
+        pending = bool(self._inbox or self._inflight or self._attaching or self._updates)
+        pending = pending or self.scheduler.has_unfinished
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property
     def idle(self) -> bool:
         """Would a step do nothing until a request arrives or a connector reports?"""
-        if self._inbox or self._inflight:
+        if self._inbox or self._inflight or self._updates:
             return False
-        waits = self.scheduler.has_transfers or bool(self._compiling)
+        waits = self.scheduler.has_transfers or bool(self._attaching)
         return not self.has_work or (self._found_nothing and waits)
 
     def stats(self) -> EngineStats:
@@ -303,7 +323,7 @@ class Engine:
             wait_seconds=clock.wait_seconds,
             num_late_compilations=self._num_late_compilations,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + len(self._compiling),
+            num_waiting=scheduler.num_waiting + len(self._attaching),
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
         )
@@ -315,7 +335,3 @@ class Engine:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
         self._grammar.shutdown()
         self.executor.shutdown()
-
-
-def _itself(update: SeqUpdate) -> SeqUpdate:
-    return update

@@ -13,9 +13,10 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from pellucid.kv.pool import BlockPool
-from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.plan import Column, StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence
+from pellucid.schedule.table import Table
 
 INTERVAL = 0.05  # seconds between two frames, at least
 MOST_TIME = 0.01  # share of the engine's time that frames may take
@@ -61,7 +62,9 @@ class StepView(NamedTuple):
     """A plan that came home."""
 
     id: int
-    rows: Flat  # RowViews
+    rows: Flat  # RowViews, of the first MOST_ROWS rows
+    num_rows: int
+    seconds: float  # that it took: since it began, or since the one before it came home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +92,8 @@ class XRay(Protocol):
         """Seconds until `frame` will have something, even if nothing happens; None is never."""
         ...
 
-    def landed(self, plan: StepPlan, result: StepResult) -> None:
-        """A plan was committed."""
+    def lands(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """A plan will be committed, whose step took so many seconds."""
         ...
 
     def frame(self, *, is_stale: bool) -> Frame | None:
@@ -106,7 +109,7 @@ class NullXRay:
 
     patience: float | None = None
 
-    def landed(self, plan: StepPlan, result: StepResult) -> None:
+    def lands(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         pass
 
     def frame(self, *, is_stale: bool) -> Frame | None:
@@ -119,7 +122,8 @@ class LiveXRay:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._boards = [_Board(pool) for pool in scheduler.kv.pools]
-        self._landed: list[tuple[StepPlan, StepResult]] = []
+        # Plans, the sequences of their rows, and what came of them.
+        self._landed: list[tuple[StepPlan, Column, StepResult, float]] = []
         self._is_first = self._is_stale = True
         self._due = clock()
 
@@ -127,8 +131,8 @@ class LiveXRay:
     def patience(self) -> float | None:
         return max(0.0, self._due - self._clock()) if self._is_stale or self._landed else None
 
-    def landed(self, plan: StepPlan, result: StepResult) -> None:
-        self._landed.append((plan, result))
+    def lands(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        self._landed.append((plan, self._scheduler.rows_in_flight().ids, result, seconds))
 
     def frame(self, *, is_stale: bool) -> Frame | None:
         self._is_stale |= is_stale or bool(self._landed)
@@ -144,7 +148,6 @@ class LiveXRay:
 
     def _make_frame(self, now: float) -> Frame:
         scheduler = self._scheduler
-        scheduler.settle()
         running = scheduler.running()
         self._touch_passing()
         for group, board in enumerate(self._boards):
@@ -157,7 +160,7 @@ class LiveXRay:
             max_num_tokens=scheduler.options.max_num_batched_tokens,
             num_running=len(running),
             num_waiting=scheduler.num_waiting,
-            running=[_view(seq) for seq in running[:MOST_SEQUENCES]],
+            running=[_view(seq, scheduler.table) for seq in running[:MOST_SEQUENCES]],
             waiting=[_view(seq) for seq in scheduler.waiting(MOST_SEQUENCES)],
             steps=self._newest_steps(),
             blocks=[board.take_changes() for board in self._boards],
@@ -165,7 +168,7 @@ class LiveXRay:
 
     def _touch_passing(self) -> None:
         """Blocks of sequences that came and went since the last frame."""
-        for plan, _ in self._landed:
+        for plan, _, _, _ in self._landed:
             for admission in plan.admitted:
                 for board, blocks in zip(self._boards, admission.blocks, strict=True):
                     board.touch(blocks)
@@ -175,24 +178,26 @@ class LiveXRay:
     def _newest_steps(self) -> list[StepView]:
         steps: list[StepView] = []
         num_rows = 0
-        for plan, result in reversed(self._landed):
+        for plan, ids, result, seconds in reversed(self._landed):
             num_rows += len(plan.rows)
             if num_rows > MOST_ROWS and steps:
                 break
             rows: Flat = []
-            for row, num_new in zip(plan.rows[:MOST_ROWS], result.num_new, strict=False):
-                rows += RowView(row.seq_id, row.num_query, row.num_draft, num_new)
-            steps.append(StepView(plan.id, rows))
+            views = zip(ids.tolist(), plan.rows, result.num_new, strict=True)
+            for seq_id, row, num_new in islice(views, MOST_ROWS):
+                rows += RowView(seq_id, row.num_query, row.num_draft, num_new)
+            steps.append(StepView(plan.id, rows, len(plan.rows), round(seconds, 6)))
         return steps[::-1]
 
 
-def _view(seq: Sequence) -> SeqView:
+def _view(seq: Sequence, table: Table | None = None) -> SeqView:
+    """table: of the slots, if it is in one."""
     return SeqView(
         seq.id,
         seq.request.id,
         seq.prompt_len,
-        len(seq.tokens),
-        seq.num_computed,
+        len(seq.tokens) if table is None else len(table.tokens(seq.slot)),
+        0 if table is None else int(table.computed[seq.slot]),
         seq.num_cached_tokens,
         seq.limit,
     )

@@ -31,12 +31,18 @@ def _nothing(told: object) -> None:
     pass
 
 
+def _alone(port: int | None) -> int:
+    raise AssertionError("a worker alone meets nobody")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """A worker's place among those of one engine."""
 
     rank: int = 0
-    rendezvous: str = ""  # a path by which they meet; empty for one alone
+    device: int | None = None  # index of its GPU; None is torch's current one
+    # Where they meet: rank 0 says the port that it listens at, the others say None and are told it.
+    meet: Callable[[int | None], int] = _alone
     entered: Callable[[str], None] = _nothing  # told each collective's name before it begins
     waiting: Callable[[bool], None] = _nothing  # told when it begins and ceases to wait for another stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from pellucid.executor.base import WORKER, Capacity, Pending, Ticket
+from pellucid.executor.base import WORKER, Capacity, Pending, Seat, Ticket
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -30,7 +30,8 @@ class LocalExecutor:
     """Runs plans as they come; on a GPU `submit` returns once the step is launched."""
 
     def start(self, resolved: Resolved) -> Capacity:
-        self.worker = load_object(WORKER)(resolved)
+        device = resolved.user.parallel.first_gpu(resolved.replica)
+        self.worker = load_object(WORKER)(resolved, Seat(device=device))
         return self.worker.start()
 
     def submit(self, plan: StepPlan) -> LocalTicket:

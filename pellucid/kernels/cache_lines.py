@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pellucid.platform import platform_of
+
 MIN_HEAD_DIM = 16  # what tl.dot multiplies at least
 
 
@@ -26,4 +28,4 @@ def cache_lines(kv_cache: Tensor, tile: int) -> TensorDescriptor:
 
 @cache
 def has_tma(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return platform_of(device).reaches(9)

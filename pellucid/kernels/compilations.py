@@ -42,19 +42,15 @@ class LateCompilations:
 
     def begin(self) -> None:
         """Count from now on."""
-        if has_triton():
-            from triton import knobs
-
-            self._next = knobs.runtime.jit_post_compile_hook
-            knobs.runtime.jit_post_compile_hook = self.note
+        if (runtime := runtime_knobs()) is not None and hasattr(runtime, "jit_post_compile_hook"):
+            self._next = runtime.jit_post_compile_hook
+            runtime.jit_post_compile_hook = self.note
 
     def end(self) -> None:
         """Count no more, and leave no trace, unless somebody else has begun to listen meanwhile."""
-        if has_triton():
-            from triton import knobs
-
-            if knobs.runtime.jit_post_compile_hook == self.note:
-                knobs.runtime.jit_post_compile_hook = self._next  # type: ignore[assignment]
+        runtime = runtime_knobs()
+        if getattr(runtime, "jit_post_compile_hook", None) == self.note:
+            runtime.jit_post_compile_hook = self._next
 
     def note(  # noqa: PLR0913 Triton's names, by which it calls
         self, *, key: str, repr: str, fn: Named, compile: Mapping[str, object], is_manual_warmup: bool,
@@ -73,6 +69,34 @@ class LateCompilations:
             is_manual_warmup=is_manual_warmup,
             already_compiled=already_compiled,
         )
+
+
+def runtime_knobs() -> Any:
+    """Where Triton keeps its hooks; None without Triton, and in versions that keep them elsewhere."""
+    if not has_triton():
+        return None
+    import triton
+
+    return getattr(getattr(triton, "knobs", None), "runtime", None)
+
+
+def missing_names() -> list[str]:
+    """Of Triton's inner names, by which kernels are noted instead of launched, those this version lacks.
+
+    None of them is promised to stay.
+    """
+    import triton.runtime.cache
+    from triton.runtime.jit import JITFunction
+
+    def kernel() -> None: ...
+
+    owners = {
+        "knobs.runtime.jit_cache_hook": runtime_knobs(),
+        "JITFunction.preload": JITFunction,
+        "JITFunction.device_caches": JITFunction(kernel),
+        "runtime.cache.triton_key": triton.runtime.cache,
+    }
+    return [name for name, owner in owners.items() if not hasattr(owner, name.rpartition(".")[2])]
 
 
 class Unlaunched:
@@ -161,9 +185,17 @@ def compiled_together(
     """Within, launch what will be needed: it is noted, does not run, and all is compiled at once behind it.
 
     What kernels should have written is zero, which has to be in range wherever torch's own kernels look by it
-    (tests/worker/rehearse.py).  running: those that do run.  compilers: processes that compile meanwhile;
-    threads do so behind, since they would take Python's lock from the one that launches.
+    (tests/worker/warm_up.py).  running: those that do run.  compilers: processes that compile meanwhile;
+    threads do so behind, since they would take Python's lock from the one that launches.  Where Triton has
+    other inner names than ours (`missing_names`) everything runs, and is compiled as it is launched.
     """
+    if missing := missing_names():
+        from triton import __version__
+
+        told = "Triton %s has no %s: kernels are compiled one after the other, so the start takes longer"
+        logger.warning(told, __version__, " and no ".join(missing))
+        yield
+        return
     from triton.runtime.cache import triton_key
 
     collected = Collected(running, compilers)
@@ -175,9 +207,14 @@ def compiled_together(
 
 
 def any_compiled() -> bool:
-    """Whether this process has compiled kernels of ours: such variants are not noted, they run."""
+    """Whether this process has compiled kernels of ours: such variants are not noted, they run.
+
+    So does everything with a Triton that has other inner names than ours.
+    """
     from triton.runtime.jit import JITFunction
 
+    if missing_names():
+        return True
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
     values = [value for module in modules for value in vars(module).values()]
     kernels = [value for value in values if isinstance(value, JITFunction)]

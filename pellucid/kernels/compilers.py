@@ -252,24 +252,25 @@ def end_with_parent(parent: int) -> None:
 def compile_task(task: Task) -> float:
     """Compile a kernel, and what launches it.  How many seconds that took."""
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.backends.nvidia import driver as nvidia
     from triton.runtime import driver
 
     began = time.perf_counter()
     driver.set_active(Absent(GPUTarget(*task.target)))  # type: ignore[arg-type]
     module, name = task.kernel.split(":")
     compiled = getattr(import_module(module), name).preload(task.wanted)
-    if utilities() is not None:
-        CudaLauncher(compiled.src, compiled.metadata)  # which is C, and compiled as well
+    if utilities() is not None and hasattr(nvidia, "CudaLauncher"):
+        nvidia.CudaLauncher(compiled.src, compiled.metadata)  # which is C, and compiled as well
     return time.perf_counter() - began
 
 
 @cache
 def utilities() -> Any:
     """What Triton has written in C to load and launch kernels; None where nothing could be launched."""
-    from triton.backends.nvidia.driver import CudaUtils
+    from triton.backends.nvidia import driver as nvidia
 
-    return None if find_library("cuda") is None else CudaUtils()
+    has_them = find_library("cuda") is not None and hasattr(nvidia, "CudaUtils")
+    return nvidia.CudaUtils() if has_them else None
 
 
 class Absent:

@@ -16,6 +16,7 @@ from functools import cache
 import torch
 
 from pellucid.kernels.language import tl, triton
+from pellucid.platform import platform_of
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -27,7 +28,7 @@ except ImportError:  # no Triton, or one without it
 def dependent() -> dict[str, bool]:
     """What to launch a kernel with, beside its arguments: `kernel[grid](..., **dependent())`."""
     knows_how = gdc_wait is not None and not os.environ.get("TRITON_INTERPRET")
-    if knows_how and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0):
+    if knows_how and torch.cuda.is_available() and platform_of(torch.device("cuda")).reaches(9):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
 

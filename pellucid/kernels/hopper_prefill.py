@@ -11,7 +11,8 @@ the next tile's keys are multiplied, and finds that tile's maximum while the val
 remains of the tensor cores the other group has.  Programs go from item to item, a tile of queries and a KV
 head each, as prefill_plan.py has planned, so that what an item needs is copied while the one before it ends.
 Where items are few, programs share some: each gives what it has made of its keys to the program with the
-newest ones, by way of memory.
+newest ones, by way of memory.  A group of heads that is no power of two is attended with as if it were: the
+heads beyond it cost time and are not written.
 
 Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.  The
 reference is `paged_attention_ref`.
@@ -41,7 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.paged_attention import PagedRows, hopper_refusal, padded_heads
 from pellucid.kernels.prefill_plan import (
     BEGIN_AT,
     END_AT,
@@ -58,6 +59,7 @@ from pellucid.kernels.prefill_plan import (
     PromptTiles,
     room_for_parts,
 )
+from pellucid.platform import platform_of
 
 ROWS = gl.constexpr(64)  # packed rows of a group of warps: queries times heads
 PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled lines of 128 bytes hold
@@ -123,11 +125,12 @@ def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STA
 @gluon.jit
 def copy_tiles(
     parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
-    NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: all tiles of this program, in the order in which they are used."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
-    QUERIES: gl.constexpr = ROWS // GROUP_SIZE
+    QUERIES: gl.constexpr = ROWS // HEADS
     VALUES: gl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a page's keys to its values
     q_parts, k_parts, v_parts = parts
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -198,7 +201,7 @@ def what_to_attend(segment, is_there):
 @gluon.jit
 def attend_tiles(
     tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
-    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
+    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its half of the queries of all tiles of this program.
 
@@ -206,13 +209,13 @@ def attend_tiles(
     tile's maximum is found while the values of the one are.  So a segment ends in the first step of the next
     one, and behind the last one comes a step for nobody.
     """
-    QUERIES: gl.constexpr = ROWS // GROUP_SIZE
+    QUERIES: gl.constexpr = ROWS // HEADS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP_SIZE
+    query = GROUP * QUERIES + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // HEADS
     segment, rounds = work_of(plan_ptr)
     none = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     exponents = none
@@ -270,7 +273,7 @@ def attend_tiles(
                             exponents = none  # who takes has ended: nobody needs them
                         write(
                             accumulator, v_scale / total, q_tiles.index((1 - buffer) * GROUPS + GROUP), empty,
-                            ended, out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEAD_DIM,
+                            ended, out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEADS, HEAD_DIM,
                         )  # fmt: skip
                 if more & (seq_len - start < KEYS):
                     mbarrier.wait(v_full.index(step % V_STAGES), step // V_STAGES & 1)
@@ -350,7 +353,7 @@ def out_of_fragments(parts, WIDTH: gl.constexpr):
 @gluon.jit
 def write(
     result, factor, by_way_of, empty, segment, out_ptr, out_token_stride,
-    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
+    GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """Write result [ROWS, HEAD_DIM] times factor [ROWS], by way of where the queries were: thus in lines."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
@@ -363,10 +366,13 @@ def write(
     mbarrier.arrive(empty)
     packed = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
     dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINES))
-    query = GROUP * (ROWS // GROUP_SIZE) + packed // GROUP_SIZE
+    query = GROUP * (ROWS // HEADS) + packed // HEADS
     line = (first_token + query).to(gl.int64) * out_token_stride
-    line = line + (kv_head * GROUP_SIZE + packed % GROUP_SIZE) * HEAD_DIM
-    gl.store(out_ptr + line[:, None] + dim[None, :], result, mask=(query < num_queries)[:, None])
+    line = line + (kv_head * GROUP_SIZE + packed % HEADS) * HEAD_DIM
+    is_own = query < num_queries
+    if HEADS > GROUP_SIZE:
+        is_own = is_own & (packed % HEADS < GROUP_SIZE)
+    gl.store(out_ptr + line[:, None] + dim[None, :], result, mask=is_own[:, None])
 
 
 @gluon.jit
@@ -402,6 +408,7 @@ def hopper_prefill_kernel(
     block_table_stride,
     NUM_KV_HEADS: gl.constexpr,
     GROUP_SIZE: gl.constexpr,
+    HEADS: gl.constexpr,  # of a tile, GROUP_SIZE or more: the rest are the next KV head's, for nobody
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -411,7 +418,7 @@ def hopper_prefill_kernel(
     SPLITS: gl.constexpr = HEAD_DIM // PART
     dtype: gl.constexpr = lines.dtype
     q_parts = gl.allocate_shared_memory(
-        dtype, [2 * GROUPS * SPLITS, ROWS // GROUP_SIZE, GROUP_SIZE, PART], queries.layout
+        dtype, [2 * GROUPS * SPLITS, ROWS // HEADS, HEADS, PART], queries.layout
     )
     k_parts = gl.allocate_shared_memory(dtype, [K_STAGES * SPLITS * 2, PART, PART], lines.layout)
     v_parts = gl.allocate_shared_memory(dtype, [V_STAGES * SPLITS * 2, PART, PART], lines.layout)
@@ -441,15 +448,15 @@ def hopper_prefill_kernel(
         [
             (attend_tiles, (
                 tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(0), GROUP_SIZE, HEAD_DIM,
+                gl.constexpr(0), GROUP_SIZE, HEADS, HEAD_DIM,
             )),
             (attend_tiles, (
                 tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(1), GROUP_SIZE, HEAD_DIM,
+                gl.constexpr(1), GROUP_SIZE, HEADS, HEAD_DIM,
             )),
             (copy_tiles, (
                 parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
-                NUM_KV_HEADS, GROUP_SIZE, HEAD_DIM, BLOCK_SIZE,
+                NUM_KV_HEADS, GROUP_SIZE, HEADS, HEAD_DIM, BLOCK_SIZE,
             )),
         ],
         [4, 1],
@@ -457,17 +464,14 @@ def hopper_prefill_kernel(
     )  # fmt: skip
 
 
-def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
-    """Whether this kernel can attend with q [T, N, H] over this cache, without a window."""
+def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows, window: int | None = None) -> bool:
+    """Whether this kernel can attend with q [T, N, H] over this cache."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     return (
         is_hopper(q.device)
         and rows.tree is None
-        and q.dtype == kv_cache.dtype
-        and q.itemsize == 2
-        and head_dim in (64, 128)
-        and block_size % PART.value == 0
-        and ROWS.value % (q.shape[1] // num_kv_heads) == 0
+        and hopper_refusal(q.shape[1] // num_kv_heads, head_dim, block_size, q.dtype, kv_cache.dtype, window)
+        is None
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
 
@@ -485,9 +489,11 @@ def hopper_prefill(
     """prefill_attention, for what `hopper_takes`.  scale: to base 2, with that of the keys."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     group_size = q.shape[1] // num_kv_heads
+    heads = padded_heads(group_size)
+    assert tiles.tile_queries == GROUPS.value * ROWS.value // heads, (tiles.tile_queries, heads)
     width = num_multiprocessors(q.device)
     hopper_prefill_kernel[(width,)](
-        boxes_of(q, [ROWS.value // group_size, group_size, PART.value]),
+        boxes_of(q, [ROWS.value // heads, heads, PART.value]),
         boxes_of(kv_cache.view(-1, head_dim), [PART.value, PART.value]),
         out,
         tiles.plan(num_kv_heads, width),
@@ -499,6 +505,7 @@ def hopper_prefill(
         rows.block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP_SIZE=group_size,
+        HEADS=heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         num_warps=4,
@@ -520,5 +527,4 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device)[0] == 9
+    return platform_of(device).is_hopper

@@ -64,6 +64,34 @@ def shared_memory(device: torch.device) -> int:
     return min(SHARED_MEMORY, getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY))
 
 
+def padded_heads(group_size: int) -> int:
+    """Query heads of a KV head as Hopper's prompt kernel packs them: a power of two."""
+    return 1 << (group_size - 1).bit_length()
+
+
+@cache
+def hopper_refusal(  # noqa: PLR0913, PLR0917 what there is to know of attention
+    group_size: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    window: int | None,
+) -> str | None:
+    """Why prompt chunks do not go to Hopper's kernel for them, which knows no trees either; None: they do."""
+    if window is not None:
+        return f"a window of {window} tokens"
+    if kv_dtype != dtype:
+        return f"a cache of {str(kv_dtype).removeprefix('torch.')}"
+    if dtype.itemsize != 2:
+        return f"heads of {str(dtype).removeprefix('torch.')}"
+    if head_dim not in (64, 128):
+        return f"a head dim of {head_dim}"
+    if block_size % 64:
+        return f"blocks of {block_size} tokens"
+    return None if padded_heads(group_size) <= 64 else f"{group_size} query heads a KV head"
+
+
 def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:
     """Assert that shapes and strides are what the kernels take for granted."""
     assert q.dim() == 3 and q.stride(2) == 1, (q.shape, q.stride())

@@ -29,6 +29,7 @@ from pellucid.kernels.paged_attention import (
     LOG2_E,
     PagedRows,
     check_operands,
+    padded_heads,
     paged_attention_ref,
     shared_memory,
     tree_arguments,
@@ -40,9 +41,9 @@ PACKED_ROWS = 128  # of a tile: queries times heads
 prefill_attention_ref = paged_attention_ref
 
 
-def queries_per_tile(group_size: int) -> int:
-    """Queries a tile holds, given how many heads each has in it."""
-    return max(1, PACKED_ROWS // group_size)
+def queries_per_tile(group_size: int, *, by_hopper: bool = False) -> int:
+    """Queries a tile holds, given how many heads each has in it.  by_hopper: for hopper_prefill."""
+    return max(1, PACKED_ROWS // (padded_heads(group_size) if by_hopper else group_size))
 
 
 def prefill_tiles(
@@ -91,9 +92,8 @@ def prefill_attention(
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
-    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query
-    sees, itself included.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on
-    the host.
+    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query sees, itself included.  The
+    cache holds keys / k_scale and values / v_scale.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -101,7 +101,7 @@ def prefill_attention(
     num_tiles = len(tiles.tiles)
     if num_tiles == 0:
         return out
-    if window is None and hopper_takes(q, kv_cache, rows):
+    if hopper_takes(q, kv_cache, rows, window):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
         return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
@@ -131,7 +131,7 @@ def prefill_attention(
         WINDOW=window or 0,
         BLOCK_SIZE=block_size,
         TILE=tile,
-        TILE_QUERIES=queries_per_tile(group_size),
+        TILE_QUERIES=tiles.tile_queries,
         M=padded,
         TREE=rows.tree is not None,
         num_warps=4 if q.itemsize == 2 and dim_padded <= 128 else 8,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.quantize_fp8 import saturated
 from pellucid.kernels.rms_norm import rms_norm_ref
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -170,7 +171,7 @@ def store(x, q_ptr, cache_ptr, to_q, to_cache, inverse_scale, LIMIT: tl.constexp
     tl.store(q_ptr, x, mask=to_q)
     scaled = x.to(tl.float32) * inverse_scale
     if LIMIT > 0:
-        scaled = tl.minimum(tl.maximum(scaled, -LIMIT), LIMIT)
+        scaled = saturated(scaled, LIMIT)
     tl.store(cache_ptr, scaled.to(cache_ptr.dtype.element_ty), mask=to_cache)
 
 

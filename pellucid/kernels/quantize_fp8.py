@@ -167,5 +167,12 @@ def inverse_of(scale):
 
 @triton.jit
 def to_fp8(x, inverse, TYPE: tl.constexpr):
-    """x, float32, over its scale, in FP8.  inverse: of the scale, as wide as x."""
-    return tl.minimum(tl.maximum(x * inverse, -448.0), 448.0).to(TYPE)
+    """x, float32, over its scale, in FP8; NaN stays NaN.  inverse: of the scale, as wide as x."""
+    return saturated(x * inverse, 448.0).to(TYPE)
+
+
+@triton.jit
+def saturated(x, LIMIT: tl.constexpr):
+    """x, float32, within +-LIMIT; NaN stays NaN, which minimum and maximum would turn into a limit."""
+    ALL: tl.constexpr = tl.PropagateNan.ALL
+    return tl.minimum(tl.maximum(x, -LIMIT, propagate_nan=ALL), LIMIT, propagate_nan=ALL)

@@ -6,11 +6,13 @@ Two blocks with the same digest hold the same KV, so a sequence may read another
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-assert array("i").itemsize == 4, "token ids are hashed as int32"
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = Sequence[int] | NDArray[np.int32]
 
 
 @lru_cache(maxsize=1024)
@@ -25,7 +27,7 @@ class BlockHasher:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size  # tokens
 
-    def extend(self, digests: list[bytes], tokens: Sequence[int], root: bytes) -> None:
+    def extend(self, digests: list[bytes], tokens: Tokens, root: bytes) -> None:
         """Append the digests of the full blocks of `tokens` that `digests` does not have yet.
 
         Only the new blocks are read; `tokens` must begin with what was hashed before.
@@ -33,7 +35,7 @@ class BlockHasher:
         size, start = self.block_size, len(digests) * self.block_size
         if len(tokens) < start + size:
             return
-        fresh = array("i", tokens[start : len(tokens) // size * size]).tobytes()
+        fresh = np.asarray(tokens[start : len(tokens) // size * size], dtype=np.int32).tobytes()
         parent = digests[-1] if digests else root
         for offset in range(0, len(fresh), 4 * size):
             parent = hashlib.sha256(parent + fresh[offset : offset + 4 * size]).digest()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from operator import add, mul
 from typing import NamedTuple, TypeVar
 
-from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.hashes import BlockHasher, Tokens, root_digest
 from pellucid.kv.pool import BlockPool
 from pellucid.kv.specs import KVGroupSpec
 
@@ -90,7 +92,7 @@ class KVManager:
             num_published=[0] * num_groups,
         )
 
-    def match(self, table: BlockTable, tokens: Sequence[int], max_tokens: int) -> PrefixHit:
+    def match(self, table: BlockTable, tokens: Tokens, max_tokens: int) -> PrefixHit:
         """The longest prefix of `tokens`, at most `max_tokens` long, that every group holds."""
         if not self.enable_prefix_caching:
             return PrefixHit(0, tuple([] for _ in self.pools))
@@ -102,15 +104,48 @@ class KVManager:
         num_tokens = max_tokens // self.unit * self.unit
         return PrefixHit(num_tokens, self.span(hits, 0, num_tokens))
 
-    def can_adopt(self, hit: PrefixHit, num_tokens: int, num_spare: Sequence[int]) -> bool:
-        """Are there blocks for `num_tokens` tokens that begin with `hit`, and in each group some to spare?"""
+    def lacking(self, hit: PrefixHit, num_tokens: int, num_spare: Sequence[int]) -> list[int]:
+        """Per KV group, the blocks that are missing for `num_tokens` tokens that begin with `hit`.
+
+        num_spare: blocks that are to stay free.  0 and less: there are enough.
+        """
+        lacking: list[int] = []
         for pool, size, blocks, spare in zip(
             self.pools, self.block_sizes, hit.blocks, num_spare, strict=True
         ):
             usable = pool.num_free - sum(pool.is_resting(block) for block in blocks)
-            if usable < -(-num_tokens // size) - len(blocks) + spare:
-                return False
-        return True
+            lacking.append(-(-num_tokens // size) - len(blocks) + spare - usable)
+        return lacking
+
+    def lacking_behind(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """The same for a table that is to grow to `num_tokens` tokens."""
+        return [
+            -(-num_tokens // size) - len(blocks) - pool.num_free
+            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
+        ]
+
+    def num_to_release(
+        self, tables: Iterable[BlockTable], lacking: Sequence[int], hit: PrefixHit | None = None
+    ) -> int | None:
+        """How many of these tables, from the first on, hold what is lacking; None if all of them do not.
+
+        A block is free when the last of its owners has dropped it, and of no use if it belongs to `hit`.
+        """
+        if max(lacking) <= 0:
+            return 0
+        missing = list(lacking)
+        num_dropped: list[Counter[int]] = [Counter() for _ in self.pools]
+        kept = [set[int]() for _ in self.pools] if hit is None else [set(blocks) for blocks in hit.blocks]
+        for num, table in enumerate(tables, 1):
+            for group, (pool, dropped) in enumerate(zip(self.pools, num_dropped, strict=True)):
+                dropped.update(table.blocks[group])
+                missing[group] -= sum(
+                    pool.num_refs(block) == dropped[block] and block not in kept[group]
+                    for block in table.blocks[group]
+                )
+            if max(missing) <= 0:
+                return num
+        return None
 
     def adopt(self, table: BlockTable, hit: PrefixHit) -> None:
         """Make the hit the beginning of an empty table."""
@@ -124,29 +159,30 @@ class KVManager:
 
     def grow(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[NewBlocks] | None:
         """Add to each table the blocks that so many tokens lack; None, and no block, if a pool is short."""
-        owners = [
+        counts = [
             [
-                owner
-                for owner, (table, num) in enumerate(zip(tables, num_tokens, strict=True))
-                for _ in range(len(table.blocks[group]), -(-num // size))
+                max(0, -(-num // size) - len(table.blocks[group]))
+                for table, num in zip(tables, num_tokens, strict=True)
             ]
             for group, size in enumerate(self.block_sizes)
         ]
-        if any(pool.num_free < len(each) for pool, each in zip(self.pools, owners, strict=True)):
+        if any(pool.num_free < sum(each) for pool, each in zip(self.pools, counts, strict=True)):
             return None
-        grown = [
-            NewBlocks(group, each, self.pools[group].take(len(each)))
-            for group, each in enumerate(owners)
-            if each
-        ]
-        for group, each, blocks in grown:
-            for owner, block in zip(each, blocks, strict=True):
-                tables[owner].blocks[group].append(block)
+        grown = [self._grow_group(group, tables, each) for group, each in enumerate(counts) if any(each)]
         for table in tables:
             self._measure_capacity(table)
         return grown
 
-    def publish(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> None:
+    def _grow_group(self, group: int, tables: Sequence[BlockTable], counts: list[int]) -> NewBlocks:
+        """So many blocks of one KV group for each table."""
+        blocks, start = self.pools[group].take(sum(counts)), 0
+        for table, count in zip(tables, counts, strict=True):
+            table.blocks[group] += blocks[start : start + count]
+            start += count
+        owners = chain.from_iterable(map(repeat, range(len(tables)), counts))
+        return NewBlocks(group, list(owners), blocks)
+
+    def publish(self, table: BlockTable, tokens: Tokens, num_tokens: int) -> None:
         """Offer the full blocks of the first `num_tokens` tokens, whose KV is there in stream order."""
         if not self.enable_prefix_caching:
             return
@@ -168,7 +204,7 @@ class KVManager:
             table.num_published[group] = 0
         table.capacity, table.publish_at = 0, NEVER
 
-    def digests(self, table: BlockTable, tokens: Sequence[int]) -> tuple[list[bytes], ...]:
+    def digests(self, table: BlockTable, tokens: Tokens) -> tuple[list[bytes], ...]:
         """Per KV group, the digests of the full blocks of `tokens`."""
         self._hash(table, tokens)
         return tuple(table.digests[size] for size in self.block_sizes)
@@ -226,7 +262,7 @@ class KVManager:
         for group, pool in enumerate(self.pools):
             pool.check(owner[group] for owner in owners)
 
-    def _hash(self, table: BlockTable, tokens: Sequence[int]) -> None:
+    def _hash(self, table: BlockTable, tokens: Tokens) -> None:
         for size, hasher in self._hashers.items():
             hasher.extend(table.digests[size], tokens, table.root)
 

@@ -83,6 +83,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def num_refs(self, block: int) -> int:
+        """Its owners."""
+        return self._refs[block]
+
     def is_resting(self, block: int) -> bool:
         """Is it counted in num_free?"""
         return self._refs[block] == 0

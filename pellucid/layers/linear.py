@@ -12,7 +12,7 @@ from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded
+from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, choose_product
 
 
 class Linear(nn.Module):
@@ -27,6 +27,7 @@ class Linear(nn.Module):
         for name, weight in weights.items():
             self.register_parameter(name, weight)
         self.bias = bias
+        self.product = choose_product(method, shape, next(iter(weights.values())).device)
 
     def param(self, name: str) -> Tensor:
         parameter = self._parameters[name]

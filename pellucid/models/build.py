@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
@@ -14,15 +16,19 @@ from pellucid.forward import ForwardInput
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.layers.attention import Attention
 from pellucid.layers.leaf import Leaf, choose_leaf
+from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
-from pellucid.models.loader import fill_dummy, load_weights, weights_of
+from pellucid.models.loader import fill_dummy, load_weights, torch_module, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords, choose_scheme
+from pellucid.quant.products import Product, lines
 from pellucid.resolve import Resolved
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,12 @@ def build(
     if backend is None or isinstance(backend, str):
         needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
         backend = choose_backend(backend, needs, platform)
+        if options.show_progress:
+            logger.info("attention: %s", backend.describe(needs, platform))
     builder.bind(backend)
+    if options.show_progress:
+        for line in lines(products_of(torch_module(model))):
+            logger.info("%s", line)
     weight_bytes = sum(weight.nbytes for weight in weights_of(model))
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
@@ -163,3 +174,10 @@ def build(
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
     )
+
+
+def products_of(model: nn.Module) -> Iterator[Product]:
+    """What multiplies each of the linear layers that are here."""
+    for layer in model.modules():
+        if isinstance(layer, Linear) and layer.product is not None:
+            yield layer.product

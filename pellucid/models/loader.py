@@ -5,8 +5,6 @@ It knows no model and no quantization: each `Weight` names its tensors and place
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Set
 from fnmatch import fnmatchcase
@@ -110,9 +108,6 @@ def read_shards(
     """Every tensor of every shard but those it `skips`, in host memory only until the next is asked for."""
     total = sum(shard.stat().st_size for shard in shards)
     hidden = None if show_progress else True  # None: shown on a terminal only
-    if multiprocessing.parent_process() is not None:
-        # Its own lock is one of the system's, which a process that is killed leaves behind.
-        tqdm.set_lock(threading.RLock())
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
         for shard in shards:
             left = shard.stat().st_size

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.platform import Platform, platform_of
 from pellucid.registry import Registry
+
+if TYPE_CHECKING:
+    from pellucid.quant.products import Product
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
 Kind = Literal["linear", "head"]
@@ -188,6 +192,18 @@ class LinearMethod(Protocol):
 
 
 @runtime_checkable
+class ChoosesProduct(Protocol):
+    """A method that says, before weights are loaded, what will multiply them."""
+
+    def choose(self, shape: LinearShape, platform: Platform) -> Product:
+        """The product of such a layer on this machine.  Raises ValueError if there is none.
+
+        Asked once, before all but `params`.
+        """
+        ...
+
+
+@runtime_checkable
 class Gates(Protocol):
     """A method that may gate in the same pass in which it multiplies."""
 
@@ -263,6 +279,11 @@ def choose_scheme(config: Mapping[str, object], name: str | None = None) -> Quan
         f"the checkpoint is quantized with {stored_as(config)!r}, which is not supported (known: {known}); "
         "use a checkpoint without quantization_config"
     )
+
+
+def choose_product(method: LinearMethod, shape: LinearShape, device: torch.device) -> Product | None:
+    """What will multiply a layer on `device`; None: the method does not say."""
+    return method.choose(shape, platform_of(device)) if isinstance(method, ChoosesProduct) else None
 
 
 def stored_as(config: Mapping[str, object]) -> str:

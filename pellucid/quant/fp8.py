@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import FP8, Rounded, quantize_fp8_ref
+from pellucid.platform import Platform
 from pellucid.quant.base import (
     Coords,
     Kind,
@@ -31,6 +32,7 @@ from pellucid.quant.base import (
     stored_as,
 )
 from pellucid.quant.fp8_product import Fp8Product
+from pellucid.quant.products import Product, fp8_product
 from pellucid.quant.unquantized import Unquantized
 
 Activations = Literal["dynamic", "static"]
@@ -120,7 +122,13 @@ class Fp8:
 
     def __init__(self, format: Fp8Format) -> None:
         self.format = format
+        self._choice: Product | None = None
         self._product: Fp8Product | None = None
+
+    def choose(self, shape: LinearShape, platform: Platform) -> Product:
+        is_static = self.format.activations == "static"
+        self._choice = fp8_product(shape, platform, block=self._block(shape), is_static=is_static)
+        return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         num_blocks = elements(shape.in_features, self._block(shape))
@@ -146,14 +154,18 @@ class Fp8:
         layer.replace(self.format.scale_name, None)
         # The parts see the same inputs; the largest of their scales loses none of them.
         static = layer.param("input_scale").max() if self.format.activations == "static" else None
-        self._product = Fp8Product(layer, weight, scale, block=self._block(layer.shape), static=static)
+        assert self._choice is not None, "choose() was not called"
+        block = self._block(layer.shape)
+        self._product = Fp8Product(layer, weight, scale, self._choice, block=block, static=static)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
 
     def takes_rounded(self, shape: LinearShape) -> bool:
-        return self.format.block is None and self.format.activations == "dynamic"
+        assert self._choice is not None, "choose() was not called"
+        is_row = self.format.block is None and self.format.activations == "dynamic"
+        return is_row and self._choice.rounds
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
@@ -206,7 +218,12 @@ class QuantizedWhenLoaded:
     """Plain weights that become FP8 once they are loaded, with a scale for each output."""
 
     def __init__(self) -> None:
+        self._choice: Product | None = None
         self._product: Fp8Product | None = None
+
+    def choose(self, shape: LinearShape, platform: Platform) -> Product:
+        self._choice = fp8_product(shape, platform, block=shape.in_features)
+        return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         return Unquantized().params(shape)
@@ -214,14 +231,16 @@ class QuantizedWhenLoaded:
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
         rounded, scale = quantize_fp8_ref(weight, weight.shape[1])
-        self._product = Fp8Product(layer, rounded, scale, block=weight.shape[1])
+        assert self._choice is not None, "choose() was not called"
+        self._product = Fp8Product(layer, rounded, scale, self._choice, block=weight.shape[1])
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product(layer, x)
 
     def takes_rounded(self, shape: LinearShape) -> bool:
-        return True
+        assert self._choice is not None, "choose() was not called"
+        return self._choice.rounds
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"

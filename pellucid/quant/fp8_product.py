@@ -1,10 +1,11 @@
-"""The arithmetic of FP8 (E4M3): rounding to it, and products of what was rounded.
+"""Products with FP8 weights: activations are rounded to FP8, too, where the machine multiplies in FP8.
 
 y is the sum over blocks of inputs of s_x s_w (x / s_x) (w / s_w), added up in float32, or nearly so: Hopper's
 tensor cores keep about 14 bits of a sum, which few rows' kernels and the vendor's product of whole rows take
-as it is; FP8 itself has four.  A block is a whole row or as many inputs as the checkpoint says.  GPUs from
-Hopper on multiply in FP8; others multiply the same rounded numbers in float32, exact but slow: there it is
-for checking results.
+as it is; FP8 itself has four.  A block is a whole row or as many inputs as the checkpoint says.  GPUs of
+compute capability 8.9 and newer multiply in FP8; older ones widen the weights in registers and leave
+activations as they are; CPUs multiply the same rounded numbers in float32, exact but slow: there it is for
+checking results.  `products.py` decides.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.kernels.block_fp8_matmul import block_fp8_matmul, block_fp8_matmul_ref
 from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8, quantize_fp8_ref
-from pellucid.platform import has_triton
-from pellucid.quant.base import LinearLayer, LinearShape
+from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
+from pellucid.quant.base import LinearLayer
+from pellucid.quant.products import Multiplier, Product
 
 
 class Multiply(Protocol):
-    """x [T, K] times weight [N, K] transposed, both FP8 with a scale for each `block` of a row's inputs."""
+    """x [T, K] times FP8 weight [N, K] transposed, with a scale for each `block` of a row's inputs.
+
+    x_scale: of FP8 activations; None: they are as they were.
+    """
 
     def __call__(
         self,
         x: Tensor,
-        x_scale: Tensor,
+        x_scale: Tensor | None,
         weight: Tensor,
         weight_scale: Tensor,
         *,
@@ -49,50 +53,53 @@ class Fp8Product:
     """
 
     def __init__(
-        self, layer: LinearLayer, weight: Tensor, scale: Tensor, *, block: int, static: Tensor | None = None
+        self,
+        layer: LinearLayer,
+        weight: Tensor,
+        scale: Tensor,
+        product: Product,
+        *,
+        block: int,
+        static: Tensor | None = None,
     ) -> None:
         layer.replace("weight", weight.detach())
         layer.replace("weight_scale", scale.detach())
+        self.rounds = product.rounds
         if static is not None:
-            layer.replace("input_scale", static.detach())
+            layer.replace("input_scale", static.detach() if self.rounds else None)
         self.block = block
-        self.is_static = static is not None
-        is_fused = weight.device.type == "cuda" and has_triton()
-        self.quantize = quantize_fp8 if is_fused else quantize_fp8_ref
-        self.multiply: Multiply = choose_multiply(layer.shape, weight.device, block)
-        has_few = is_fused and self.multiply is multiply_rows and not self.is_static
-        self.few: Few = few_rows(weight) if has_few else no_few_rows
+        self.is_static = static is not None and self.rounds
+        self.quantize = quantize_fp8 if weight.device.type == "cuda" else quantize_fp8_ref
+        self.multiply: Multiply = MULTIPLY[product.multiplier]
+        self.few: Few = few_rows(weight) if product.has_few_rows else no_few_rows
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        y = self.few(rows, layer)
-        if y is None:
-            static = layer.param("input_scale") if self.is_static else None
-            y = self._product(layer, Rounded(*self.quantize(rows, self.block, static), x.dtype))
+        if not self.rounds:
+            y = self._product(layer, rows, None, x.dtype)
+        elif self.is_static:
+            y = self.of_rounded(layer, self._rounded(layer, rows))
+        else:
+            y = self.few(rows, layer)
+            y = self._of_many(layer, self._rounded(layer, rows)) if y is None else y
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def of_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        """The same for rows [T, K] that were rounded as `quantize` would: a row is one block."""
-        assert self.block == x.values.shape[1] and not self.is_static, (self.block, x.values.shape)
+        """The same for rows [T, K] that were rounded as `quantize` would."""
         y = self.few(x, layer)
-        return self._product(layer, x) if y is None else y
+        return self._of_many(layer, x) if y is None else y
 
-    def _product(self, layer: LinearLayer, x: Rounded) -> Tensor:
+    def _rounded(self, layer: LinearLayer, rows: Tensor) -> Rounded:
+        static = layer.param("input_scale") if self.is_static else None
+        return Rounded(*self.quantize(rows, self.block, static), rows.dtype)
+
+    def _of_many(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        return self._product(layer, x.values, x.scales, x.dtype)
+
+    def _product(self, layer: LinearLayer, x: Tensor, x_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         weight, weight_scale = layer.param("weight"), layer.param("weight_scale")
-        y = self.multiply(x.values, x.scales, weight, weight_scale, block=self.block, dtype=x.dtype)
+        y = self.multiply(x, x_scale, weight, weight_scale, block=self.block, dtype=dtype)
         return y if layer.bias is None else y + layer.bias
-
-
-def choose_multiply(shape: LinearShape, device: torch.device, block: int) -> Multiply:
-    """The hardware's product where there is one; it rounds to bfloat16, too coarse for other dtypes."""
-    has_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    if not has_fp8 or shape.dtype != torch.bfloat16:
-        return block_fp8_matmul_ref
-    if block == shape.in_features:
-        fits = shape.in_features % 16 == 0 and shape.out_features % 16 == 0
-        return multiply_rows if fits else block_fp8_matmul_ref
-    fits = block >= 32 and block & (block - 1) == 0 and has_triton()
-    return block_fp8_matmul if fits else block_fp8_matmul_ref
 
 
 def few_rows(weight: Tensor) -> Few:
@@ -112,10 +119,10 @@ def no_few_rows(x: Tensor | Rounded, layer: LinearLayer) -> None:
 
 
 def multiply_rows(
-    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, *, block: int, dtype: torch.dtype
+    x: Tensor, x_scale: Tensor | None, weight: Tensor, weight_scale: Tensor, *, block: int, dtype: torch.dtype
 ) -> Tensor:
     """The vendor's product, which knows one scale for each token and each output: a row is one block."""
-    assert block == x.shape[1], (block, x.shape)
+    assert block == x.shape[1] and x_scale is not None, (block, x.shape)
     if len(x) == 0:
         return x.new_empty(0, len(weight), dtype=dtype)
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
@@ -126,3 +133,12 @@ def multiply_rows(
         out_dtype=dtype,
         use_fast_accum=True,
     )
+
+
+MULTIPLY: dict[Multiplier, Multiply] = {
+    Multiplier.FP8_ROWS: multiply_rows,
+    Multiplier.FP8_KERNELS: scaled_matmul,
+    Multiplier.FP8_KERNEL: scaled_matmul,
+    Multiplier.WEIGHT_ONLY: scaled_matmul,
+    Multiplier.REFERENCE: scaled_matmul_ref,
+}

@@ -1,8 +1,9 @@
 """INT8 weights with a scale for each output, made as plain weights load; activations stay as they are.
 
-On a CPU the product is of integers, packed once for it, and yet loses nothing of the activations: they are
-rounded to 16 bits, of the token's largest, and the two bytes are two rows of the same product.  Sums of
-integers are exact, so a token's result does not depend on which others are computed with it.
+On a GPU a kernel widens weights in registers, so memory is read a byte a weight.  On a CPU the product is of
+integers, packed once for it, and yet loses nothing of the activations: they are rounded to 16 bits, of the
+token's largest, and the two bytes are two rows of the same product.  Sums of integers are exact, so a token's
+result does not depend on which others are computed with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.scaled_matmul import scaled_matmul
+from pellucid.platform import Platform
 from pellucid.quant.base import Kind, LinearLayer, LinearMethod, LinearShape, ParamSpec
+from pellucid.quant.products import Multiplier, Product, int8_product
 from pellucid.quant.unquantized import Unquantized
 
 INT8_MAX = 127
@@ -46,7 +50,12 @@ class Int8:
     """One matrix [out, in] of INT8 and a scale for each row."""
 
     def __init__(self) -> None:
+        self._choice: Product | None = None
         self._multiply: Multiply | None = None
+
+    def choose(self, shape: LinearShape, platform: Platform) -> Product:
+        self._choice = int8_product(platform, packs=platform.device == "cpu" and can_pack())
+        return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         return Unquantized().params(shape)
@@ -54,8 +63,8 @@ class Int8:
     def finish(self, layer: LinearLayer) -> None:
         weight, scale = quantize_rows(layer.param("weight"))
         layer.replace("weight", None)
-        packs = weight.device.type == "cpu" and can_pack()
-        self._multiply = PackedProduct(weight, scale) if packs else WideProduct(weight, scale)
+        assert self._choice is not None, "choose() was not called"
+        self._multiply = MULTIPLY[self._choice.multiplier](weight, scale)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._multiply is not None, "finish() was not called after loading"
@@ -71,14 +80,28 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale[:, None]).round().to(torch.int8), scale
 
 
+class KernelProduct:
+    """Ours for GPUs."""
+
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
+        self.weight, self.scale = weight, scale[:, None].contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return scaled_matmul(x, None, self.weight, self.scale, block=x.shape[1], dtype=x.dtype)
+
+
 class WideProduct:
-    """Weights widened to the activations' dtype at each call, in which they are exact; scales come last."""
+    """Weights widened at each call to a type in which they are exact; scales come last.
+
+    That is the activations' own type, but for float16: sums of up to 127 times them would overflow it.
+    """
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         self.weight, self.scale = weight, scale
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (F.linear(x, self.weight.to(x.dtype)) * self.scale).to(x.dtype)
+        wide = x.float() if x.dtype == torch.float16 else x
+        return (F.linear(wide, self.weight.to(wide.dtype)) * self.scale).to(x.dtype)
 
 
 class PackedProduct:
@@ -101,6 +124,13 @@ class PackedProduct:
         return torch.add(low, high, alpha=256).mul_(step).to(x.dtype)
 
 
+MULTIPLY: dict[Multiplier, Callable[[Tensor, Tensor], Multiply]] = {
+    Multiplier.WEIGHT_ONLY: KernelProduct,
+    Multiplier.PACKED: PackedProduct,
+    Multiplier.WIDENED: WideProduct,
+}
+
+
 def split_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> (bytes [2T, K], step [T, 1]), so that x is about (low + 256 high) step.
 
@@ -116,12 +146,13 @@ def split_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 @cache
 def can_pack() -> bool:
     """Whether this torch and this CPU multiply packed INT8 exactly, tried where lesser CPUs saturate."""
-    weight = torch.full((16, 64), INT8_MAX, dtype=torch.int8)
-    weight[::2] *= -1
-    x = torch.ones(2, 64)
-    x[1, 32:] = -1
-    try:
-        y = PackedProduct(weight, torch.ones(16))(x)
-    except (AttributeError, RuntimeError):
-        return False
-    return torch.allclose(y, F.linear(x, weight.float()))
+    with torch.device("cpu"):  # also where a model is built that is only looked at
+        weight = torch.full((16, 64), INT8_MAX, dtype=torch.int8)
+        weight[::2] *= -1
+        x = torch.ones(2, 64)
+        x[1, 32:] = -1
+        try:
+            y = PackedProduct(weight, torch.ones(16))(x)
+        except (AttributeError, RuntimeError):
+            return False
+        return torch.allclose(y, F.linear(x, weight.float()))

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
-from pellucid.platform import has_triton
+from pellucid.platform import Platform
 from pellucid.quant.base import Kind, LinearLayer, LinearShape, ParamSpec, matrix, stored_as
+from pellucid.quant.products import Multiplier, Product, plain_product
 
 
 class UnquantizedScheme:
@@ -39,31 +40,38 @@ class Unquantized:
     """One matrix [out, in], multiplied in the activations' dtype."""
 
     def __init__(self) -> None:
-        self._product: Product = plain_product
+        self._choice: Product | None = None
+        self._multiply: Multiply = library_product
+
+    def choose(self, shape: LinearShape, platform: Platform) -> Product:
+        packs = platform.device == "cpu" and can_pack()
+        self._choice = plain_product(shape.dtype, platform, packs=packs)
+        return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         size = (shape.out_features, shape.in_features)
         return {"weight": ParamSpec(shape=size, dtype=shape.dtype, place=matrix(shape))}
 
     def finish(self, layer: LinearLayer) -> None:
+        assert self._choice is not None, "choose() was not called"
         weight = layer.param("weight")
-        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
-            self._product = PackedProduct(weight)
+        if self._choice.multiplier is Multiplier.PACKED:
+            self._multiply = PackedProduct(weight)
             layer.replace("weight", None)
-        elif weight.device.type == "cuda" and weight.itemsize == 2 and has_triton():
-            self._product = TunedProduct(weight)
+        elif self._choice.multiplier is Multiplier.TUNED:
+            self._multiply = TunedProduct(weight)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        return self._product(layer, x)
+        return self._multiply(layer, x)
 
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
-        return self._product.gated(layer, x, act) if isinstance(self._product, TunedProduct) else None
+        return self._multiply.gated(layer, x, act) if isinstance(self._multiply, TunedProduct) else None
 
 
-Product = Callable[[LinearLayer, Tensor], Tensor]
+Multiply = Callable[[LinearLayer, Tensor], Tensor]
 
 
-def plain_product(layer: LinearLayer, x: Tensor) -> Tensor:
+def library_product(layer: LinearLayer, x: Tensor) -> Tensor:
     """The library's."""
     return F.linear(x, layer.param("weight"), layer.bias)
 
@@ -88,7 +96,7 @@ class TunedProduct:
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
         y = self._multiply(layer, x)
-        return plain_product(layer, x) if y is None else y
+        return library_product(layer, x) if y is None else y
 
     def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         """act(gate) * up, or None where the library is faster."""
@@ -102,13 +110,14 @@ class TunedProduct:
 @cache
 def can_pack() -> bool:
     """Whether this torch and this CPU multiply bfloat16 with packed weights, tried on a small matrix."""
-    try:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    with torch.device("cpu"):  # also where a model is built that is only looked at
+        try:
+            if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                return False
+            x = torch.arange(-32, 32, dtype=torch.bfloat16).view(2, 32)
+            weight = torch.arange(-256, 256, dtype=torch.bfloat16).view(16, 32) / 64
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+            y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        except (AttributeError, RuntimeError):
             return False
-        x = torch.arange(-32, 32, dtype=torch.bfloat16).view(2, 32)
-        weight = torch.arange(-256, 256, dtype=torch.bfloat16).view(16, 32) / 64
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError):
-        return False
-    return torch.allclose(y, F.linear(x, weight), rtol=2e-2)
+        return torch.allclose(y, F.linear(x, weight), rtol=2e-2)

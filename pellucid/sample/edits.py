@@ -1,22 +1,25 @@
 """What changes logits before the draw, one function an edit, in vLLM's order.
 
-1. allowed_token_ids and logit_bias, 2. bad_words, 3. min_tokens, 4. repetition, frequency, presence penalty.
-(vLLM adds logit_bias after the three masks; sums with -inf commute, so one dense row does both.)  The filters
-follow, in filters.py, then the draw.  Every edit works in place on a part [R, V] float32 that holds only rows
+1. allowed_token_ids, 2. logit_bias, 3. bad_words, 4. min_tokens, 5. repetition, frequency, presence penalty.
+(vLLM adds logit_bias after the three masks; sums with -inf commute.)  The filters follow, in filters.py, then
+the draw.  Every edit works in place on a part [R, V] float32 that holds only rows
 that asked for it, and sees nothing but those rows' own parameters and known tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.state import Column, SamplingState, SlotParams
+from pellucid.sample.tables import Listed
 
 _NEVER = -float("inf")
+MOST_POSITIONS = 1 << 14  # of texts, looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,18 @@ class Rows:
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64
     params: SlotParams
+    longest: Mapping[Listed, int] = field(default_factory=dict)  # host: their longest list of each kind
     branches: Branches = IN_ORDER
 
     def take(self, index: Tensor) -> Rows:
         params = SlotParams(self.params.table[index])
         slots, positions = self.slots[index], self.positions[index]
-        return Rows(self.state, self.token_ids, slots, positions, params, self.branches.take(index))
+        branches = self.branches.take(index)
+        return Rows(self.state, self.token_ids, slots, positions, params, self.longest, branches)
+
+    def listed(self, kind: Listed) -> Tensor:
+        """[R, n] int32: each row's list, -1 behind its end."""
+        return self.state.lists.take(kind, self.slots, self.longest[kind])
 
     def tokens_at(self, positions: Tensor) -> Tensor:
         """[R, n] int32: each row's own tokens at `positions` [R or 1, n], known or not."""
@@ -45,26 +54,36 @@ class Rows:
         return self.positions - self.params.ints(Column.PROMPT_LEN)
 
 
+def mask_others(logits: Tensor, rows: Rows) -> None:
+    """Rule out what is not in allowed_token_ids."""
+    bits = rows.state.allowed[rows.slots]  # [R, W]
+    each = torch.arange(32, dtype=torch.int32, device=bits.device)
+    are_allowed = (bits[:, :, None] >> each).bitwise_and_(1).flatten(1)[:, : logits.shape[1]]
+    logits.masked_fill_(are_allowed == 0, _NEVER)
+
+
 def add_bias(logits: Tensor, rows: Rows) -> None:
-    """Add logit_bias, and rule out what is not in allowed_token_ids."""
-    logits.add_(rows.state.bias.data[rows.params.ints(Column.BIAS_ROW)])
+    """Add logit_bias."""
+    ids, bias = rows.listed(Listed.BIASED), rows.listed(Listed.BIAS).view(torch.float32)
+    logits.scatter_add_(1, ids.clamp(min=0).long(), bias.where(ids >= 0, 0.0))
 
 
 def mask_bad_words(logits: Tensor, rows: Rows) -> None:
     """Rule out the last token of each bad word whose other tokens are the newest generated ones."""
-    prefixes = rows.state.bad_prefixes.data[rows.slots]  # [R, words, length], newest first
-    lasts = rows.state.bad_lasts.data[rows.slots]  # [R, words]
-    back = torch.arange(1, prefixes.shape[2] + 1, device=logits.device)
-    newest = rows.tokens_at((rows.positions[:, None] - back).clamp_(min=0))
-    matches = ((prefixes == newest[:, None]) | (prefixes < 0)).all(-1)
-    lengths = (prefixes >= 0).sum(-1)
-    _forbid(logits, lasts, matches & (lengths <= rows.num_outputs[:, None]))
+    ids, back = rows.listed(Listed.WORD), rows.listed(Listed.BACK)  # [R, n]
+    places = rows.positions[:, None] - back
+    newest = rows.tokens_at(places.clamp(min=0))
+    is_generated = places >= rows.params.ints(Column.PROMPT_LEN)[:, None]
+    differs = (back > 0) & ~(is_generated & (newest == ids))
+    last = torch.arange(ids.shape[1], device=ids.device) + back.clamp(min=0)  # of the same word
+    num_differing = torch.zeros_like(ids).scatter_add_(1, last, differs.int())
+    _forbid(logits, ids, (back == 0) & (num_differing == 0))
 
 
 def mask_stop_tokens(logits: Tensor, rows: Rows) -> None:
     """Rule out every token that ends the text while fewer than min_tokens are generated."""
     is_short = rows.num_outputs < rows.params.ints(Column.MIN_TOKENS)
-    _forbid(logits, rows.state.stop_ids.data[rows.slots], is_short[:, None])
+    _forbid(logits, rows.listed(Listed.STOP), is_short[:, None])
 
 
 def penalize(logits: Tensor, rows: Rows) -> None:
@@ -82,15 +101,17 @@ def penalize(logits: Tensor, rows: Rows) -> None:
 
 def count_tokens(rows: Rows, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Which tokens are known at all, [R, V] bool, and how often each was generated, [R, V] int32."""
-    position = torch.arange(rows.token_ids.shape[1], device=rows.slots.device)[None]
-    tokens = rows.tokens_at(position)
-    is_known = position < rows.positions[:, None]
-    is_output = is_known & (position >= rows.params.ints(Column.PROMPT_LEN)[:, None])
-    # What lies behind the known tokens is left over from other times: it goes to a column past the end.
-    ids = torch.where(is_known, tokens, vocab_size).clamp_(max=vocab_size).long()
-    shape = (tokens.shape[0], vocab_size + 1)
-    seen = torch.zeros(shape, dtype=torch.bool, device=tokens.device).scatter_(1, ids, True)
-    counts = torch.zeros(shape, dtype=torch.int32, device=tokens.device).scatter_add_(1, ids, is_output.int())
+    shape, device = (len(rows.slots), vocab_size + 1), rows.slots.device
+    seen = torch.zeros(shape, dtype=torch.bool, device=device)
+    counts = torch.zeros(shape, dtype=torch.int32, device=device)
+    positions = torch.arange(rows.token_ids.shape[1], device=device)[None]
+    for position in positions.split(max(vocab_size, MOST_POSITIONS), dim=1):
+        is_known = position < rows.positions[:, None]
+        is_output = is_known & (position >= rows.params.ints(Column.PROMPT_LEN)[:, None])
+        # Behind the known tokens lie those of other times: they go to a column past the end.
+        ids = torch.where(is_known, rows.tokens_at(position), vocab_size).clamp_(max=vocab_size).long()
+        seen.scatter_(1, ids, True)
+        counts.scatter_add_(1, ids, is_output.int())
     return seen[:, :vocab_size], counts[:, :vocab_size]
 
 

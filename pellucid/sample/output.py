@@ -19,5 +19,6 @@ class SampleOutput:
     tokens: Tensor  # [B, K] int32
     num_new: Tensor  # [B] int32, 0 to K
     logprobs: LogprobTensors | None = None  # [B, K, ...], of the same tokens
+    is_stuck: Tensor | None = None  # [B, K] bool: nothing was left to be taken there; None: there is no mask
     flat: Tensor | None = None  # [B * K + B] int32: tokens, then num_new, where they lie side by side
     path: Tensor | None = None  # [B, K] int32: the node (0 is the committed token) behind each; None: a chain

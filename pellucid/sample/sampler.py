@@ -14,14 +14,24 @@ from functools import partial
 from torch import Tensor
 
 from pellucid.sample.draw import choose_draw
-from pellucid.sample.edits import Rows, add_bias, mask_bad_words, mask_stop_tokens, penalize
+from pellucid.sample.edits import (
+    MOST_POSITIONS,
+    Rows,
+    add_bias,
+    mask_bad_words,
+    mask_others,
+    mask_stop_tokens,
+    penalize,
+)
 from pellucid.sample.filters import filter_logits
 from pellucid.sample.logprobs import LogprobTensors, raw_logprobs, top_logprobs
-from pellucid.sample.state import FILTER_WIDTHS, Feature, LogitsBatch, SamplingState
+from pellucid.sample.state import FILTER_WIDTHS, MASKS, Feature, LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 
 Edit = Callable[[Tensor, Rows], None]
 Pick = Callable[[Tensor], Tensor]  # of edited logits [S, V] float32: tokens [S] int32
+# Elements of a [R, V] tensor in an edit: 64 MiB of each of half a dozen, whatever a step's rows ask for.
+_SLICE_ELEMENTS = 1 << 24
 Revision = Callable[[Tensor], Tensor]  # of drawn tokens [S] int32: those that are taken, [S] int32
 
 
@@ -35,6 +45,7 @@ def _filter(logits: Tensor, rows: Rows, width: int | None) -> None:
 
 # In the order in which they are applied.
 EDITS: dict[Feature, Edit] = {
+    Feature.ALLOWED: mask_others,
     Feature.BIAS: add_bias,
     Feature.BAD_WORDS: mask_bad_words,
     Feature.MIN_TOKENS: mask_stop_tokens,
@@ -52,6 +63,8 @@ class Sampled:
 
     tokens: Tensor  # [S] int32
     logprobs: LogprobTensors | None = None  # [S, ...]; zeros in rows that want none
+    # [S] bool: no token may come, so the one that was taken means nothing.  None: no row has a mask.
+    is_stuck: Tensor | None = None
 
 
 class Sampler:
@@ -82,21 +95,26 @@ class Sampler:
         raw = _raw_logprobs_of_askers(logits, batch)
         logits = logits.float()
         params = self.state.params(batch.slots)
-        rows = Rows(self.state, token_ids, batch.slots, batch.positions, params, batch.branches)
+        rows = Rows(
+            self.state, token_ids, batch.slots, batch.positions, params, batch.longest, batch.branches
+        )
         for feature, edit in EDITS.items():
             if feature in batch.rows:
                 _edit_part(logits, rows, batch.rows[feature], edit)
+        is_stuck = logits.amax(-1) == -float("inf") if batch.features & MASKS else None
         tokens = pick(logits)
-        return Sampled(tokens, None if raw is None else _report(raw, tokens, batch))
+        return Sampled(tokens, None if raw is None else _report(raw, tokens, batch), is_stuck)
 
 
 def _edit_part(logits: Tensor, rows: Rows, index: Tensor, edit: Edit) -> None:
-    """Apply `edit` to the rows of `logits` at `index`, in place."""
-    if len(index) == len(logits):
+    """Apply `edit` to the rows of `logits` at `index`, in place, and to a bounded number of them at once."""
+    size = max(1, _SLICE_ELEMENTS // max(logits.shape[1], rows.state.max_listed, MOST_POSITIONS))
+    if len(index) == len(logits) <= size:
         return edit(logits, rows)
-    part = logits[index]
-    edit(part, rows.take(index))
-    logits.index_copy_(0, index, part)
+    for places in index.split(size):
+        part = logits[places]
+        edit(part, rows.take(places))
+        logits.index_copy_(0, places, part)
 
 
 def _raw_logprobs_of_askers(logits: Tensor, batch: LogitsBatch) -> Tensor | None:

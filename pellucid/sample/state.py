@@ -2,6 +2,8 @@
 
 The numbers lie in one device table, so an admission is one copy and a step one gather.  Which features a slot
 uses is kept on the host beside it, so that a step can skip what nobody asked for without asking the device.
+An admission has two halves: `prepare` reads a request and may fail, `admit` writes what it has read and may
+not, so that what is wrong with a request is known before anything has changed.
 Legend: S logits, R rows of a part, V vocab.
 """
 
@@ -16,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.config import SchedulerConfig
 from pellucid.kernels.sample import BLOCK_TOKENS
 from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.noise import token_codes
-from pellucid.sample.tables import BiasPool, SlotTable, pad
+from pellucid.sample.tables import Listed, SlotLists, bias_lists, token_bits, word_lists
 from pellucid.schedule.plan import Admission
 from pellucid.transfer import upload
 from pellucid.types import SamplingParams
@@ -36,16 +39,20 @@ class Feature(enum.IntFlag):
     NONE = 0
     RANDOM = 1  # temperature above 0
     LOGPROBS = 2
-    BIAS = 4  # logit_bias or allowed_token_ids
-    BAD_WORDS = 8
-    MIN_TOKENS = 16
-    PENALTY = 32
-    MIN_P = 64  # and neither top_k nor top_p
-    TOP_NARROW = 128  # top_k up to 64, whatever top_p and min_p
-    TOP_WIDE = 256  # top_k up to 1,024
-    TOP_ANY = 512  # a larger top_k, or top_p alone
+    ALLOWED = 4
+    BIAS = 8
+    BAD_WORDS = 16
+    MIN_TOKENS = 32
+    PENALTY = 64
+    MIN_P = 128  # and neither top_k nor top_p
+    TOP_NARROW = 256  # top_k up to 64, whatever top_p and min_p
+    TOP_WIDE = 512  # top_k up to 1,024
+    TOP_ANY = 1024  # a larger top_k, or top_p alone
 
 
+MASKS = Feature.ALLOWED | Feature.BAD_WORDS | Feature.MIN_TOKENS  # what may leave no token
+LISTS = Feature.BIAS | Feature.BAD_WORDS | Feature.MIN_TOKENS  # what reads lists
+_FIELDS = {Listed.STOP: "stop_token_ids", Listed.BIASED: "logit_bias", Listed.WORD: "bad_words"}
 READ_TEXT = Feature.BAD_WORDS | Feature.PENALTY  # what looks at the tokens before the one to be drawn
 # How many of the most likely logits each filter ranks; the whole vocabulary for what is not listed.
 FILTER_WIDTHS = {Feature.MIN_P: 1, Feature.TOP_NARROW: 64, Feature.TOP_WIDE: 1024}
@@ -60,13 +67,12 @@ class Column(enum.IntEnum):
     PROMPT_LEN = 1
     MIN_TOKENS = 2
     TOP_K = 3  # 0 keeps all
-    BIAS_ROW = 4  # in the bias pool
-    TEMPERATURE = 5
-    TOP_P = 6
-    LOG_MIN_P = 7  # -inf keeps all
-    PRESENCE = 8
-    FREQUENCY = 9
-    REPETITION = 10
+    TEMPERATURE = 4
+    TOP_P = 5
+    LOG_MIN_P = 6  # -inf keeps all
+    PRESENCE = 7
+    FREQUENCY = 8
+    REPETITION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +99,83 @@ class LogitsBatch:
     features: Feature = Feature.NONE  # of any row
     max_logprobs: int = -1  # most that any row wants; -1 if no row wants logprobs
     rows: Mapping[Feature, Tensor] = field(default_factory=dict)  # [R] int64, device: the rows with a feature
+    longest: Mapping[Listed, int] = field(default_factory=dict)  # host: the rows' longest list of each kind
     branches: Branches = IN_ORDER  # to the tokens before each
 
 
-class SamplingState:
-    """Sampling parameters of `num_slots` slots (count the spare one for padding) over `vocab_size` tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotParameters:
+    """What a request asks of the sampler, read and found good; on the host."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    slot: int
+    numbers: np.ndarray  # [len(Column)] int64
+    features: Feature
+    num_logprobs: int  # most likely tokens to report; -1 is not asked for
+    lists: Mapping[Listed, np.ndarray]
+    allowed: np.ndarray | None  # [W] int32, a bit a token
+
+
+class SamplingState:
+    """Sampling parameters of `num_slots` slots (count the spare one for padding) over `vocab_size` tokens.
+
+    max_listed: token ids that a request may list in logit_bias, stop_token_ids and bad_words, in each.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        max_listed: int = SchedulerConfig.max_listed_tokens,
+    ) -> None:
         self.device = torch.device(device)
-        self.vocab_size = vocab_size
+        self.vocab_size, self.max_listed = vocab_size, max_listed
         self.features = np.zeros(num_slots, np.int32)  # host
         self.num_logprobs = np.full(num_slots, -1, np.int32)  # host; -1 is not asked for
         self._plain: tuple[np.ndarray, bool] | None = None  # what `is_plain` last said, until an admission
         self.table = torch.zeros((num_slots, len(Column)), dtype=torch.int64, device=self.device)
         self.codes = token_codes(vocab_size, self.device)
         self.block_codes = self.codes[::BLOCK_TOKENS].contiguous()  # of each block's first token
-        self.bias = BiasPool(vocab_size, self.device)
-        self.stop_ids = SlotTable(num_slots, 1, self.device)  # what min_tokens holds back
-        self.bad_prefixes = SlotTable(num_slots, 2, self.device)  # per word: all but its last, newest first
-        self.bad_lasts = SlotTable(num_slots, 1, self.device)  # per word: its last token
+        self.lists = SlotLists(num_slots, max_listed, self.device)
+        # [slots, W] int32, a bit a token: what a request that names allowed tokens may say.
+        self.allowed = torch.zeros((num_slots, -(-vocab_size // 32)), dtype=torch.int32, device=self.device)
 
-    def admit(self, admissions: list[Admission]) -> None:
+    def prepare(self, admission: Admission) -> SlotParameters:
+        """Read a request's parameters; nothing changes.
+
+        Raises ValueError for token ids that are out of range, or too many for the slot's lists.
+        """
+        sampling, numbers = admission.sampling, np.zeros(len(Column), np.int64)
+        self._write_numbers(admission, numbers)
+        lists, allowed = self._lists_of(admission), sampling.allowed_token_ids
+        for kind, name in _FIELDS.items():
+            if kind in lists:
+                self._check_ids(name, lists[kind], self.max_listed)
+        if allowed is not None:
+            self._check_ids("allowed_token_ids", np.array(allowed, np.int64), self.vocab_size)
+        return SlotParameters(
+            slot=admission.slot,
+            numbers=numbers,
+            features=features_of(admission, self.vocab_size),
+            num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            lists=lists,
+            allowed=None if allowed is None else token_bits(allowed, self.vocab_size),
+        )
+
+    def admit(self, admitted: list[SlotParameters]) -> None:
         """Write the parameters of newly admitted requests into their slots; at most one a slot."""
-        if not admissions:
+        if not admitted:
             return
         self._plain = None
-        packed = np.zeros((len(admissions), 1 + len(Column)), np.int64)
-        packed[:, 0] = [a.slot for a in admissions]
-        for admission, ints in zip(admissions, packed[:, 1:], strict=True):
-            self._write_numbers(admission, ints)
-            ints[Column.BIAS_ROW] = self._write_lists(admission)
-            self.features[admission.slot] = features_of(admission, self.vocab_size)
-            logprobs = admission.sampling.logprobs
-            self.num_logprobs[admission.slot] = -1 if logprobs is None else logprobs
+        packed = np.zeros((len(admitted), 1 + len(Column)), np.int64)
+        for parameters, row in zip(admitted, packed, strict=True):
+            row[0], row[1:] = parameters.slot, parameters.numbers
+            self.features[parameters.slot] = parameters.features
+            self.num_logprobs[parameters.slot] = parameters.num_logprobs
+            self.lists.write(parameters.slot, parameters.lists)
+            if parameters.allowed is not None:
+                self.allowed[parameters.slot] = upload(parameters.allowed, self.device)
         device = upload(packed, self.device)
         self.table.index_copy_(0, device[:, 0], device[:, 1:])
 
@@ -150,6 +200,7 @@ class SamplingState:
             features=union,
             max_logprobs=int(self.num_logprobs[host_slots].max()),
             rows=dict(zip(wanted, parts, strict=True)),
+            longest=self.lists.longest(host_slots) if union & LISTS else {},
             branches=branches,
         )
 
@@ -176,18 +227,23 @@ class SamplingState:
         floats[Column.FREQUENCY] = sampling.frequency_penalty
         floats[Column.REPETITION] = sampling.repetition_penalty
 
-    def _write_lists(self, admission: Admission) -> int:
-        """Write what the request brings of token lists; return its row in the bias pool, 0 if it has none."""
-        slot, sampling = admission.slot, admission.sampling
+    def _lists_of(self, admission: Admission) -> dict[Listed, np.ndarray]:
+        sampling, lists = admission.sampling, dict[Listed, np.ndarray]()
         if sampling.min_tokens and admission.stop_token_ids:
-            self.stop_ids.write(slot, np.array(admission.stop_token_ids))
-        if words := admission.bad_words_token_ids:
-            self.bad_prefixes.write(slot, pad([word[-2::-1] for word in words]))
-            self.bad_lasts.write(slot, np.array([word[-1] for word in words]))
-        if sampling.logit_bias or sampling.allowed_token_ids is not None:
-            return self.bias.write(slot, sampling.logit_bias or {}, sampling.allowed_token_ids)
-        self.bias.release(slot)
-        return 0
+            lists[Listed.STOP] = np.array(admission.stop_token_ids, np.int32)
+        if sampling.logit_bias:
+            lists |= bias_lists(sampling.logit_bias)
+        if admission.bad_words_token_ids:
+            lists |= word_lists(admission.bad_words_token_ids)
+        return lists
+
+    def _check_ids(self, name: str, ids: np.ndarray, most: int) -> None:
+        """The device would write elsewhere for others, and has room for so many."""
+        if len(ids) > most:
+            raise ValueError(f"{name} has {len(ids):,} token ids, max_listed_tokens is {most:,}")
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            wrong, last = ids[(ids < 0) | (ids >= self.vocab_size)][0], self.vocab_size - 1
+            raise ValueError(f"{name} has token id {wrong}, the vocabulary has ids 0 to {last}")
 
 
 def _union(features: np.ndarray) -> Feature:
@@ -199,7 +255,8 @@ def features_of(admission: Admission, vocab_size: int) -> Feature:
     sampling = admission.sampling
     asked = (
         (Feature.LOGPROBS, sampling.logprobs is not None),
-        (Feature.BIAS, bool(sampling.logit_bias) or sampling.allowed_token_ids is not None),
+        (Feature.ALLOWED, sampling.allowed_token_ids is not None),
+        (Feature.BIAS, bool(sampling.logit_bias)),
         (Feature.BAD_WORDS, bool(admission.bad_words_token_ids)),
         (Feature.MIN_TOKENS, sampling.min_tokens > 0 and bool(admission.stop_token_ids)),
         (Feature.PENALTY, _has_penalty(sampling)),

@@ -1,90 +1,83 @@
-"""Per-slot tables of what only some requests bring: token lists of any length, biases over the vocabulary.
+"""Per-slot token lists of what only some requests bring, in memory that is there from the start.
 
-Both start empty and grow when a request needs more, so an engine that never sees them pays nothing.  They
-hold data; what it means for the logits is in edits.py.
+A list has room for `max_listed` ids in every slot, and what is allowed is a bit a token, so what requests ask
+for never takes more memory than was reserved, and none has to wait for another's.  They hold data; what it
+means for the logits is in edits.py.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pellucid.transfer import upload
 
 
-class SlotTable:
-    """Token ids per slot, padded with -1: `data` is [num_slots, *inner] int32; inner grows by doubling."""
+class Listed(enum.IntEnum):
+    """What is listed for each slot, int32 an item; -1 where a list has ended."""
 
-    def __init__(self, num_slots: int, ndim: int, device: torch.device) -> None:
-        self.data = torch.full((num_slots, *[1] * ndim), -1, dtype=torch.int32, device=device)
+    STOP = 0  # ids that min_tokens holds back
+    BIASED = 1  # ids of logit_bias
+    BIAS = 2  # and what is added to the logit of each: the bits of a float32
+    WORD = 3  # ids of all bad words, one word behind the other
+    BACK = 4  # and of each the distance to its word's last one
 
-    def write(self, slot: int, values: np.ndarray) -> None:
-        """Replace the slot's row by `values`, int32 with `ndim` dimensions, padded with -1 where ragged."""
-        self._grow(values.shape)
-        row = self.data[slot]
-        row.fill_(-1)
-        row[tuple(slice(n) for n in values.shape)] = upload(values.astype(np.int32), self.data.device)
 
-    def _grow(self, shape: tuple[int, ...]) -> None:
-        old = self.data
-        inner = [max(have, _power_of_two(need)) for have, need in zip(old.shape[1:], shape, strict=True)]
-        if inner == list(old.shape[1:]):
+Lists = Mapping[Listed, np.ndarray]  # a request's: [n] int32 each
+
+
+class SlotLists:
+    """Lists of `num_slots` slots: `data` is [num_slots, len(Listed), max_listed] int32."""
+
+    def __init__(self, num_slots: int, max_listed: int, device: torch.device) -> None:
+        self.data = torch.zeros((num_slots, len(Listed), max_listed), dtype=torch.int32, device=device)
+        self._lens = np.zeros((num_slots, len(Listed)), np.int64)
+
+    def write(self, slot: int, lists: Lists) -> None:
+        """Replace the slot's lists, each at most max_listed long."""
+        if not lists and not self._lens[slot].any():
             return
-        self.data = torch.full((old.shape[0], *inner), -1, dtype=torch.int32, device=old.device)
-        self.data[tuple(slice(n) for n in old.shape)] = old
+        self._lens[slot] = 0
+        for kind, items in lists.items():
+            self._lens[slot, kind] = len(items)
+        longest = int(self._lens[slot].max())
+        rows = np.full((len(Listed), longest), -1, np.int32)
+        for kind, items in lists.items():
+            rows[kind, : len(items)] = items
+        self.data[slot].fill_(-1)
+        self.data[slot, :, :longest] = upload(rows, self.data.device)
+
+    def longest(self, slots: np.ndarray) -> dict[Listed, int]:
+        """Of each kind the length of the longest list in these slots."""
+        return dict(zip(Listed, self._lens[slots].max(0).tolist(), strict=True))
+
+    def take(self, kind: Listed, slots: Tensor, length: int) -> Tensor:
+        """[R, length] int32 of slots [R]: their lists, as far as the longest of them goes."""
+        return self.data[:, kind, :length][slots]
 
 
-class BiasPool:
-    """Dense biases: one row of [V] float32 for each slot that wants one, -inf where a token is forbidden.
-
-    `data` is [capacity, V] and doubles; a row goes back to the pool when its slot is admitted without a bias.
-    """
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.data = torch.empty((0, vocab_size), dtype=torch.float32, device=device)
-        self._row_of_slot: dict[int, int] = {}
-        self._free: list[int] = []
-
-    def write(self, slot: int, bias: Mapping[int, float], allowed: Sequence[int] | None) -> int:
-        """Give `slot` a row: `bias` of some tokens, -inf of all that are not `allowed`.  Return its index."""
-        if slot not in self._row_of_slot:
-            self._row_of_slot[slot] = self._take_row()
-        index = self._row_of_slot[slot]
-        row, device = self.data[index], self.data.device
-        if allowed is None:
-            row.zero_()
-        else:
-            row.fill_(-float("inf"))
-            row.index_fill_(0, upload(np.array(allowed, np.int64), device), 0.0)
-        if bias:
-            ids = upload(np.fromiter(bias.keys(), np.int64), device)
-            row.index_add_(0, ids, upload(np.fromiter(bias.values(), np.float32), device))
-        return index
-
-    def release(self, slot: int) -> None:
-        """Take the slot's row back, if it has one."""
-        row = self._row_of_slot.pop(slot, None)
-        if row is not None:
-            self._free.append(row)
-
-    def _take_row(self) -> int:
-        if not self._free:
-            capacity, vocab_size = self.data.shape
-            more = max(1, capacity)
-            self.data = torch.cat([self.data, self.data.new_empty((more, vocab_size))])
-            self._free = list(range(capacity + more - 1, capacity - 1, -1))
-        return self._free.pop()
+def word_lists(words: Sequence[Sequence[int]]) -> dict[Listed, np.ndarray]:
+    """Bad words, none of them empty, as WORD and BACK."""
+    backs = [np.arange(len(word) - 1, -1, -1, dtype=np.int32) for word in words]
+    ids = [token for word in words for token in word]
+    return {Listed.WORD: np.array(ids, np.int32), Listed.BACK: np.concatenate(backs)}
 
 
-def pad(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """[len(rows), longest] int32 of ragged rows, -1 where a row has ended."""
-    table = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = row
-    return table
+def bias_lists(biases: Mapping[int, float]) -> dict[Listed, np.ndarray]:
+    """logit_bias as BIASED and BIAS."""
+    values = np.fromiter(biases.values(), np.float32, len(biases))
+    return {
+        Listed.BIASED: np.fromiter(biases.keys(), np.int32, len(biases)),
+        Listed.BIAS: values.view(np.int32),
+    }
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+def token_bits(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    """[ceil(V / 32)] int32: bit t % 32 of word t // 32 says whether token t is among them."""
+    are_listed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    are_listed[np.asarray(token_ids, np.int64)] = True
+    return np.packbits(are_listed, bitorder="little").view(np.int32)

@@ -6,17 +6,21 @@ Plans carry counts and differences, never sampled token ids (but at admission). 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.types import SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     Ints = array[int]
+    Column = NDArray[np.int64]
 else:
     Ints = array  # which takes no parameters before Python 3.12, where msgspec would look for them
+    Column = np.ndarray
 
 
 def ints(values: Iterable[int] | bytes = ()) -> Ints:
@@ -24,19 +28,58 @@ def ints(values: Iterable[int] | bytes = ()) -> Ints:
     return array("i", values)
 
 
+NOBODY: Column = np.empty(0, dtype=np.int64)
+
+
 class Row(NamedTuple):
-    """One sequence's share of a step; the whole vocabulary of work.
+    """One slot's share of a step; the whole vocabulary of work.
 
     A prompt chunk is (n, 0, 0), its last chunk (n, 0, 1), a decode (1, 0, 1), a verification (1+k, k, 1+k).
     Prompt logprobs ask for more logits: a chunk is then (n, 0, m) with m up to n.
     """
 
-    seq_id: int
-    epoch: int
     slot: int
-    num_query: int  # tokens whose KV is computed, drafts included
-    num_draft: int
-    num_logits: int  # trailing positions whose logits are wanted
+    num_query: int = 1  # tokens whose KV is computed, drafts included
+    num_draft: int = 0
+    num_logits: int = 1  # trailing positions whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """All rows of a step, decodes first: a column of int64 [B] for each of a row's numbers.
+
+    None stands for a column in which all numbers are what a decode has.  Columns must not be changed: plans
+    share them.
+    """
+
+    slots: Column = field(default_factory=lambda: NOBODY)
+    num_query: Column | None = None
+    num_draft: Column | None = None
+    num_logits: Column | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Self:
+        """The same rows, one by one."""
+        slots, num_query, num_draft, num_logits = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
+        return cls(slots=slots, num_query=num_query, num_draft=num_draft, num_logits=num_logits)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[Row]:
+        ones, zeros = np.ones_like(self.slots), np.zeros_like(self.slots)
+        query = ones if self.num_query is None else self.num_query
+        draft = zeros if self.num_draft is None else self.num_draft
+        logits = 1 + draft if self.num_logits is None else self.num_logits
+        return map(Row, self.slots.tolist(), query.tolist(), draft.tolist(), logits.tolist())
+
+    def __getitem__(self, index: int) -> Row:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +119,10 @@ class StepPlan:
     id: int
     committed: int  # newest plan whose result the host has seen; -1 is none
     num_propose: int = 0  # drafts wanted from this step
-    rows: list[Row] = field(default_factory=list[Row])  # decodes first
+    rows: Rows = field(default_factory=Rows)
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])  # of one group no slot twice
+    grown: list[Growth] = field(default_factory=list[Growth])  # one a group at most
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
     has_grammar: bool = False
@@ -93,9 +136,11 @@ class Extras:
     # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
     drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
+    # Why the row's request cannot go on.  It alone ends; the row's tokens mean nothing.
+    failed: dict[int, str] = field(default_factory=dict[int, str])
 
     def __bool__(self) -> bool:
-        return bool(self.logprobs or self.prompt_logprobs or self.drafts)
+        return bool(self.logprobs or self.prompt_logprobs or self.drafts or self.failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +152,24 @@ class StepResult:
     """
 
     plan_id: int
-    token_ids: Ints = field(default_factory=ints)  # the new ones of all rows, row by row
-    num_new: Ints = field(default_factory=ints)  # of these, each row's: 0 to 1+k
+    # [B, w], row by row; w: most tokens that a row may yield.  What lies behind `num_new` is nothing.
+    token_ids: Ints = field(default_factory=ints)
+    num_new: Ints = field(default_factory=ints)  # [B]: of these, each row's
     extras: Extras | None = None  # of most steps none
     kv_done: list[object] = field(default_factory=list[object])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
+    @classmethod
+    def of(cls, plan_id: int, tokens: Sequence[Sequence[int]], **fields: Any) -> Self:
+        """A result in which each row has yielded these tokens."""
+        width = max(map(len, tokens), default=0)
+        padded = ints(token for row in tokens for token in [*row, *[0] * (width - len(row))])
+        return cls(plan_id=plan_id, token_ids=padded, num_new=ints(map(len, tokens)), **fields)
+
     @property
     def tokens(self) -> list[list[int]]:
         """Each row's new tokens."""
-        token_ids, ends = self.token_ids.tolist(), accumulate(self.num_new, initial=0)
-        return [token_ids[start:end] for start, end in pairwise(ends)]
+        width = len(self.token_ids) // max(1, len(self.num_new))
+        return [
+            self.token_ids[row * width : row * width + num].tolist() for row, num in enumerate(self.num_new)
+        ]

@@ -10,32 +10,57 @@ from collections.abc import Iterator
 
 from pellucid.schedule.sequence import Key, Sequence
 
+FEW = 64  # gone sequences that may stay in the list, however short it is
+
 
 def _key(seq: Sequence) -> Key:
     return seq.key
 
 
 class AgeQueue:
-    """Oldest first by (priority, arrival, id); a sequence that returns takes its old place."""
+    """Oldest first by (priority, arrival, id); a sequence that returns takes its old place.
+
+    To remove one takes constant time on average, from whatever place: it is only noted as gone, and the list
+    is cleaned when half of it is.
+    """
 
     def __init__(self) -> None:
-        self._seqs: list[Sequence] = []
+        self._seqs: list[Sequence] = []  # in order, those that are gone included
+        self._here: dict[int, Sequence] = {}  # the others, by id
+        self._first = 0  # all before this index are gone
 
     def __len__(self) -> int:
-        return len(self._seqs)
+        return len(self._here)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Over a copy, so that the loop's body may add and remove."""
-        return iter(self._seqs.copy())
+        """Over a list of the moment, so that the loop's body may add and remove."""
+        return iter(self.first(len(self)))
 
     @property
     def oldest(self) -> Sequence:
-        return self._seqs[0]
+        return self._seqs[self._first]
+
+    def first(self, most: int) -> list[Sequence]:
+        """The oldest, at most so many."""
+        found: list[Sequence] = []
+        for index in range(self._first, len(self._seqs)):
+            if len(found) == most:
+                break
+            if self._seqs[index].id in self._here:
+                found.append(self._seqs[index])
+        return found
 
     def add(self, seq: Sequence) -> None:
-        bisect.insort(self._seqs, seq, key=_key)
+        index = bisect.bisect_left(self._seqs, seq.key, key=_key)
+        if index == len(self._seqs) or self._seqs[index] is not seq:
+            self._seqs.insert(index, seq)
+        self._here[seq.id] = seq
+        self._first = min(self._first, index)
 
     def remove(self, seq: Sequence) -> None:
-        index = bisect.bisect_left(self._seqs, seq.key, key=_key)
-        assert self._seqs[index] is seq, f"sequence {seq.id} is not in the queue"
-        del self._seqs[index]
+        assert self._here.get(seq.id) is seq, f"sequence {seq.id} is not in the queue"
+        del self._here[seq.id]
+        if not self._here or len(self._seqs) > 2 * len(self._here) + FEW:
+            self._seqs, self._first = [other for other in self._seqs if other.id in self._here], 0
+        while self._first < len(self._seqs) and self._seqs[self._first].id not in self._here:
+            self._first += 1

@@ -1,29 +1,37 @@
 """Decides what each step computes: counts of tokens, slots and blocks, never token ids.
 
 There are no phases.  Every sequence has tokens that are known and tokens that are computed, and a step closes
-the gap under one token budget: decodes first, then prompt chunks, then admissions.  Plans are made while
-older ones are in flight; `commit` corrects what was an upper bound.  Knows nothing of devices or text.
+the gap under one token budget: decodes first, then prompt chunks, then admissions, then drafts.  Plans are
+made while older ones are in flight; `commit` corrects what was an upper bound.  Decodes are planned and
+committed all at once, in the columns of table.py; one by one only when they begin, end, or lack a block.
+Knows nothing of devices or text.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
-from pellucid.schedule.chorus import Chorus
-from pellucid.schedule.pace import Pace, Unpaced
-from pellucid.schedule.plan import Admission, Extras, Ints, Row, StepPlan, StepResult, ints
+from pellucid.schedule.news import NO_NEWS, News
+from pellucid.schedule.plan import NOBODY, Admission, Column, Extras, Row, StepPlan, StepResult, ints
+from pellucid.schedule.prefill_budget import PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.queue import AgeQueue
-from pellucid.schedule.sequence import NEVER, Sequence, Status
-from pellucid.schedule.step import SchedulerOptions, Step
+from pellucid.schedule.sequence import Sequence, Status
+from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
+from pellucid.schedule.table import HOST_BOUND, NEVER, STREAMED, Table, is_watched
 from pellucid.schedule.transfers import Transfers
 from pellucid.types import FinishReason, Request, SeqUpdate
+
+TURN = 8  # plans: once in so many, what can wait is done for many sequences at once
+FEW_STOPS = 4  # distinct stop tokens that are looked for one by one
 
 
 @dataclass(slots=True)
@@ -39,13 +47,15 @@ class SchedulerCounters:
     num_accepted_tokens: int = 0  # of the drafts
     num_accepted_per_position: list[int] = field(default_factory=list[int])
 
-    def count_drafts(self, num_draft: int, num_accepted: int) -> None:
-        """A row with drafts has come home."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft
-        self.num_accepted_tokens += num_accepted
-        for position in range(num_accepted):
-            self.num_accepted_per_position[position] += 1
+    def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
+        """Rows with so many drafts have come home, and yielded so many tokens."""
+        self.num_draft_tokens += int(draft.sum())
+        by_accepted = np.bincount(num_new[draft > 0] - 1).tolist()
+        self.num_drafts += sum(by_accepted)
+        for num_accepted, num_rows in enumerate(by_accepted):
+            self.num_accepted_tokens += num_accepted * num_rows
+            for position in range(num_accepted):
+                self.num_accepted_per_position[position] += num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class HostBoundRow:
     """What a grammar must see of a sequence to mask its next tokens."""
 
     request: Request
-    token_ids: Ints  # committed, prompt included; not to be changed
+    token_ids: NDArray[np.int32]  # committed, prompt included; not to be changed
     drafts: list[int]
 
 
@@ -65,26 +75,31 @@ class Scheduler:
         options: SchedulerOptions,
         kv: KVManager,
         connector: KVConnector | None = None,
-        pace: Pace | None = None,
+        prefill_budget: PrefillBudget | None = None,
     ) -> None:
         assert connector is None or kv.enable_prefix_caching, "loads arrive through the prefix cache"
         self.options, self.kv = options, kv
-        self.pace: Pace = pace or Unpaced()
+        self.table = Table(options.num_slots, options.max_model_len, 1 + options.num_spec)
+        self._stops = StopTokens()
+        self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
         self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
         self._sequences: dict[int, Sequence] = {}  # unfinished, by id
         self._by_request: dict[str, Sequence] = {}
         self._waiting = AgeQueue()
         self._prefilling = AgeQueue()
-        self._decoding: list[Sequence] = []  # the first goes first; a removal replaces the list
-        self._last: list[Sequence] = []  # whose rows the last plan had, if it had nothing but decodes
-        self._chorus: Chorus | None = None  # of all that decode
+        self._decoding = NOBODY  # slots, the first goes first; made anew when somebody comes or goes
+        self._known_stays = NOBODY, Stays(NOBODY, NOBODY)  # the last of all that decoded
+        self._blocked: Sequence | None = None  # for which there are no blocks until some are freed
         self._slots = list(range(options.num_slots - 1, -1, -1))
-        self._quarantine: dict[tuple[int, int], list[int]] = {}  # (seq id, epoch): [slot, rows in flight]
+        self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
         self._retired: list[int] = []  # slots that the next plan reports
         self._transfers = Transfers(kv, connector or NullConnector())
         self._watermark = [int(options.watermark * pool.num_blocks) for pool in kv.pools]
-        self._inflight: deque[list[Sequence]] = deque()  # whose rows they are, of plans not yet committed
+        self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
+        self._num_host_bound = 0  # sequences in slots
+        self._newest = -1  # plan that was made
+        self._num_landed = 0  # plans with rows
         self._committed = -1
 
     # Requests come and go
@@ -106,15 +121,11 @@ class Scheduler:
             table=self.kv.new_table(request.lora, request.cache_salt),
             prompt_len=len(prompt),
             tokens=ints(prompt),
-            host_bound=request.grammar is not None,
             stop_token_ids=request.stop_token_ids,
-            is_quiet=request.is_quiet,
-            is_streamed=request.is_streamed,
-            min_len=len(prompt) + request.sampling.min_tokens,
             num_told=len(prompt),
         )
-        self._sequences[seq_id] = self._by_request[request.id] = seq
         self._waiting.add(seq)
+        self._sequences[seq_id] = self._by_request[request.id] = seq
         return None
 
     def _limit(self, request: Request) -> int:
@@ -144,21 +155,20 @@ class Scheduler:
         seq = self._by_request.get(request_id)
         if seq is None:
             return None
+        untold = self._untold(seq)
         if seq.status is Status.RUNNING:
             self._retire(seq)
         elif seq.status is Status.WAITING:
             self._waiting.remove(seq)
         # A load under way keeps its blocks until it ends.
         self._forget(seq)
-        update = seq.update(seq.take_untold())
+        update = seq.update(untold)
         update.finish_reason = reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        if self._chorus is not None:
-            self._chorus.settle(None)  # for its tokens; nobody will find what it publishes
-        updates = [seq.update(seq.take_untold()) for seq in self._sequences.values()]
+        updates = [seq.update(self._untold(seq)) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
         for seq in list(self._sequences.values()):
@@ -169,6 +179,13 @@ class Scheduler:
         seq.status = Status.FINISHED
         del self._sequences[seq.id], self._by_request[seq.request.id]
 
+    def _untold(self, seq: Sequence) -> list[int]:
+        """The tokens of a quiet sequence that no update has brought."""
+        if not seq.request.is_quiet:
+            return []
+        tokens = self.table.tokens(seq.slot) if seq.status is Status.RUNNING else seq.tokens
+        return tokens[seq.num_told :].tolist()
+
     # Plan
 
     def next_plan(self) -> StepPlan | None:
@@ -177,143 +194,162 @@ class Scheduler:
         num_propose = options.num_propose(self.num_running)
         step = Step(self._next_plan_id, options.max_num_batched_tokens, num_propose)
         self._next_plan_id += 1
-        self._plan_decodes(step)
-        if self._prefilling or self._waiting:
-            self._pace_prompts(step)
+        kept = self._prompt_share()
+        if len(self._decoding):
+            self._plan_decodes(step, kept)
+        if kept:
+            self._limit_prompts(step)
             self._plan_chunks(step)
             self._admit_waiting(step)
+        if options.num_spec:
+            self._plan_drafts(step)
         kv_meta = self._transfers.plan_meta()
-        if not step.rows and not kv_meta:
+        if not step.num_rows and not kv_meta:
             return None
         retired, self._retired = self._retired, []
-        self._tell_pace(step)
-        self._inflight.append(step.seqs)
-        return step.to_plan(self._committed, retired, kv_meta)
+        self._tell_prefill_budget(step)
+        rows = step.rows()
+        self._newest = step.id
+        self._inflight.append(Flight(step.id, rows, *self._stays(rows.slots)))
+        return step.to_plan(rows, self._committed, retired, kv_meta)
 
-    def _plan_decodes(self, step: Step) -> None:
-        """A row for each decoding sequence that is ready; who finds no room goes first in the next step."""
-        plan_id, next_ready = step.id, step.id + self.options.pp
-        kept = self._prompt_share()
-        if self._chorus is not None:
-            if not kept and self._chorus.plan(step, self.kv):
-                return
-            self._break_up()
-        rows, seqs = step.rows, step.seqs
-        share = -(-len(self._decoding) // self.options.pp)  # a pipeline's
-        max_rows = min(share, step.budget - kept)
-        for seq in self._decoding:
-            if seq.ready_at > plan_id:
-                continue
-            if len(rows) >= max_rows:
-                self._let_go_first(seq)
-                break
-            row = seq.decode_row
-            if row is not None and seq.num_planned < seq.calm_plan:
-                rows.append(row)
-                seqs.append(seq)
-                seq.num_planned += 1
-                seq.num_inflight += 1
-                seq.ready_at = next_ready
-            else:
-                self._plan_decode(step, seq, kept)
-                max_rows = min(share, len(rows) + step.budget - kept)
-        if not kept and seqs:
-            self._form_chorus(seqs, rows)
+    def _stays(self, slots: Column) -> Stays:
+        """Whose stays these are; of all that decode they are the same until somebody comes or goes."""
+        t = self.table
+        if slots is not self._decoding:
+            return Stays(t.epoch[slots], t.ids[slots])
+        if slots is not self._known_stays[0]:
+            self._known_stays = slots, Stays(t.epoch[slots], t.ids[slots])
+        return self._known_stays[1]
 
-    def _form_chorus(self, seqs: list[Sequence], rows: list[Row]) -> None:
-        """If a plan has the same rows as the one before, and all that decode, the next ones are like it."""
-        are_all = len(seqs) == len(self._decoding) and seqs == self._last
-        if are_all and self.options.pp == 1 and not self.options.num_spec:
-            self._chorus = Chorus.form(seqs, rows, self.options)
-        self._last = seqs
+    def _plan_decodes(self, step: Step, kept: int) -> None:
+        """A token for each decoding sequence that is ready; who finds no room goes first in the next step.
 
-    def _break_up(self) -> None:
-        """From now on each sequence goes its own way."""
-        self.settle()
-        self._chorus = None
+        kept: tokens of the budget that are for prompts.
+        """
+        t, slots = self.table, self._ready(step, kept)
+        planned = t.planned[slots] + 1
+        num_late = np.count_nonzero(planned > t.due[slots])
+        if num_late or step.id % TURN == 0:
+            slots = self._attend(step, slots)
+            planned = t.planned[slots] + 1
+        t.planned[slots] = planned
+        if self.options.pp > 1:
+            t.ready_at[slots] = step.id + self.options.pp
+        step.decodes = slots
+        if self._num_host_bound:
+            step.has_grammar = bool(np.bitwise_or.reduce(t.asked[slots]) & HOST_BOUND)
+        if num_late or step.has_grammar:
+            self._hold_back(slots)
 
-    def _plan_decode(self, step: Step, seq: Sequence, kept: int) -> None:
-        """A row, if there are blocks for it, that leaves `kept` tokens of the budget."""
-        num_draft = min(seq.num_drafts, step.budget - kept - 1)
-        num_planned = seq.num_planned + 1 + num_draft
-        num_written = num_planned + step.num_propose
-        if num_written > seq.table.capacity and not self._reserve(step, seq, num_written):
-            return
-        row = seq.decode_row
-        if row is None or row.num_draft != num_draft:
-            row = seq.make_decode_row(num_draft)
-        step.add(seq, row)
-        seq.num_planned = num_planned
-        seq.num_inflight += 1
-        seq.num_unsure += num_draft
-        seq.ready_at = step.id + self.options.pp
-        seq.num_drafts = step.num_propose
-        if seq.host_bound or seq.num_certain >= seq.limit:
-            self._hold_back(step, seq)
-        elif not self.options.num_spec:
-            seq.calm_plan = min(seq.table.capacity, seq.limit - 2)
+    def _ready(self, step: Step, kept: int) -> Column:
+        """Who decodes in this step, if there are blocks: a pipeline's share, and no more than the budget."""
+        t, slots = self.table, self._decoding
+        is_ready = t.ready_at[slots] <= step.id
+        if np.count_nonzero(is_ready) < len(slots):
+            slots = slots[is_ready]
+        most = min(-(-len(self._decoding) // self.options.pp), step.budget - kept)
+        if len(slots) > most:
+            first = int(np.flatnonzero(self._decoding == slots[most])[0])
+            self._decoding = np.roll(self._decoding, -first)
+            slots = slots[:most]
+        return slots
+
+    def _hold_back(self, slots: Column) -> None:
+        """No further row until the host has seen this one: it ends the text, or a grammar must read it."""
+        t = self.table
+        certain = t.planned[slots] + 1 - t.unsure[slots]
+        is_held = (certain >= t.limit[slots]) | (t.asked[slots] & HOST_BOUND > 0)
+        t.ready_at[slots[is_held]] = NEVER
+
+    def _plan_drafts(self, step: Step) -> None:
+        """What every token and every prompt have left of the budget is for drafts, which may be wrong."""
+        t, slots = self.table, step.decodes
+        left = self.options.max_num_batched_tokens - step.num_tokens
+        draft = deal(t.drafts[slots], left)
+        if np.count_nonzero(draft):
+            draft = self._with_blocks(step, slots, draft)
+            t.planned[slots] += draft
+            t.unsure[slots] += draft
+            if np.count_nonzero(draft):
+                step.add_drafts(draft)
+        for row in step.chunks:  # their drafts are there for the next step
+            t.drafts[row.slot] = step.num_propose
+        t.drafts[slots] = step.num_propose
+        if step.has_grammar:  # of theirs the host learns later
+            sampled = np.concatenate((slots, [row.slot for row in step.chunks])).astype(np.int64)
+            t.drafts[sampled[t.asked[sampled] & HOST_BOUND > 0]] = 0
+
+    def _with_blocks(self, step: Step, slots: Column, draft: Column) -> Column:
+        """As many of the drafts as there are blocks for: nobody is preempted for them."""
+        t = self.table
+        behind = t.planned[slots] + step.num_propose
+        written = behind + draft
+        if not np.count_nonzero(written > t.capacity[slots]):
+            return draft
+        written = np.minimum(written, t.limit[slots] + self.options.num_spec)
+        if self._grow(step, slots, written):
+            return draft
+        for place in map(int, np.flatnonzero(written > t.capacity[slots])):
+            self._grow(step, slots[place : place + 1], written[place : place + 1])
+        has_room = written <= t.capacity[slots]
+        return np.where(has_room, draft, np.clip(t.capacity[slots] - behind, 0, draft))
 
     def _prompt_share(self) -> int:
-        """Tokens that decodes leave to prompts, so that neither starves the other."""
-        if len(self._prefilling) or (len(self._waiting) and self._slots):
+        """Tokens that decodes leave to prompts, so that neither starves the other; 0 if none can go on."""
+        can_admit = len(self._waiting) and self._slots and self._waiting.oldest is not self._blocked
+        if len(self._prefilling) or can_admit:
             return max(1, self.options.max_num_batched_tokens // 8)
         return 0
 
-    def _pace_prompts(self, step: Step) -> None:
+    def _limit_prompts(self, step: Step) -> None:
         """Streams wait for the whole step: prompts get of it what these can bear."""
-        if self._prompt_share() and any(seq.is_streamed for seq in self._decoding):
-            start = self._prefilling.oldest.num_planned if len(self._prefilling) else 0
+        t = self.table
+        if np.bitwise_or.reduce(t.asked[self._decoding], initial=0) & STREAMED:
+            start = int(t.planned[self._prefilling.oldest.slot]) if len(self._prefilling) else 0
             num_waiting = len(self._prefilling) + len(self._waiting)
-            room = self.pace.room(step.num_tokens, start, num_waiting)
+            num_draft = min(int(t.drafts[step.decodes].sum()), step.budget)
+            room = self.prefill_budget.room(step.num_tokens + num_draft, start, num_waiting)
             step.max_tokens = min(step.max_tokens, step.num_tokens + room)
 
-    def _tell_pace(self, step: Step) -> None:
-        num_prompt = reach = 0
-        if step.num_chunks:
-            for seq, row in step.chunks:
-                num_prompt += row.num_query
-                reach += row.num_query * (2 * seq.num_planned - row.num_query) // 2
-        self.pace.planned(step.num_tokens - num_prompt, num_prompt, reach)
-
-    def _let_go_first(self, seq: Sequence) -> None:
-        index = self._decoding.index(seq)
-        self._decoding = self._decoding[index:] + self._decoding[:index]
-
-    def _hold_back(self, step: Step, seq: Sequence) -> None:
-        """No further row until the host has seen this one: it ends the text, or a grammar must read it."""
-        seq.ready_at = NEVER
-        if seq.host_bound:
-            seq.num_drafts = 0  # the host learns of them with the result
-            step.has_grammar = True
+    def _tell_prefill_budget(self, step: Step) -> None:
+        reach = 0
+        for row in step.chunks:
+            reach += row.num_query * (2 * int(self.table.planned[row.slot]) - row.num_query) // 2
+        self.prefill_budget.planned(step.num_tokens - step.num_chunked, step.num_chunked, reach)
 
     def _plan_chunks(self, step: Step) -> None:
         for seq in self._prefilling:
-            if step.budget > 0 and seq.ready_at <= step.id:
+            is_there = seq.status is Status.RUNNING  # else an older one has just preempted it
+            if is_there and step.budget > 0 and self.table.ready_at[seq.slot] <= step.id:
                 self._plan_chunk(step, seq)
 
     def _plan_chunk(self, step: Step, seq: Sequence) -> None:
-        row = seq.next_chunk(step.budget)
-        end = seq.num_planned + row.num_query
+        t, slot = self.table, seq.slot
+        start, num_known = int(t.planned[slot]), int(t.known[slot])
+        end = min(num_known, start + step.budget)
         if not self._reserve(step, seq, end + step.num_propose):
             return
-        step.add_chunk(seq, row)
-        seq.num_planned = end
-        seq.num_inflight += 1
-        seq.num_drafts = step.num_propose
-        if seq.is_decoding:
+        step.add_chunk(Row(slot, end - start, 0, seq.num_logits(start, end, num_known)))
+        t.planned[slot] = end
+        if end == num_known:
             self._begin_decoding(step, seq)
-        if end >= seq.table.publish_at:
+        if end >= t.publish_at[slot]:
             # Law 8: known tokens are published when planned; stream order makes the blocks valid in time.
-            self.kv.publish(seq.table, seq.tokens, end)
+            self._publish(seq, t.token_ids[slot, :num_known], end)
 
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
+        t, slot = self.table, seq.slot
         self._prefilling.remove(seq)
         # The longest first, and they stay so while all grow alike: what attention does last is then short.
-        insort(self._decoding, seq, key=lambda other: -other.num_planned)
-        seq.ready_at = step.id + self.options.pp
-        if seq.host_bound or seq.num_certain >= seq.limit:
-            self._hold_back(step, seq)
+        slots = self._decoding
+        place = np.count_nonzero(t.planned[slots] >= t.planned[slot])
+        self._decoding = np.concatenate((slots[:place], [slot], slots[place:]))
+        t.ready_at[slot] = step.id + self.options.pp
+        step.has_grammar |= seq.host_bound
+        if seq.host_bound or t.planned[slot] + 1 >= seq.limit:
+            t.ready_at[slot] = NEVER
 
     # Admission
 
@@ -327,6 +363,8 @@ class Scheduler:
             elif self._has_room(step, seq, hit):
                 self._admit(step, seq, hit)
             else:
+                # A chunk of this step becomes a decode, which may give way, or a prefix to share.
+                self._blocked = None if step.chunks else seq
                 break
 
     def _has_room(self, step: Step, seq: Sequence, hit: PrefixHit) -> bool:
@@ -334,23 +372,28 @@ class Scheduler:
 
         Sequences of lower priority make room; equals do not.
         """
-        num_tokens = self._most(seq, len(seq.tokens) + step.num_propose)
-        while not self.kv.can_adopt(hit, num_tokens, self._spare):
-            victims = [v for v in self._running() if v.key[0] > seq.key[0] and not step.has_chunk(v.id)]
-            if not victims:
+        num_tokens = len(seq.tokens) + step.num_propose
+        while max(lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
+            lower = [v for v in self._running() if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
+            if self._make_room(step, lower, lacking, hit):
+                continue
+            if len(lower) < self.num_running:
                 return False
-            self._preempt(step, max(victims, key=lambda v: v.key))
+            # All that run would give way to it: for them no block need be spared.
+            alone = self.kv.lacking(hit, num_tokens, [0] * len(lacking))
+            return self._make_room(step, lower, alone, hit)
         return True
-
-    @property
-    def _spare(self) -> list[int]:
-        return self._watermark if self.num_running else [0] * len(self._watermark)
 
     def _admit(self, step: Step, seq: Sequence, hit: PrefixHit) -> None:
         self._waiting.remove(seq)
         self._prefilling.add(seq)
-        seq.enter(self._slots.pop(), hit.num_tokens, step.id)
+        seq.status, seq.slot = Status.RUNNING, self._slots.pop()
         self.kv.adopt(seq.table, hit)
+        self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
+        self._measure([seq])
+        self.table.publish_at[seq.slot] = seq.table.publish_at
+        self._num_host_bound += seq.host_bound
+        self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
             seq.first_scheduled = time.monotonic()
             seq.num_cached_tokens = hit.num_tokens
@@ -365,7 +408,7 @@ class Scheduler:
         return Admission(
             seq_id=seq.id,
             slot=seq.slot,
-            token_ids=seq.tokens[:],
+            token_ids=seq.tokens,
             prompt_len=seq.prompt_len,
             num_computed=hit.num_tokens,
             limit=seq.limit,
@@ -378,60 +421,131 @@ class Scheduler:
 
     # Blocks and slots
 
+    def _attend(self, step: Step, slots: Column) -> Column:
+        """Blocks for those decodes that lack one, or soon will: who gets none is left out of this step."""
+        t, num_spec = self.table, self.options.num_spec
+        most = t.limit[slots] + num_spec
+        wanted = t.planned[slots] + 1 + step.num_propose  # law 3
+        # Nobody is to be preempted for blocks that are not needed yet.
+        if min(pool.num_free for pool in self.kv.pools) >= 2 * len(slots):
+            soon = np.minimum(wanted + TURN * (1 + num_spec), most)
+            later = np.minimum(soon + max(self.kv.block_sizes), most)  # two blocks at once, half as often
+            if self._grow(step, slots, soon, later):
+                return slots
+        wanted = np.minimum(wanted, most)
+        if self._grow(step, slots, wanted):
+            return slots
+        is_kept = wanted <= t.capacity[slots]
+        for place in map(int, np.flatnonzero(~is_kept)):
+            seq = t.seqs[int(slots[place])]  # None: it has been preempted meanwhile
+            is_kept[place] = seq is not None and self._reserve(step, seq, int(wanted[place]))
+        return np.array([seq.slot for seq in t.occupants(slots[is_kept])], dtype=np.int64)
+
+    def _grow(self, step: Step, slots: Column, num_tokens: Column, at_once: Column | None = None) -> bool:
+        """Blocks for so many tokens of each slot; False, and none, if a pool is short.
+
+        at_once: tokens for which those get blocks that lack any.
+        """
+        t = self.table
+        is_short = num_tokens > t.capacity[slots]
+        if not np.count_nonzero(is_short):
+            return True
+        seqs = t.occupants(slots[is_short])
+        wanted = (num_tokens if at_once is None else at_once)[is_short]
+        grown = self.kv.grow([seq.table for seq in seqs], wanted.tolist())
+        if grown is None:
+            return False
+        step.grow(seqs, grown)
+        self._measure(seqs)
+        return True
+
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.
 
         Law 7: only a younger sequence makes room.
         """
-        num_tokens = self._most(seq, num_tokens)
         while (grown := self.kv.grow([seq.table], [num_tokens])) is None:
-            victim = max(self._running(), key=lambda v: v.key)
-            if victim.key <= seq.key:
+            younger = [other for other in self._running() if other.key > seq.key]
+            if not self._make_room(step, younger, self.kv.lacking_behind(seq.table, num_tokens)):
                 return False
-            self._preempt(step, victim)
-        step.grow([seq], grown)
+        if grown:
+            step.grow([seq], grown)
+            self._measure([seq])
         return True
 
-    def _most(self, seq: Sequence, num_tokens: int) -> int:
-        """No drafts are written further behind the limit than a row at it carries."""
-        return min(num_tokens, seq.limit + self.options.num_spec)
+    def _measure(self, seqs: list[Sequence]) -> None:
+        """Bring the columns up to what these sequences' tables have room for."""
+        t = self.table
+        slots = np.array([seq.slot for seq in seqs])
+        capacity = np.array([seq.table.capacity for seq in seqs])
+        t.capacity[slots] = capacity
+        t.due[slots] = np.minimum(capacity - self.options.num_spec, t.limit[slots] - 2)
+
+    def _publish(self, seq: Sequence, tokens: NDArray[np.int32], num_tokens: int) -> None:
+        """Have others find the blocks of its first so many tokens, whose KV is there in stream order."""
+        self.kv.publish(seq.table, tokens, num_tokens)
+        self.table.publish_at[seq.slot] = seq.table.publish_at
+
+    def _make_room(
+        self, step: Step, victims: list[Sequence], lacking: list[int], hit: PrefixHit | None = None
+    ) -> bool:
+        """Preempt the youngest of these, until so many blocks are free; nobody, if all are not enough."""
+        victims.sort(key=lambda victim: victim.key, reverse=True)
+        num = self.kv.num_to_release((victim.table for victim in victims), lacking, hit)
+        if num is None:
+            return False
+        for victim in victims[:num]:
+            self._preempt(step, victim)
+        return True
 
     def _preempt(self, step: Step, victim: Sequence) -> None:
         """Send a sequence back to the queue; it will be computed again."""
-        if step.take_back_decode(victim.id) is not None:
-            victim.num_inflight -= 1
+        if step.take_back_decode(victim.slot):
+            self.table.planned[victim.slot] -= 1
+        victim.tokens = ints(self.table.tokens(victim.slot).tobytes())
         self._retire(victim)
         victim.status = Status.WAITING
         self._waiting.add(victim)
         step.has_preempted = True
         self.counters.num_preemptions += 1
 
-    def _retire(self, seq: Sequence) -> None:
-        """Finish, abort, preemption.
+    def _retire(self, seq: Sequence, dropped: int = 0) -> None:
+        """Finish, abort, preemption.  dropped: of its tokens, those behind a stop.
 
         Law 5: blocks are free at once, for work later in stream order; the slot when its last row has landed.
         """
-        self._break_up()
-        self._transfers.offer_for_save(seq)
+        t, slot = self.table, seq.slot
+        tokens, num_computed = t.tokens(slot), int(t.computed[slot])
+        tokens = tokens[: len(tokens) - dropped]
+        if num_computed >= t.publish_at[slot]:  # law 8: those of sampled tokens at commit, or now
+            self.kv.publish(seq.table, tokens, min(num_computed, len(tokens)))
+        self._blocked = None
+        self._transfers.offer_for_save(seq, tokens, num_computed)
         self.kv.release(seq.table)
-        self._retired.append(seq.slot)
-        if seq.num_inflight:
-            self._quarantine[seq.id, seq.epoch] = [seq.slot, seq.num_inflight]
+        self._retired.append(slot)
+        if t.planned[slot] > num_computed:
+            self._draining.append((self._newest, slot))
         else:
-            self._slots.append(seq.slot)
-        if seq.is_decoding:
-            self._decoding = self._decoding.copy()  # it may be under iteration
-            self._decoding.remove(seq)
+            self._slots.append(slot)
+        if t.is_decoding(slot):
+            self._decoding = self._decoding[self._decoding != slot]
         else:
             self._prefilling.remove(seq)
-        seq.leave()
+        self._num_host_bound -= seq.host_bound
+        self._stops.remove(seq.stop_token_ids)
+        t.leave(slot)
+        seq.slot, seq.drafts = -1, []
 
     def poll(self) -> None:
         """Take back what the connector has done with, whether or not a step comes home."""
         self._end_transfers([])
 
     def _end_transfers(self, kv_done: list[object]) -> None:
-        for seq_id in self._transfers.end(kv_done):
+        num_active = len(self._transfers)
+        loaded = self._transfers.end(kv_done)
+        if len(self._transfers) < num_active:
+            self._blocked = None
+        for seq_id in loaded:
             seq = self._sequences.get(seq_id)
             if seq is not None and seq.status is Status.WAITING_KV:
                 seq.status = Status.WAITING  # admission finds the blocks in the cache, or computes them
@@ -439,83 +553,172 @@ class Scheduler:
 
     # Commit
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
+    def commit(self, plan: StepPlan, result: StepResult) -> News:
         """Take in what a plan yielded.  Plans come home in the order in which they were made."""
         assert result.plan_id == plan.id, f"plan {plan.id} is due, plan {result.plan_id} came home"
         self._committed = plan.id
-        seqs, updates = self._inflight.popleft(), None
-        if self._chorus is not None and seqs is self._chorus.seqs:
-            if not result.extras:
-                updates = self._chorus.land(result.token_ids, self.kv)
-            if updates is None:
-                self._break_up()
-        if updates is None:
-            updates = self._commit_rows(seqs, plan, result)
-        self.counters.num_sampled_tokens += len(result.token_ids)
+        flight = self._inflight.popleft()
+        news = self._land(flight, result) if len(flight.rows) else NO_NEWS
+        while self._draining and self._draining[0][0] <= plan.id:
+            self._slots.append(self._draining.popleft()[1])
         self._end_transfers(result.kv_done)
-        return updates
+        return news
 
-    def _commit_rows(self, seqs: list[Sequence], plan: StepPlan, result: StepResult) -> list[SeqUpdate]:
-        """Row by row."""
+    def _land(self, flight: Flight, result: StepResult) -> News:
+        """All rows at once; then one by one those that begin, end, or have more to tell than tokens."""
+        t, extras = self.table, result.extras or None
+        slots, query, draft = flight.rows.slots, flight.rows.num_query, flight.rows.num_draft
+        num_new = np.frombuffer(result.num_new, dtype=np.int32)
+        tokens = np.frombuffer(result.token_ids, dtype=np.int32).reshape(len(slots), -1)
+        self.counters.num_sampled_tokens += len(slots) if query is None else int(num_new.sum())
+        index = self._alive(flight)  # of the rows that are left; None: all
+        if index is not None:
+            slots, num_new, tokens = slots[index], num_new[index], tokens[index]
+            query = None if query is None else query[index]
+            draft = None if draft is None else draft[index]
+        computed = self._advance(slots, query, draft, num_new)
+        if not tokens.shape[1]:
+            pass  # chunks alone, or rows that are all stale
+        elif query is None:
+            t.land(slots, computed, tokens)
+        else:
+            t.land(np.where(num_new > 0, slots, t.spare), computed - num_new + 1, tokens)
+        is_due = computed >= t.end[slots]
+        if self._stops:
+            self._find_stops(slots, tokens, is_due)
+        if extras is not None and extras.failed:
+            failed = list(extras.failed)
+            is_due |= np.isin(np.arange(len(slots)) if index is None else index, failed)
+        num_due = np.count_nonzero(is_due)
+        is_told = t.is_told[slots]
         updates: list[SeqUpdate] = []
-        extras = result.extras or None
-        for index, (seq, row, new) in enumerate(zip(seqs, plan.rows, result.tokens, strict=True)):
-            if seq.epoch != row.epoch:
-                self._land_stale(row)  # law 4
-                continue
-            seq.num_inflight -= 1
-            if seq.num_computed < seq.calm_landing and new[0] not in seq.stop_token_ids and extras is None:
-                seq.num_computed += 1
-                seq.tokens.extend(new)
-                if not seq.is_quiet:
-                    updates.append(seq.update(new))
-                continue
-            update = self._commit_tokens(seq, row, new) if new else self._commit_chunk(seq, row)
-            if extras is not None:
-                _add_extras(update, seq, index, extras)
-            if update.new_token_ids or update.prompt_logprobs:
-                updates.append(update)
-        return updates
+        if num_due:
+            for row in np.flatnonzero(is_due).tolist():
+                new, place = tokens[row, : num_new[row]], _index(index, row)
+                if update := self._land_row(int(slots[row]), new, place, extras):
+                    updates.append(update)
+            is_told &= ~is_due
+        self._num_landed += 1
+        if self._num_landed % TURN == 0:
+            self._publish_some()
+        return self._news(updates, slots, num_new, tokens, is_told)
 
-    def _land_stale(self, row: Row) -> None:
-        resting = self._quarantine[row.seq_id, row.epoch]
-        resting[1] -= 1
-        if not resting[1]:
-            self._slots.append(resting[0])
-            del self._quarantine[row.seq_id, row.epoch]
+    def _alive(self, flight: Flight) -> Column | None:
+        """Law 4: which rows are not stale; None: all."""
+        if flight.rows.slots is self._decoding:
+            return None  # else it would have been made anew
+        is_alive = self.table.epoch[flight.rows.slots] == flight.epochs
+        return None if np.count_nonzero(is_alive) == len(is_alive) else np.flatnonzero(is_alive)
 
-    def _commit_chunk(self, seq: Sequence, row: Row) -> SeqUpdate:
-        seq.num_computed += row.num_query
-        assert seq.num_computed < seq.prefill_len, f"a row yielded nothing, below the limit of {seq.limit}"
-        return seq.update([])
+    def _news(
+        self, updates: list[SeqUpdate], slots: Column, num_new: NDArray[np.int32],
+        tokens: NDArray[np.int32], is_told: NDArray[np.bool_],
+    ) -> News:  # fmt: skip
+        """is_told: who merely goes on, and has a reader for each token."""
+        num_told = np.count_nonzero(is_told)
+        if not num_told:
+            return News(updates) if updates else NO_NEWS
+        if num_told < len(slots):
+            slots, num_new, tokens = slots[is_told], num_new[is_told], tokens[is_told]
+        return News(updates, self.table.names[slots], num_new, tokens)
 
-    def _commit_tokens(self, seq: Sequence, row: Row, new: list[int]) -> SeqUpdate:
-        tokens, update = seq.tokens, seq.update(new)
-        wasted = 1 + row.num_draft - len(new)
-        seq.num_computed += row.num_query - wasted
-        if row.num_draft:
-            self.counters.count_drafts(row.num_draft, len(new) - 1)
-            seq.num_planned -= wasted  # law 3: correct the upper bound
-            seq.num_unsure -= row.num_draft
-            if seq.num_certain >= seq.limit:
-                seq.ready_at = NEVER  # the rows in flight finish it
-        if not seq.stop_token_ids.isdisjoint(new):
-            seq.stop(update)
-        tokens.extend(update.new_token_ids)
-        if seq.num_computed >= seq.table.publish_at:  # law 8: blocks of sampled tokens at commit
-            self.kv.publish(seq.table, tokens, min(seq.num_computed, len(tokens)))
-        if len(tokens) >= seq.limit and update.finish_reason is None:
+    def _find_stops(self, slots: Column, tokens: NDArray[np.int32], is_due: NDArray[np.bool_]) -> None:
+        """Who has got one of its own stop tokens is due, and nobody for another's."""
+        found = np.flatnonzero(self._stops.are_in(tokens) & ~is_due)
+        if len(found):
+            new: list[list[int]] = tokens[found].tolist()
+            seqs = self.table.occupants(slots[found])
+            is_due[found] = [not s.stop_token_ids.isdisjoint(n) for s, n in zip(seqs, new, strict=True)]
+
+    def _advance(
+        self, slots: Column, query: Column | None, draft: Column | None, num_new: NDArray[np.int32]
+    ) -> Column:
+        """Count what rows have computed; law 3: give back what was planned for drafts that do not stand."""
+        t = self.table
+        if query is None:
+            computed = t.computed[slots] + 1
+        elif draft is None:
+            computed = t.computed[slots] + query
+        else:
+            self.counters.count_drafts(draft, num_new)
+            advance = np.where(num_new > 0, query - 1 - draft + num_new, query)
+            computed = t.computed[slots] + advance
+            planned, unsure = t.planned[slots] + advance - query, t.unsure[slots] - draft
+            t.planned[slots], t.unsure[slots] = planned, unsure
+            is_ending = planned + 1 - unsure >= t.limit[slots]
+            if np.count_nonzero(is_ending):
+                t.ready_at[slots[is_ending]] = NEVER  # the rows in flight finish them
+        t.computed[slots] = computed
+        return computed
+
+    def _land_row(
+        self, slot: int, new: NDArray[np.int32], index: int, extras: Extras | None
+    ) -> SeqUpdate | None:
+        """A row that is due.  index: in its plan."""
+        t = self.table
+        seq = t.seqs[slot]
+        assert seq is not None, f"a row of slot {slot} is alive, but nobody is there"
+        if extras is not None and index in extras.failed:
+            t.computed[slot] -= len(new)  # its tokens mean nothing
+            return self._fail(seq, extras.failed[index])
+        update = seq.update(new.tolist())
+        if len(new):
+            self._land_tokens(seq, update)
+        else:
+            assert t.computed[slot] < t.known[slot], f"a row yielded nothing, below the limit of {seq.limit}"
+        if extras is not None:
+            _add_extras(update, seq, index, extras)
+            if index in extras.drafts and not seq.is_finished:
+                self._take_drafts(seq, extras.drafts[index])
+        return update if update.new_token_ids or update.prompt_logprobs or update.finish_reason else None
+
+    def _take_drafts(self, seq: Sequence, drafts: list[int]) -> None:
+        """A host-bound sequence's next row verifies these; its grammar is shown them before.
+
+        Not where no token may end the text: there the grammar ends it, which it cannot do behind a draft.
+        """
+        if seq.request.eos_token_ids and self.table.computed[seq.slot] + 1 >= seq.min_len:
+            seq.drafts = drafts
+            self.table.drafts[seq.slot] = len(drafts)
+
+    def _land_tokens(self, seq: Sequence, update: SeqUpdate) -> None:
+        """Of a sequence that begins, ends, or is watched."""
+        t, slot, num_new = self.table, seq.slot, len(update.new_token_ids)
+        num_tokens = int(t.computed[slot]) + 1
+        if not seq.stop_token_ids.isdisjoint(update.new_token_ids):
+            seq.stop(update, num_tokens - num_new)
+        dropped = num_new - len(update.new_token_ids)
+        num_tokens -= dropped
+        if num_tokens >= seq.limit and update.finish_reason is None:
             update.finish_reason = FinishReason.LENGTH
-        if seq.is_quiet:
+        if seq.request.is_quiet:
             is_due = update.finish_reason is not None or seq.num_told == seq.prompt_len
-            update.new_token_ids = seq.take_untold() if is_due else []
+            update.new_token_ids = t.token_ids[slot, seq.num_told : num_tokens].tolist() if is_due else []
+            seq.num_told = num_tokens if is_due else seq.num_told
         if update.finish_reason is not None:
-            self._retire(seq)
+            self._retire(seq, dropped)
             self._forget(seq)
-        elif seq.host_bound:
-            seq.ready_at = 0
-        elif not self.options.num_spec:
-            seq.calm_landing = min(seq.table.publish_at - 1, seq.limit - 2)
+            return
+        t.end[slot] = 0 if is_watched(seq) else seq.limit - 1
+        if seq.host_bound:
+            t.ready_at[slot] = 0
+
+    def _publish_some(self) -> None:
+        """Law 8: blocks of sampled tokens, of those that are overdue most; of the others in other turns."""
+        t, slots = self.table, self._decoding
+        overdue = t.computed[slots] - t.publish_at[slots]
+        due = np.flatnonzero(overdue >= 0)
+        most = max(4, self.options.num_slots // 32)
+        if len(due) > most:
+            due = due[np.argpartition(-overdue[due], most)[:most]]
+        for seq in t.occupants(slots[due]):
+            self._publish(seq, t.tokens(seq.slot), int(t.computed[seq.slot]))
+
+    def _fail(self, seq: Sequence, message: str) -> SeqUpdate:
+        """End a sequence of which a worker has said what is wrong; others have nothing to do with it."""
+        update = self.abort(seq.request.id, FinishReason.ERROR)
+        assert update is not None, f"sequence {seq.id} has a row, but is not there"
+        update.error = message
         return update
 
     # What others ask
@@ -538,67 +741,117 @@ class Scheduler:
         """Requests without a slot, those that wait for a load included."""
         return len(self._sequences) - self.num_running
 
-    def settle(self) -> None:
-        """Bring all sequences up to date: those of a chorus may be some steps behind."""
-        if self._chorus is not None:
-            self._chorus.settle(self.kv)
-
     def running(self) -> list[Sequence]:
         """Sequences in slots, oldest first."""
         return sorted(self._running(), key=lambda seq: seq.key)
 
     def waiting(self, most: int) -> list[Sequence]:
         """The first `most` sequences of the queue."""
-        return list(islice(self._waiting, most))
+        return self._waiting.first(most)
 
     def host_bound_rows(self, plan: StepPlan) -> dict[int, HostBoundRow]:
         """By row index, what a grammar must see; asked for the plan that was made last."""
+        t, slots = self.table, plan.rows.slots
         rows: dict[int, HostBoundRow] = {}
-        for index, row in enumerate(plan.rows):
-            seq = self._sequences[row.seq_id]
-            if seq.host_bound and seq.is_decoding:
-                rows[index] = HostBoundRow(seq.request, seq.tokens, seq.drafts[: row.num_draft])
+        for index in np.flatnonzero(t.asked[slots] & HOST_BOUND > 0).tolist():
+            slot = int(slots[index])
+            seq = t.seqs[slot]
+            if seq is not None and t.is_decoding(slot):
+                num_draft = 0 if plan.rows.num_draft is None else int(plan.rows.num_draft[index])
+                rows[index] = HostBoundRow(seq.request, t.tokens(slot), seq.drafts[:num_draft])
         return rows
+
+    def rows_in_flight(self) -> Flight:
+        """The plan that comes home next."""
+        return self._inflight[0]
 
     def clear_prefix_cache(self) -> None:
         """Forget every prefix.  Sequences that run keep their blocks, and go on publishing."""
-        self.settle()
         self.kv.clear()
 
     def _running(self) -> Iterable[Sequence]:
-        return chain(self._decoding, self._prefilling)
+        return chain(self.table.occupants(self._decoding), self._prefilling)
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
-        self.kv.check([*(s.table.blocks for s in self._running()), *(t.blocks for t in self._transfers)])
-        taken = [*(s.slot for s in self._running()), *(slot for slot, _ in self._quarantine.values())]
+        t, running = self.table, list(self._running())
+        self.kv.check([*(s.table.blocks for s in running), *(t.blocks for t in self._transfers)])
+        draining = [slot for _, slot in self._draining]
+        taken = [*(seq.slot for seq in running), *draining]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"
-        queries: dict[tuple[int, int], list[int]] = {}
-        for row in chain.from_iterable(plan.rows for plan in inflight):
-            queries.setdefault((row.seq_id, row.epoch), []).append(row.num_query)
-        for seq in self._running():
-            mine = queries.pop((seq.id, seq.epoch), [])
-            chorus = self._chorus
-            num_planned, num_landed = chorus.unsettled if chorus and seq in chorus.seqs else (0, 0)
+        plans = list(inflight)
+        assert [plan.id for plan in plans] == [flight.plan_id for flight in self._inflight], "plans in flight"
+        num_query, num_draft = np.zeros((2, len(t.planned)), dtype=np.int64)
+        for plan, flight in zip(plans, self._inflight, strict=True):
+            for row, epoch in zip(plan.rows, flight.epochs.tolist(), strict=True):
+                is_alive = epoch == t.epoch[row.slot]
+                assert is_alive or row.slot in draining, "a stale row's slot is free"
+                num_query[row.slot] += row.num_query * is_alive
+                num_draft[row.slot] += row.num_draft * is_alive
+        for seq in running:
+            slot = seq.slot
             assert seq.status is Status.RUNNING, f"sequence {seq.id} runs, but is {seq.status}"
-            num_ahead = num_planned - num_landed
-            assert seq.num_planned + num_ahead == seq.num_computed + sum(mine), "upper bound"
-            assert seq.num_inflight + num_ahead == len(mine), "rows in flight"
-            first_write = seq.first_write + num_planned
-            assert self.kv.is_private_from(seq.table, first_write), "its next row writes a shared block"
-        resting = {key: num_rows for key, (_, num_rows) in self._quarantine.items()}
-        assert resting == {key: len(rows) for key, rows in queries.items()}, "quarantine"
+            assert t.seqs[slot] is seq and t.ids[slot] == seq.id, "whose slot it is"
+            assert t.planned[slot] == t.computed[slot] + num_query[slot], "upper bound"
+            is_decoding = t.is_decoding(slot)
+            assert (slot in self._decoding) == is_decoding, "who decodes"
+            assert t.unsure[slot] == num_draft[slot], "drafts in flight"
+            assert t.capacity[slot] == seq.table.capacity and t.publish_at[slot] == seq.table.publish_at
+            written = min(int(t.planned[slot]), seq.limit + self.options.num_spec)
+            assert t.capacity[slot] >= written, "a row in flight has no block"
+            assert self.kv.is_private_from(seq.table, t.first_write(slot)), (
+                "its next row writes a shared block"
+            )
+
+
+class StopTokens:
+    """All that may end a text of those that run: most landings hold none of them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[frozenset[int], int] = {}  # slots, by what ends their texts
+        self._ids: Column = NOBODY  # all of them, ascending
+
+    def add(self, stops: frozenset[int]) -> None:
+        if stops:
+            self._counts[stops] = self._counts.get(stops, 0) + 1
+            if self._counts[stops] == 1:
+                self._note()
+
+    def remove(self, stops: frozenset[int]) -> None:
+        if stops:
+            self._counts[stops] -= 1
+            if not self._counts[stops]:
+                del self._counts[stops]
+                self._note()
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def are_in(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which rows of tokens [B, w] have one; what is nobody's token may count as one."""
+        if len(self._ids) > FEW_STOPS:
+            nearest = self._ids.take(np.searchsorted(self._ids, tokens), mode="clip")
+            return np.any(nearest == tokens, axis=1)
+        found = np.zeros(len(tokens), dtype=bool)
+        for stop in self._ids.tolist():
+            for column in tokens.T:
+                found |= column == stop
+        return found
+
+    def _note(self) -> None:
+        self._ids = np.array(sorted(set(chain.from_iterable(self._counts))), dtype=np.int64)
+
+
+def _index(index: Column | None, row: int) -> int:
+    """In its plan, of a row of those that are left."""
+    return row if index is None else int(index[row])
 
 
 def _add_extras(update: SeqUpdate, seq: Sequence, index: int, extras: Extras) -> None:
-    """Log-probabilities, and the drafts that a host-bound sequence's grammar must know."""
+    """Log-probabilities, of what was sampled and of the prompt."""
     if index in extras.logprobs:
         update.logprobs = extras.logprobs[index][: len(update.new_token_ids)]
     if index in extras.prompt_logprobs:
         # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
         update.prompt_logprobs = extras.prompt_logprobs[index]
         seq.num_prompt_logprobs += len(update.prompt_logprobs)
-    # Where no token may end a text, its grammar does, before the next is sampled; behind a draft it cannot.
-    if index in extras.drafts and not seq.is_finished and seq.may_end:
-        seq.drafts = extras.drafts[index]
-        seq.num_drafts = len(seq.drafts)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
 
 from pellucid.kv.manager import NewBlocks
-from pellucid.schedule.plan import Admission, Growth, Row, StepPlan
+from pellucid.schedule.plan import NOBODY, Admission, Column, Growth, Row, Rows, StepPlan
 from pellucid.schedule.sequence import Sequence
 
 
@@ -21,8 +25,6 @@ class SchedulerOptions:
     num_spec: int = 0  # most drafts a row may carry
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
-    min_chorus: int = 8  # plans that a chorus must last, or else it is not worth forming
-    most_unread: int = 256  # landings in which each of a chorus reads its tokens once
     # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
     choose_num_propose: Callable[[int], int] | None = None
 
@@ -40,74 +42,124 @@ class SchedulerOptions:
         return self.num_spec if self.choose_num_propose is None else self.choose_num_propose(num_running)
 
 
+class Stays(NamedTuple):
+    """Whose rows they are: [B] each."""
+
+    epochs: Column
+    ids: Column  # of sequences
+
+
+class Flight(NamedTuple):
+    """A plan that has not come home: its rows, and whose they were when it was made."""
+
+    plan_id: int
+    rows: Rows
+    epochs: Column
+    ids: Column  # of sequences
+
+
 class Step:
-    """What has been planned so far.  Decodes are added before chunks."""
+    """What has been planned so far.  Decodes are a column of slots, chunks are added one by one."""
 
     def __init__(self, id: int, max_tokens: int, num_propose: int) -> None:
         self.id, self.max_tokens, self.num_propose = id, max_tokens, num_propose
-        self.rows: list[Row] = []
-        self.seqs: list[Sequence] = []  # whose rows they are
-        self.num_more = 0  # tokens of the rows, beside the one that each has at least
-        self.num_chunks = 0  # rows at the end that are chunks
+        self.decodes = NOBODY  # slots
+        self.draft: Column | None = None  # of each decode, the drafts that it verifies; None: there are none
+        self.chunks: list[Row] = []
+        self.num_chunked = self.num_drafts = 0  # tokens
         self.admitted: list[Admission] = []
         self.grown: list[Growth] = []
         self.has_grammar = self.has_preempted = False
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + len(self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens planned, drafts included."""
+        return len(self.decodes) + self.num_drafts + self.num_chunked
 
     @property
     def budget(self) -> int:
         """Tokens left."""
         return self.max_tokens - self.num_tokens
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens planned, drafts included."""
-        return len(self.rows) + self.num_more
+    def add_chunk(self, row: Row) -> None:
+        self.chunks.append(row)
+        self.num_chunked += row.num_query
 
-    @property
-    def chunks(self) -> Iterator[tuple[Sequence, Row]]:
-        """Whose chunks there are."""
-        first = len(self.rows) - self.num_chunks
-        return zip(self.seqs[first:], self.rows[first:], strict=True)
-
-    def add(self, seq: Sequence, row: Row) -> None:
-        self.rows.append(row)
-        self.seqs.append(seq)
-        self.num_more += row.num_query - 1
-
-    def add_chunk(self, seq: Sequence, row: Row) -> None:
-        self.add(seq, row)
-        self.num_chunks += 1
+    def add_drafts(self, draft: Column) -> None:
+        """Have each decode verify so many drafts."""
+        self.draft, self.num_drafts = draft, int(draft.sum())
 
     def grow(self, seqs: list[Sequence], grown: list[NewBlocks]) -> None:
         """Note the blocks that these sequences' tables got."""
         for group, owners, blocks in grown:
             self.grown.append(Growth(group, [seqs[owner].slot for owner in owners], blocks))
 
-    def take_back_decode(self, seq_id: int) -> Row | None:
-        """Remove a sequence's decode row and the blocks that it got for it, if it has one."""
-        index = next((i for i, row in enumerate(self.rows) if row.seq_id == seq_id), None)
-        if index is None:
-            return None
-        assert index < len(self.rows) - self.num_chunks, "a chunk stays: its blocks are published"
-        row = self.rows.pop(index)
-        del self.seqs[index]
-        self.num_more -= row.num_query - 1
-        self.grown = [growth.without(row.slot) for growth in self.grown]
-        return row
+    def take_back_decode(self, slot: int) -> bool:
+        """Remove a slot's decode and the blocks that it got for it, if it has one."""
+        self.grown = [growth.without(slot) for growth in self.grown]
+        kept = self.decodes[self.decodes != slot]
+        assert self.draft is None, "drafts are dealt when nobody is preempted any more"
+        is_there, self.decodes = len(kept) < len(self.decodes), kept
+        return is_there
 
-    def has_chunk(self, seq_id: int) -> bool:
-        return any(row.seq_id == seq_id for _, row in self.chunks)
+    def has_chunk(self, slot: int) -> bool:
+        return any(row.slot == slot for row in self.chunks)
 
-    def to_plan(self, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
+    def rows(self) -> Rows:
+        """All rows; of a step that only decodes the same column as of the step before."""
+        decodes, draft = self.decodes, self.draft
+        if not self.chunks:
+            if draft is None:
+                return Rows(slots=decodes)
+            return Rows(slots=decodes, num_query=1 + draft, num_draft=draft)
+        chunks = Rows.of(self.chunks)
+        draft = np.zeros_like(decodes) if draft is None else draft
+        assert chunks.num_query is not None and chunks.num_draft is not None and chunks.num_logits is not None
+        return Rows(
+            slots=np.concatenate((decodes, chunks.slots)),
+            num_query=np.concatenate((1 + draft, chunks.num_query)),
+            num_draft=np.concatenate((draft, chunks.num_draft)) if self.num_drafts else None,
+            num_logits=np.concatenate((1 + draft, chunks.num_logits)),
+        )
+
+    def _grown_once(self) -> list[Growth]:
+        """One growth a group, a slot's blocks side by side: a row may have grown again for its drafts."""
+        if len(self.grown) < 2:
+            return self.grown
+        merged: list[Growth] = []
+        for group in sorted({growth.group for growth in self.grown}):
+            mine = [growth for growth in self.grown if growth.group == group]
+            pairs = [pair for growth in mine for pair in zip(growth.slots, growth.blocks, strict=True)]
+            pairs.sort(key=itemgetter(0))  # stable: a slot's blocks stay in their order
+            merged.append(Growth(group, [slot for slot, _ in pairs], [block for _, block in pairs]))
+        return merged
+
+    def to_plan(self, rows: Rows, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
         return StepPlan(
             id=self.id,
             committed=committed,
             num_propose=self.num_propose,
-            rows=self.rows,
+            rows=rows,
             num_tokens=self.num_tokens,
             admitted=self.admitted,
-            grown=self.grown,
+            grown=self._grown_once(),
             retired=retired,
             kv_meta=kv_meta,
             has_grammar=self.has_grammar,
         )
+
+
+def deal(wanted: Column, left: int) -> Column:
+    """Share `left` drafts among rows that want so many each: in rounds, in each one more for who wants it."""
+    if int(wanted.sum()) <= left:
+        return wanted
+    dealt = np.zeros_like(wanted)
+    for num in range(1, int(wanted.max()) + 1):
+        who = np.flatnonzero(wanted >= num)[:left]
+        dealt[who] += 1
+        left -= len(who)
+    return dealt

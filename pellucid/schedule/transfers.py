@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pellucid.kv.connector import KVConnector
+from pellucid.kv.connector import KVConnector, NullConnector
+from pellucid.kv.hashes import Tokens
 from pellucid.kv.manager import KVManager, PrefixHit, Transfer
 from pellucid.schedule.sequence import Sequence
 
@@ -18,6 +19,7 @@ class Transfers:
     def __init__(self, kv: KVManager, connector: KVConnector) -> None:
         self._kv, self._connector = kv, connector
         self._active: list[Transfer] = []
+        self._may_save = kv.enable_prefix_caching and not isinstance(connector, NullConnector)
 
     def __len__(self) -> int:
         return len(self._active)
@@ -50,11 +52,11 @@ class Transfers:
         self._connector.reserved(transfer)
         return True
 
-    def offer_for_save(self, seq: Sequence) -> None:
+    def offer_for_save(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
         """Before a sequence's blocks are dropped; what the connector wants to read stays held."""
         kv = self._kv
-        num_tokens = min(seq.num_computed, len(seq.tokens)) // kv.unit * kv.unit
-        if not num_tokens or not kv.enable_prefix_caching:
+        num_tokens = min(num_computed, len(tokens)) // kv.unit * kv.unit
+        if not num_tokens or not self._may_save:
             return
         transfer = Transfer(
             seq_id=seq.id,
@@ -62,7 +64,7 @@ class Transfers:
             num_cached=0,
             num_tokens=num_tokens,
             blocks=kv.span(seq.table.blocks, 0, num_tokens),
-            digests=kv.span(kv.digests(seq.table, seq.tokens), 0, num_tokens),
+            digests=kv.span(kv.digests(seq.table, tokens), 0, num_tokens),
         )
         if self._connector.finished(seq.request, transfer):
             kv.lend_for_save(transfer)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from pellucid.async_llm import Mailbox
-from pellucid.server.errors import ApiError
+from pellucid.server.errors import SHUTTING_DOWN, ApiError
 from pellucid.server.parsers.base import (
     Event,
     Parser,
@@ -109,7 +109,7 @@ class Answer:
 
     def _read(self, output: RequestOutput) -> list[Piece]:
         if output.error is not None:
-            raise AnswerFailedError(500, output.error)
+            raise AnswerFailedError(503 if output.error == SHUTTING_DOWN else 500, output.error)
         first = self._first_index[output.request_id]
         if output.finished:
             self.usage.num_cached_tokens += output.num_cached_tokens

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from pellucid.server.answer import Answer, Piece, Usage
-from pellucid.server.chat import open_answer, render
+from pellucid.server.chat import ChatWork, open_answer
+from pellucid.server.chat import prepare as prepare_chat
 from pellucid.server.context import server_of
 from pellucid.server.errors import ApiError, encode_messages_error, named, users_fault
 from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, ToolCallStart, joined
@@ -38,9 +39,13 @@ from pellucid.server.protocol.anthropic_output import (
     TokenCounts,
     ToolUseBlock,
 )
-from pellucid.server.protocol.unserved import check_served
-from pellucid.server.respond import json_response, respond
+from pellucid.server.protocol.unserved import ALL, check_served
+from pellucid.server.protocol.unserved import MESSAGES as OF_OTHERS
+from pellucid.server.renderer import Renderer
+from pellucid.server.respond import respond
+from pellucid.server.route import Route
 from pellucid.server.stream import Ending, encode
+from pellucid.server.tokens import as_it_is
 
 router = APIRouter()
 NAMES = {"stop": "stop_sequences", "response_format": "output_config"}  # of a chat's fields, here
@@ -49,24 +54,43 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 @router.post("/v1/messages", summary="Answer a conversation, as Anthropic does")
 async def create_message(body: MessagesRequest, request: Request) -> Response:
-    server = server_of(request)
-    model = server.check_model(body)
-    with users_fault():
-        check_served(body.model_extra or {})
-        chat = body.chat()
-    with named(NAMES):
-        answer = await open_answer(chat, server)
-    return await respond(request, body, answer, _MessageForm(answer, model), ending=ENDING)
+    return await server_of(request).preprocessor.take(MESSAGES, body, request)
 
 
 @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation")
 async def count_tokens(body: CountRequest, request: Request) -> Response:
-    server = server_of(request)
-    server.check_model(body)
-    with users_fault():
-        text = await render(body.chat(), server)
-        tokens = await server.llm.encode(text, add_special_tokens=False)
-    return json_response(TokenCount(len(tokens)))
+    return await server_of(request).preprocessor.take(COUNT, body, request)
+
+
+def prepare(body: MessagesRequest, renderer: Renderer) -> ChatWork:
+    """The same as a chat's."""
+    renderer.check_model(body)
+    with users_fault(ALL):
+        check_served(body.model_extra or {}, OF_OTHERS)
+        chat = body.chat()
+    with named(NAMES):
+        return prepare_chat(chat, renderer)
+
+
+async def answer(work: ChatWork, request: Request) -> Response:
+    """Hand a conversation to the engine."""
+    with named(NAMES):
+        answer = await open_answer(work, server_of(request), request)
+    return await respond(request, work.body, answer, _MessageForm(answer, work.model), ending=ENDING)
+
+
+def counted(body: CountRequest, renderer: Renderer) -> bytes:
+    """The answer, as JSON."""
+    renderer.check_model(body)
+    with users_fault(ALL):
+        check_served(body.model_extra or {})
+        text = renderer.render(body.chat())
+        tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
+    return encode(TokenCount(len(tokens)))
+
+
+MESSAGES = Route(MessagesRequest, prepare, answer)
+COUNT = Route(CountRequest, counted, as_it_is, needs_engine=False)
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
 from pellucid.server.metrics import Metrics
-from pellucid.server.options import ServeOptions
+from pellucid.server.options import ServeOptions, check_keys
 from pellucid.server.parsers.compose import choose
-from pellucid.server.protocol.anthropic import MessagesRequest
-from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
-from pellucid.server.shortcut import Route, Shortcut
+from pellucid.server.preprocess import Preprocessor
+from pellucid.server.renderer import ModelFacts, Renderer
+from pellucid.server.shortcut import Shortcut
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
 ROUTERS = (
@@ -32,10 +32,13 @@ ROUTERS = (
     pages.router,
     xray.router,
 )
-BUSIEST = {
-    "/v1/completions": Route(CompletionRequest, completions.create_completion),
-    "/v1/chat/completions": Route(ChatRequest, chat.create_chat_completion),
-    "/v1/messages": Route(MessagesRequest, anthropic.create_message),
+ROUTES = {  # of all requests that have a body
+    "/v1/completions": completions.ROUTE,
+    "/v1/chat/completions": chat.ROUTE,
+    "/v1/messages": anthropic.MESSAGES,
+    "/v1/messages/count_tokens": anthropic.COUNT,
+    "/tokenize": tokens.TOKENIZE,
+    "/detokenize": tokens.DETOKENIZE,
 }
 
 
@@ -44,13 +47,24 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     names = options.served_model_name or (llm.resolved.user.model.model,)
     template = None if options.chat_template is None else Path(options.chat_template).read_text("utf-8")
     shown = template or (llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None)
+    facts = ModelFacts(
+        names=names,
+        options=options,
+        tokenizer_path=llm.resolved.checkpoint.tokenizer_path,
+        vocab_size=llm.vocab_size,
+        max_model_len=llm.max_model_len,
+        chat_template=template,
+        parsers=choose(shown, reasoning=options.reasoning_parser, tools=options.tool_call_parser),
+        defaults=llm.default_sampling_params(max_tokens=None),
+    )
+    renderer = Renderer(facts, llm.tokenizer if llm.has_tokenizer else None)
     return Server(
         llm=llm,
         options=options,
         metrics=Metrics(llm, names[0]),
+        preprocessor=Preprocessor(renderer),
         names=names,
-        chat_template=template,
-        parsers=choose(shown, reasoning=options.reasoning_parser, tools=options.tool_call_parser),
+        parsers=facts.parsers,
     )
 
 
@@ -70,8 +84,10 @@ def make_app(server: Server) -> FastAPI:
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
-    keys = [*server.options.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    app.add_middleware(Shortcut, routes=BUSIEST)
+    from_environment = [key for key in [os.environ.get(KEY_VARIABLE)] if key]
+    check_keys(KEY_VARIABLE, from_environment)
+    keys = [*server.options.api_key, *from_environment]
+    app.add_middleware(Shortcut, routes=ROUTES, preprocessor=server.preprocessor)
     app.add_middleware(Guard, server=server, api_keys=keys)
     if server.options.allowed_origins:
         app.add_middleware(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from msgspec import UNSET
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, named, users_fault
-from pellucid.server.limits import most_tokens
+from pellucid.server.limits import check_limits, check_small, most_tokens
 from pellucid.server.logprobs import Speller, chat_logprobs, prompt_logprobs_of
 from pellucid.server.parsers.base import (
     Content,
@@ -23,7 +24,7 @@ from pellucid.server.parsers.base import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pellucid.server.protocol.openai import ChatRequest, TemplateRequest, TokenizeRequest
+from pellucid.server.protocol.openai import ChatRequest
 from pellucid.server.protocol.openai_output import (
     ChatBody,
     ChatChoice,
@@ -35,12 +36,13 @@ from pellucid.server.protocol.openai_output import (
     FunctionCall,
     ToolCall,
 )
-from pellucid.server.protocol.unserved import UNSERVED, check_served
+from pellucid.server.protocol.unserved import ALL, OPENAI_CHAT, check_served
+from pellucid.server.renderer import Renderer, tools_of
 from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
+from pellucid.server.route import Route
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, thinking_in, wish_of
 from pellucid.server.tools import ToolUse, forced_calls, strict_calls
-from pellucid.server.truncate import most_prompt_tokens, truncated
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
 from pellucid.types import SamplingParams
@@ -50,18 +52,63 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions", summary="Answer a conversation")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    server = server_of(request)
-    model = server.check_model(body)
-    answer = await open_answer(body, server)
-    form = _ChatForm(body, answer, model, server, answer_id("chatcmpl", request, body))
+    return await server_of(request).preprocessor.take(ROUTE, body, request)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWork:
+    """A conversation that waits for the engine alone."""
+
+    body: ChatRequest
+    model: str
+    use: ToolUse
+    sampling: SamplingParams
+    prompt: TokenPrompt
+
+    def slim(self) -> ChatWork:
+        """Without what only the prompt was made of: all messages but the last one's text."""
+        body = self.body
+        with users_fault(ChatRequest.model_fields):
+            check_small(
+                tools=body.tools,
+                tool_choice=body.tool_choice,
+                response_format=body.response_format,
+            )
+        content = body.messages[-1].get("content")
+        last: dict[str, object] = {"content": content if isinstance(content, str) else None}
+        kept = {"messages": [last], "chat_template_kwargs": None, "documents": None}
+        body = body.model_copy(update=kept)
+        body.__pydantic_extra__ = {}
+        return replace(self, body=body)
+
+
+def prepare(body: ChatRequest, renderer: Renderer) -> ChatWork:
+    """All that needs no engine."""
+    model = renderer.check_model(body)
+    _check(body)
+    with users_fault(ALL):
+        check_served(body.model_extra or {}, OPENAI_CHAT, n=body.n or 1)
+    with named(_names(body)), users_fault(ChatRequest.model_fields):
+        use, sampling = tool_use(body, renderer), _sampling(body, renderer)
+        check_limits(sampling, renderer.facts.options)
+        return ChatWork(body, model, use, sampling, _tokenize(body, sampling, renderer))
+
+
+async def answer(work: ChatWork, request: Request) -> Response:
+    """Hand a conversation to the engine."""
+    server, body = server_of(request), work.body
+    answer = await open_answer(work, server, request)
+    form = _ChatForm(body, answer, work.model, server, answer_id("chatcmpl", request, body))
     return await respond(request, body, answer, form)
 
 
-async def open_answer(body: ChatRequest, server: Server) -> Answer:
-    """Hand a conversation to the engine."""
-    _check(body)
-    with named(_names(body)):
-        return await _open(body, server)
+ROUTE = Route(ChatRequest, prepare, answer)
+
+
+async def open_answer(work: ChatWork, server: Server, request: Request) -> Answer:
+    """The engine's answer, as it comes."""
+    with named(_names(work.body)):
+        return await _open(work, server, request)
 
 
 def _names(body: ChatRequest) -> dict[str, str]:
@@ -74,20 +121,19 @@ def _names(body: ChatRequest) -> dict[str, str]:
     return names
 
 
-async def _open(body: ChatRequest, server: Server) -> Answer:
-    with users_fault(UNSERVED):
-        check_served(body.model_extra or {}, n=body.n or 1)
+async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
+    body, use, sampling, prompt = work.body, work.use, work.sampling, work.prompt
     with users_fault(ChatRequest.model_fields):
-        use = tool_use(body, server)
-        sampling = _sampling(body, server)
-        prompt = await _tokenize(body, use, sampling, server)
         parser = server.parsers.tools
         wish = wish_of(body, forced=forced_calls(use, parser), strict=strict_calls(use, parser))
         if wish is not None:
             wish.thinking = thinking_in(prompt, body, server)
             sampling.structured_outputs = wish
-    await check_wish(body, sampling, server)
-    mailbox = server.submit([prompt], sampling, priority=body.priority, is_streamed=bool(body.stream))
+    grammar = await check_wish(body, sampling, server, request)
+    await server.llm.spell(sampling)
+    mailbox = server.submit(
+        [prompt], sampling, priority=body.priority, is_streamed=bool(body.stream), grammar=grammar
+    )
     # What a structural tag leaves free is text as any other.
     is_constrained = wish is not None and wish.structural_tag is None
     setting = _parser_setting(body, use, prompt, is_constrained=is_constrained)
@@ -96,15 +142,10 @@ async def _open(body: ChatRequest, server: Server) -> Answer:
     return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
 
 
-def tools_of(body: TemplateRequest) -> ToolUse:
-    """The tools that the prompt tells of, whether or not this server finds their calls."""
-    return ToolUse.from_request(body.tools, body.tool_choice, parallel_tool_calls=body.parallel_tool_calls)
-
-
-def tool_use(body: ChatRequest, server: Server) -> ToolUse:
+def tool_use(body: ChatRequest, renderer: Renderer) -> ToolUse:
     """The tools that the answer may call.  Raises ValueError if it cannot."""
-    use = tools_of(body)
-    use.check_parser(server.parsers.tools, is_auto_enabled=server.options.enable_auto_tool_choice)
+    use, facts = tools_of(body), renderer.facts
+    use.check_parser(facts.parsers.tools, is_auto_enabled=facts.options.enable_auto_tool_choice)
     return use
 
 
@@ -116,42 +157,22 @@ def _check(body: ChatRequest) -> None:
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
 
 
-def _sampling(body: ChatRequest, server: Server) -> SamplingParams:
-    defaults = server.llm.default_sampling_params(max_tokens=None)
+def _sampling(body: ChatRequest, renderer: Renderer) -> SamplingParams:
+    defaults, options = renderer.facts.defaults, renderer.facts.options
     wishes = (body.max_completion_tokens, body.max_tokens, defaults.max_tokens)
     wish = next((wish for wish in wishes if wish is not None), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling(defaults, max_tokens=most_tokens(wish, server.options), logprobs=logprobs)
+    return body.sampling(defaults, max_tokens=most_tokens(wish, options), logprobs=logprobs)
 
 
-async def render(body: ChatRequest | TokenizeRequest, server: Server) -> str:
-    """The prompt as text, however long.  Raises ValueError for what the template refuses."""
-    return await server.llm.render_chat(
-        body.messages or (),
-        tools=tools_of(body).tools or None,
-        chat_template=server.chat_template,
-        chat_template_kwargs=body.template_options,
-        add_generation_prompt=body.adds_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-    )
-
-
-async def _tokenize(body: ChatRequest, use: ToolUse, sampling: SamplingParams, server: Server) -> TokenPrompt:
-    if body.truncate_prompt_tokens is None:
-        prompt = await server.llm.tokenize_chat(
-            body.messages,
-            tools=use.tools or None,
-            chat_template=server.chat_template,
-            chat_template_kwargs=body.template_options,
-            add_generation_prompt=body.adds_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-        )
-    else:
-        most = most_prompt_tokens(body.truncate_prompt_tokens, sampling, server)
-        text = await render(body, server)
-        kept = await truncated({"prompt": text}, most, server, add_special_tokens=False)
-        (prompt,) = await server.llm.tokenize([kept])
-        prompt = replace(prompt, text=text)  # parsers look at its end
+def _tokenize(body: ChatRequest, sampling: SamplingParams, renderer: Renderer) -> TokenPrompt:
+    text = renderer.render(body)
+    asked: Mapping[str, object] = {"prompt": text}
+    if body.truncate_prompt_tokens is not None:
+        most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, sampling)
+        asked = renderer.truncated(asked, most, add_special_tokens=False)
+    (prompt,) = renderer.tokenize([asked], add_special_tokens=False)  # the template has put them in
+    prompt = replace(prompt, text=text)  # parsers look at its end
     check_text("cache_salt", body.cache_salt or "")
     return replace(prompt, cache_salt=body.cache_salt)
 

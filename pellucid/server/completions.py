@@ -13,15 +13,16 @@ from msgspec import UNSET
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
-from pellucid.server.limits import most_tokens
+from pellucid.server.limits import check_limits, check_small, most_tokens
 from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
 from pellucid.server.protocol.openai_output import CompletionBody, CompletionChoice, UsageFacts
-from pellucid.server.protocol.unserved import UNSERVED, check_served
+from pellucid.server.protocol.unserved import ALL, COMPLETION, check_served
+from pellucid.server.renderer import Renderer
 from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
+from pellucid.server.route import Route
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
-from pellucid.server.truncate import most_prompt_tokens, truncated
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
 
@@ -30,22 +31,56 @@ router = APIRouter()
 
 @router.post("/v1/completions", summary="Complete prompts")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    server = server_of(request)
-    model = server.check_model(body)
+    return await server_of(request).preprocessor.take(ROUTE, body, request)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionWork:
+    """A request that waits for the engine alone.  texts: of the prompts, if they are to be shown."""
+
+    body: CompletionRequest
+    model: str
+    sampling: SamplingParams
+    prompts: list[TokenPrompt]
+    texts: list[str] | None
+
+    def slim(self) -> CompletionWork:
+        """Without what only the prompts were made of."""
+        with users_fault(CompletionRequest.model_fields):
+            check_small(response_format=self.body.response_format)
+        body = self.body.model_copy(update={"prompt": ""})
+        body.__pydantic_extra__ = {}
+        return replace(self, body=body)
+
+
+def prepare(body: CompletionRequest, renderer: Renderer) -> CompletionWork:
+    """All that needs no engine."""
+    model = renderer.check_model(body)
     _check(body)
-    with users_fault(UNSERVED):
-        check_served(body.model_extra or {}, n=body.n or 1)
+    with users_fault(ALL):
+        check_served(body.model_extra or {}, COMPLETION, n=body.n or 1)
     with users_fault(CompletionRequest.model_fields):
-        sampling, given = _sampling(body, server), _prompts(body)
-    server.check_room(len(given) * sampling.n)  # before they are tokenized
-    with users_fault(CompletionRequest.model_fields):
-        prompts = await _tokenize(given, body, sampling, server)
-        texts = [await _text(prompt, server) for prompt in prompts] if body.echo else None
-    await check_wish(body, sampling, server)
-    mailbox = server.submit(prompts, sampling, priority=body.priority, is_streamed=bool(body.stream))
-    answer = Answer(mailbox, prompts, sampling.n)
-    form = _CompletionForm(body, answer, model, server, texts, answer_id("cmpl", request, body))
+        sampling, given = _sampling(body, renderer), _prompts(body)
+        check_limits(sampling, renderer.facts.options)
+        prompts = _tokenize(given, body, sampling, renderer)
+        texts = [_text(prompt, renderer) for prompt in prompts] if body.echo else None
+    return CompletionWork(body, model, sampling, prompts, texts)
+
+
+async def answer(work: CompletionWork, request: Request) -> Response:
+    """Hand prompts to the engine."""
+    server, body, sampling = server_of(request), work.body, work.sampling
+    grammar = await check_wish(body, sampling, server, request)
+    await server.llm.spell(sampling)
+    mailbox = server.submit(
+        work.prompts, sampling, priority=body.priority, is_streamed=bool(body.stream), grammar=grammar
+    )
+    answer = Answer(mailbox, work.prompts, sampling.n)
+    form = _CompletionForm(body, answer, work.model, server, work.texts, answer_id("cmpl", request, body))
     return await respond(request, body, answer, form)
+
+
+ROUTE = Route(CompletionRequest, prepare, answer)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -62,12 +97,12 @@ def _check(body: CompletionRequest) -> None:
         raise ApiError(400, "max_tokens is 0, must be at least 1 (or use echo)", param="max_tokens")
 
 
-def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
-    defaults = server.llm.default_sampling_params()
+def _sampling(body: CompletionRequest, renderer: Renderer) -> SamplingParams:
+    defaults = renderer.default_sampling_params()
     wish = body.max_tokens if "max_tokens" in body.model_fields_set else defaults.max_tokens
     changes: dict[str, object] = {
         "structured_outputs": wish_of(body),
-        "max_tokens": 1 if wish == 0 else most_tokens(wish, server.options),
+        "max_tokens": 1 if wish == 0 else most_tokens(wish, renderer.facts.options),
         "logprobs": body.logprobs,
     }
     if body.echo and body.logprobs is not None:
@@ -75,14 +110,14 @@ def _sampling(body: CompletionRequest, server: Server) -> SamplingParams:
     return body.sampling(defaults, **changes)
 
 
-async def _tokenize(
-    prompts: list[dict[str, object]], body: CompletionRequest, sampling: SamplingParams, server: Server
+def _tokenize(
+    prompts: list[dict[str, object]], body: CompletionRequest, sampling: SamplingParams, renderer: Renderer
 ) -> list[TokenPrompt]:
     adds = body.add_special_tokens is not False
     if body.truncate_prompt_tokens is not None:
-        most = most_prompt_tokens(body.truncate_prompt_tokens, sampling, server)
-        prompts = [await truncated(each, most, server, add_special_tokens=adds) for each in prompts]
-    return await server.llm.tokenize(prompts, add_special_tokens=adds)
+        most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, sampling)
+        prompts = [renderer.truncated(each, most, add_special_tokens=adds) for each in prompts]
+    return renderer.tokenize(prompts, add_special_tokens=adds)
 
 
 def _prompts(body: CompletionRequest) -> list[dict[str, object]]:
@@ -99,8 +134,10 @@ def _one_prompt(prompt: str | list[int], cache_salt: str | None) -> dict[str, ob
     return {key: prompt} if cache_salt is None else {key: prompt, "cache_salt": cache_salt}
 
 
-async def _text(prompt: TokenPrompt, server: Server) -> str:
-    return prompt.text if prompt.text is not None else await server.llm.decode(prompt.token_ids)
+def _text(prompt: TokenPrompt, renderer: Renderer) -> str:
+    if prompt.text is not None:
+        return prompt.text
+    return renderer.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 @dataclass(slots=True)

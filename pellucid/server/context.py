@@ -5,26 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import cast
 
 from starlette.requests import HTTPConnection
 
 from pellucid.async_llm import AsyncLLM, Mailbox
-from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
-from pellucid.server.limits import check_limits
+from pellucid.server.errors import ApiError, overloaded, users_fault
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import Parsers
+from pellucid.server.preprocess import Preprocessor
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams
-
-
-class Named(Protocol):
-    """A request that may name a model."""
-
-    @property
-    def model(self) -> str | None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,20 +27,12 @@ class Server:
     llm: AsyncLLM
     options: ServeOptions
     metrics: Metrics
+    preprocessor: Preprocessor
     names: tuple[str, ...]  # of the model; answers carry the first
-    chat_template: str | None = None  # instead of the model's own
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way
-
-    def check_model(self, request: Named) -> str:
-        """The model's name for the answer.  Raises a 404 for another model than this one."""
-        if not request.model:
-            return self.names[0]
-        if request.model not in self.names:
-            raise unknown_model(request.model)
-        return request.model
 
     def submit(
         self,
@@ -56,10 +41,12 @@ class Server:
         *,
         priority: int | None,
         is_streamed: bool,
+        grammar: str | None = None,
     ) -> Mailbox:
-        """Hand prompts to the engine.  Raises a 400 for what it cannot serve, a 503 if it cannot now."""
+        """Hand prompts to the engine.  grammar: what `check_wish` has returned.
+
+        Raises a 400 for what it cannot serve, a 503 if it cannot now."""
         with users_fault(sampling.__dict__):
-            check_limits(sampling, self.options)
             if sampling.logprobs is not None and not self.llm.has_tokenizer:
                 raise ValueError("logprobs are shown with text, but this server has no tokenizer")
         self.check_room(len(prompts) * sampling.n)
@@ -67,7 +54,7 @@ class Server:
             self.metrics.accepted(sampling.n)
         kind = OutputKind.DELTA if is_streamed else OutputKind.FINAL_ONLY
         with users_fault({**sampling.__dict__, "priority": priority}):
-            return self.llm.open(prompts, sampling, priority=priority or 0, kind=kind)
+            return self.llm.open(prompts, sampling, priority=priority or 0, kind=kind, grammar=grammar)
 
     def check_room(self, num_new: int) -> None:
         """Raise a 503 if the engine is gone, or too many completions wait for it."""
@@ -81,6 +68,14 @@ class Server:
             raise overloaded(self.llm.error)
         if waiting and waiting + num_new > most:
             raise overloaded(f"{waiting} completions wait for the engine, max_waiting is {most}; try again")
+
+
+CLIENT = "pellucid.client"  # in a request's scope, as the guard has found it
+
+
+def client_of(connection: HTTPConnection) -> str:
+    """Who asks: an address and which of the server's keys it has brought; nobody can feign to be another."""
+    return connection.scope[CLIENT]
 
 
 def server_of(connection: HTTPConnection) -> Server:

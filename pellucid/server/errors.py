@@ -23,6 +23,8 @@ from pellucid.server.protocol.anthropic_output import Failure
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = "1"
+SHUTTING_DOWN = "the server is shutting down"
+CLIENT_GONE = 499  # nginx's word for it; nobody reads it
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -102,6 +104,8 @@ def error_response(path: str, error: ApiError, headers: Mapping[str, str] | None
     """path: of the request, for Anthropic's routes have a form of their own."""
     if error.status == 503:
         headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
+    elif error.status == 401:
+        headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
     body = encode_messages_error(error) if path.startswith(MESSAGES_PATH) else encode_error(error)
     return Response(body, error.status, dict(headers or {}), "application/json")
 
@@ -140,11 +144,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        faults = error.errors()
-        path = [str(part) for part in faults[0]["loc"] if part != "body"]
-        param = path[0] if path and not path[0].isdigit() else None
-        message = _field_fault(path, faults) if param else _body_fault(faults[0], request)
-        return error_response(route_path(request.scope), ApiError(400, message, param=param))
+        return refusal(request, ApiError(400, _body_fault(error.errors()[0], request)))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
@@ -162,26 +162,21 @@ def refusal(request: Request, error: ApiError | HTTPException) -> Response:
     return error_response(route_path(request.scope), ApiError(error.status_code, message), error.headers)
 
 
-def _field_fault(path: Sequence[str], faults: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with a field; if it may be of several types, what it is not of each."""
+def field_fault(faults: Sequence[Mapping[str, Any]]) -> ApiError:
+    """What is wrong with a field; if it may be of several types, what it is not of each.
+
+    faults: pydantic's, whose first has a place.
+    """
+    path = [str(part) for part in faults[0]["loc"]]
     if len(path) > 1 and KIND.fullmatch(path[1]):
         reasons = dict.fromkeys(fault["msg"] for fault in faults if path[0] in fault["loc"])
-        return f"{path[0]}: {' or '.join(reasons)}"
-    return f"{'.'.join(path)}: {faults[0]['msg']}"
+        return ApiError(400, f"{path[0]}: {' or '.join(reasons)}", param=path[0])
+    return ApiError(400, f"{'.'.join(path)}: {faults[0]['msg']}", param=path[0])
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:
-    """What is wrong with a body as a whole."""
-    kind = fault["type"]
-    if kind == "json_invalid":
-        return f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}"
-    if kind == "missing":
+    """What is wrong with a body that is no JSON; those that are do not come here."""
+    if fault["type"] == "missing":
         return "the request has no body, must have JSON"
-    if kind == "model_attributes_type":
-        said = request.headers.get("content-type", "")
-        if "json" not in said.lower():
-            return (
-                f"the body is of type {said!r}; send JSON, with the header 'Content-Type: application/json'"
-            )
-        return "the body is no JSON object"
-    return str(fault["msg"])
+    said = request.headers.get("content-type", "")
+    return f"the body is of type {said!r}; send JSON, with the header 'Content-Type: application/json'"

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pellucid.server.context import Server
-from pellucid.server.errors import ApiError, error_response, overloaded, route_path
+from pellucid.server.context import CLIENT, Server
+from pellucid.server.errors import SHUTTING_DOWN, ApiError, error_response, overloaded, route_path
 from pellucid.server.hosts import make_host_check
 
 # What probes and dashboards read, and what shows nothing of any request.
@@ -41,6 +41,7 @@ class Guard:
         if refusal is not None:
             await self._refuse(refusal, scope, receive, send)
             return
+        scope = {**scope, CLIENT: self._client_of(scope)}
         is_work = scope["type"] == "http" and scope["method"] == "POST"
         self._server.num_requests += is_work
         try:
@@ -57,15 +58,17 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers, path = Headers(scope=scope), route_path(scope)
+        if len(hosts := headers.getlist("host")) > 1:
+            return ApiError(400, f"the request has {len(hosts)} headers Host, may have one")
         if not self._is_host_welcome(host := headers.get("host")):
             return ApiError(
                 403, f"this server is not called {host!r}; start it with --allowed-hosts to allow that"
             )
         is_open = path in OPEN_PATHS or path.startswith(PAGE)
-        if self._keys and not is_open and not self._has_key(headers):
+        if self._keys and not is_open and self._key_of(headers) is None:
             return ApiError(401, "a valid API key is needed, as 'Authorization: Bearer KEY'")
         if self._server.is_draining:
-            return overloaded("the server is shutting down")
+            return overloaded(SHUTTING_DOWN)
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most_bytes:
             return ApiError(413, self._too_large())
@@ -73,11 +76,23 @@ class Guard:
             return ApiError(415, f"the body is compressed ({coding!r}); send it as it is")
         return None
 
-    def _has_key(self, headers: Headers) -> bool:
-        """Compares with every key, whichever is right, so that the time tells nothing."""
+    def _client_of(self, scope: Scope) -> str:
+        """An address, and the number of the key: many clients may share either."""
+        host, _ = scope.get("client") or ("", 0)
+        return f"{host} {self._key_of(Headers(scope=scope))}"
+
+    def _key_of(self, headers: Headers) -> int | None:
+        """Which key is brought; each that is brought is compared with all, so that the time tells nothing."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        key = bearer if kind.lower() == "bearer" else headers.get("x-api-key") or _protocol_key(headers)
-        return sum(hmac.compare_digest(key.encode(), known) for known in self._keys) > 0
+        brought = [
+            bearer.strip() if kind.lower() == "bearer" else "",
+            headers.get("x-api-key", ""),
+            _protocol_key(headers),
+        ]
+        are_brought = [
+            sum(hmac.compare_digest(key.encode(), known) for key in brought) > 0 for known in self._keys
+        ]
+        return are_brought.index(True) if any(are_brought) else None
 
     def _measured(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""

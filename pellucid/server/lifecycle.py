@@ -15,10 +15,10 @@ import uvicorn
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pellucid.engine.process import spare_collector
+from pellucid import collector
 from pellucid.server.app import make_app
 from pellucid.server.context import Server
-from pellucid.server.errors import ApiError, error_response, route_path
+from pellucid.server.errors import SHUTTING_DOWN, ApiError, error_response, route_path
 from pellucid.server.listener import listen
 from pellucid.server.stream import FLOW
 
@@ -27,6 +27,7 @@ BACKLOG = 2048  # connections that wait to be accepted
 MOST_FILES = 65_536  # that may be open, each connection being one
 KEEP_ALIVE = 75  # seconds that an idle connection is kept
 MOST_HEAD_BYTES = 2**18  # request line and headers
+HEAD_TOO_LARGE = f"the request's head is larger than {MOST_HEAD_BYTES:,} bytes"
 LAST_EVENTS = 5.0  # seconds to write what remains, when requests have been ended
 LAST_PROBES = 1.0  # seconds in which /health tells that the engine has died, before the server ends
 
@@ -48,6 +49,7 @@ async def serve(server: Server, listener: socket.socket, announce: Callable[[], 
     finally:
         guard.cancel()
         server.llm.shutdown()
+        await server.preprocessor.shutdown()
     return life.cause
 
 
@@ -67,18 +69,20 @@ class _Life:
         self.cause: str | None = None  # why it ends, if it should not
         self._server = server
         self._ending: asyncio.Task[None] | None = None
+        self._warm_up: asyncio.Task[None] | None = None
         self.http = _HttpServer(_http_config(server), self._begin)
         self._announce = announce
 
     def _begin(self) -> None:
-        spare_collector()
+        collector.spare()
         self._announce()
         self._server.llm.warm_up()
+        self._warm_up = asyncio.create_task(self._server.preprocessor.warm_up())
 
     def stop(self) -> None:
         """Finish what is under way and take nothing new; the second time, end at once."""
         if self._ending is not None:
-            self._server.llm.fail_all("the server is shutting down")
+            self._server.llm.fail_all(SHUTTING_DOWN)
             self.http.force_exit = True
             return
         self._server.is_draining = True
@@ -87,7 +91,7 @@ class _Life:
 
     async def _drain(self) -> None:
         await asyncio.sleep(self._server.options.drain_seconds)
-        self._server.llm.fail_all("the server is shutting down")
+        self._server.llm.fail_all(SHUTTING_DOWN)
 
     async def mind_engine(self) -> None:
         """Wait for the engine's death; start it anew, once, or end."""
@@ -138,7 +142,8 @@ class _Connection(HttpToolsProtocol):
     """
 
     most_seconds: ClassVar[float]
-    _head_bytes: int | None = None  # of a head that is not complete
+    _head_bytes: int | None = None  # that came while a head is not complete
+    _size: int = 0  # bytes of a head, as far as it has been read
     _is_http: bool = True  # False: a websocket has taken over
     _deadline: asyncio.TimerHandle | None = None  # of what is to come: a request, or the rest of one
 
@@ -155,10 +160,20 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._expect()
         self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
-        self._head_bytes = 0
+        self._head_bytes = self._size = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._size += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._size += len(name) + len(value) + len(b": \r\n")
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None
+        if self._size > MOST_HEAD_BYTES:
+            raise ValueError(HEAD_TOO_LARGE)  # which ends the parser's work
         if not self.declines:
             super().on_headers_complete()
 
@@ -196,7 +211,14 @@ class _Connection(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request's head is too large.")
+            self.send_400_response(HEAD_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, for what is no HTTP, in the form of all errors."""
+        if self._size > MOST_HEAD_BYTES:
+            msg = HEAD_TOO_LARGE
+        self.transport.write(_raw("400 Bad Request", "", ApiError(400, msg)))
+        self.transport.close()
 
     @property
     def _is_answering(self) -> bool:
@@ -229,9 +251,14 @@ class _Connection(HttpToolsProtocol):
             f"the request has not come in within {self.most_seconds:g} s, this server's --request-seconds"
         )
         path = "" if self._head_bytes is not None else route_path(self.scope)
-        response = error_response(path, ApiError(408, message), {"Connection": "close"})
-        headers = b"".join([b"%b: %b\r\n" % header for header in response.raw_headers])
-        return b"HTTP/1.1 408 Request Timeout\r\n" + headers + b"\r\n" + bytes(response.body)
+        return _raw("408 Request Timeout", path, ApiError(408, message))
+
+
+def _raw(status: str, path: str, error: ApiError) -> bytes:
+    """An error as it goes over the line, where no application is asked."""
+    response = error_response(path, error, {"Connection": "close"})
+    headers = b"".join([b"%b: %b\r\n" % header for header in response.raw_headers])
+    return b"HTTP/1.1 %b\r\n%b\r\n%b" % (status.encode(), headers, bytes(response.body))
 
 
 class _HttpServer(uvicorn.Server):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pellucid.server.options import ServeOptions
 from pellucid.types import SamplingParams
 
 MOST_CHARACTERS = 1000  # of a stop string and of a bad word, which is tokenized while all others wait
+
+
+MOST_BYTES = 2**20  # of a field that no prompt is made of
 
 
 def check_limits(sampling: SamplingParams, options: ServeOptions) -> None:
@@ -20,6 +25,16 @@ def check_limits(sampling: SamplingParams, options: ServeOptions) -> None:
             raise ValueError(
                 f"{name} has a text of {longest:,} characters, at most {MOST_CHARACTERS:,} are taken"
             )
+
+
+def check_small(**fields: object) -> None:
+    """Raise ValueError for a field, none of the prompt's, that is so large that it holds up the server.
+
+    What only the prompt is made of is read in another process.
+    """
+    for name, value in fields.items():
+        if value is not None and (size := len(msgspec.json.encode(value))) > MOST_BYTES:
+            raise ValueError(f"{name} has {size:,} bytes as JSON, at most {MOST_BYTES:,} are taken")
 
 
 def _at_most(name: str, value: int | None, limit: int, flag: str) -> None:

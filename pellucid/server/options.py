@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pellucid.config import option
 from pellucid.server.parsers.compose import choose
 
+PRINTABLE = re.compile("[!-~]+")
 MORE_THAN_NOTHING = (
     *("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib", "request_seconds"),
 )
@@ -38,7 +41,9 @@ class ServeOptions:
     max_n: int = option(128, "most completions of a prompt")
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
-    max_grammar_seconds: float = option(5.0, "most seconds to compile a request's grammar")
+    max_grammar_seconds: float = option(
+        5.0, "most seconds of a processor's time to compile a request's grammar"
+    )
     max_body_mib: float = option(8.0, "most MiB of a request's body")
     request_seconds: float = option(60.0, "most seconds that a request may take to come in")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
@@ -72,6 +77,7 @@ class ServeOptions:
         for name in ("api_key", "served_model_name", "allowed_hosts"):
             if "" in getattr(self, name):  # an empty key would be every request's
                 raise ValueError(f"{name} has an empty one; leave the option out, or give it a value")
+        check_keys("api_key", self.api_key)
         self._check_certificate()
         if not self.host:
             raise ValueError("host is empty; 0.0.0.0 is every address of this machine")
@@ -87,3 +93,13 @@ class ServeOptions:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
         except OSError as error:
             raise ValueError(f"ssl_certfile {self.ssl_certfile!r} cannot be used: {error}") from error
+
+
+def check_keys(name: str, keys: Sequence[str]) -> None:
+    """Raise ValueError for a key that no header can bring."""
+    for i, key in enumerate(keys):
+        if not PRINTABLE.fullmatch(key):
+            raise ValueError(
+                f"{name} has at {i} a key with a character that no header brings as it is; use "
+                "letters, digits and signs of ASCII, without spaces"
+            )

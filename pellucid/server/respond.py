@@ -12,11 +12,12 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from pellucid.server.answer import Answer, Piece, Usage
+from pellucid.server.errors import CLIENT_GONE
 from pellucid.server.protocol.openai import SamplingRequest
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
 from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
-CLIENT_GONE = 499  # nginx's word for it; nobody reads it
+JSON = "application/json"
 LONGEST_ID = 256  # characters of a caller's own
 
 
@@ -88,7 +89,7 @@ class _Streamed:
 
 
 def json_response(value: object) -> Response:
-    return Response(encode(value), media_type="application/json")
+    return Response(encode(value), media_type=JSON)
 
 
 class UsageWish(Protocol):

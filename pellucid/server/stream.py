@@ -1,21 +1,23 @@
-"""Server-sent events, and what happens when their reader has gone."""
+"""Server-sent events, and what happens when a client has gone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from pellucid.server.errors import ApiError, encode_error
+from pellucid.server.errors import CLIENT_GONE, ApiError, encode_error
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
 FLOW = "pellucid.flow"  # the extension of ASGI that has a connection's `Flow`
@@ -85,6 +87,24 @@ async def closing(receive: Receive, close: Callable[[], None]) -> AsyncGenerator
     finally:
         watcher.cancel()
         close()
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of it, unless the client goes away, which cancels it.  Raises a 499 then."""
+    task, is_gone = asyncio.create_task(work), False
+
+    def leave() -> None:
+        nonlocal is_gone
+        if not task.done():
+            is_gone = task.cancel()
+
+    try:
+        async with closing(request.receive, leave):
+            return await task
+    except asyncio.CancelledError:
+        if is_gone:
+            raise ApiError(CLIENT_GONE, "the client has gone") from None
+        raise
 
 
 class Script(Protocol):

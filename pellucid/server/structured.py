@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import cast
 
-from pellucid.server.context import Server
+import msgspec
+from fastapi import Request
+
+from pellucid.server.context import Server, client_of
 from pellucid.server.errors import ApiError
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
+from pellucid.server.stream import while_there
 from pellucid.text.prompts import TokenPrompt
 from pellucid.types import SamplingParams, StructuredOutputsParams
 
@@ -38,13 +41,21 @@ def wish_of(
     return StructuredOutputsParams(structural_tag=strict) if wish is None and strict is not None else wish
 
 
-async def check_wish(body: ChatRequest | CompletionRequest, sampling: SamplingParams, server: Server) -> None:
-    """Raise a 400, naming the field, for a grammar that is wrong or takes too long to compile."""
+async def check_wish(
+    body: ChatRequest | CompletionRequest, sampling: SamplingParams, server: Server, request: Request
+) -> str | None:
+    """What `Server.submit` takes as the grammar, if there is one.
+
+    A client that goes away ends its compile.  Raises a 400, naming the field, for a grammar that is wrong or
+    takes too long to compile.
+    """
     wish = sampling.structured_outputs
     if wish is None:
-        return
+        return None
     try:
-        await server.llm.check_grammar(sampling, seconds=server.options.max_grammar_seconds)
+        seconds = server.options.max_grammar_seconds
+        check = server.llm.check_grammar(sampling, seconds=seconds, client=client_of(request))
+        return await while_there(request, check)
     except ValueError as error:
         field = "structured_outputs"
         if body.structured_outputs is None:
@@ -90,7 +101,7 @@ def _from_format(said: Mapping[str, object] | None) -> StructuredOutputsParams |
             raise ValueError('response_format needs {"json_schema": {"name": ..., "schema": {...}}}')
         return StructuredOutputsParams(json=cast("dict[str, object]", schema))
     if kind == "structural_tag":
-        return StructuredOutputsParams(structural_tag=json.dumps(_structural_tag(said)))
+        return StructuredOutputsParams(structural_tag=msgspec.json.encode(_structural_tag(said)).decode())
     raise ValueError(
         f"response_format has type {kind!r}, must be text, json_object, json_schema or structural_tag"
     )

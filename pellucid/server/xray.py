@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,11 +26,49 @@ from pellucid.types import FinishReason, Request, SeqUpdate
 router = APIRouter()
 PROTOCOL = "pellucid.xray"  # beside which browsers may bring a key
 MOST_WATCHERS = 16
-MOST_WAITS = 1000  # of requests for their first tokens, in a message
+MOST_WAITS = 1000  # in a message
 SIZE = 4  # numbers of a BlockView and of a RowView
-POLICY_VIOLATION, TRY_AGAIN = 1008, 1013  # why a websocket is closed
+POLICY_VIOLATION, INTERNAL_ERROR, TRY_AGAIN = 1008, 1011, 1013  # why a websocket is closed
+MOST_REASON = 123  # bytes that say so in words
 
 encode = msgspec.json.Encoder().encode
+
+
+class Wait(NamedTuple):
+    """For a request's first token, in seconds."""
+
+    in_queue: float  # before its first step
+    whole: float
+
+
+class Gaps(msgspec.Struct):
+    """Times between two steps' tokens of an answer, in seconds.  Of streams: the others' are not known."""
+
+    num: int = 0
+    sum: float = 0.0
+    longest: float = 0.0
+
+    def note(self, num_steps: int, seconds: float) -> None:
+        """So many steps have followed a token, in so many seconds all together."""
+        self.num += num_steps
+        self.sum += seconds
+        self.longest = max(self.longest, seconds / num_steps)
+
+    def plus(self, newer: Gaps) -> Gaps:
+        return Gaps(self.num + newer.num, self.sum + newer.sum, max(self.longest, newer.longest))
+
+
+class Requests(msgspec.Struct):
+    """What has become of the requests of all engines."""
+
+    num_failed: int = 0  # since the server began
+    # Since the message before, of those that began while somebody watched:
+    waits: list[Wait] = []
+    gaps: Gaps = msgspec.field(default_factory=Gaps)
+
+    def plus(self, newer: Requests) -> Requests:
+        waits = (self.waits + newer.waits)[-MOST_WAITS:]
+        return Requests(newer.num_failed, waits, self.gaps.plus(newer.gaps))
 
 
 class Sight(msgspec.Struct):
@@ -39,7 +77,7 @@ class Sight(msgspec.Struct):
     engine: int
     num_engines: int
     stats: EngineStats
-    first_tokens: list[float]  # seconds that requests have waited for theirs, since the message before
+    requests: Requests
     frame: Frame
 
 
@@ -62,8 +100,8 @@ class Unsent:
             for blocks, flat in zip(self._blocks, frame.blocks, strict=True):
                 blocks.update(_by_block(flat))
             frame = replace(frame, is_first=before.is_first, steps=_newest(before.steps + frame.steps))
-        waits = (self._sight.first_tokens + sight.first_tokens)[-MOST_WAITS:]
-        self._sight = Sight(sight.engine, sight.num_engines, sight.stats, waits, frame)
+        requests = self._sight.requests.plus(sight.requests)
+        self._sight = Sight(sight.engine, sight.num_engines, sight.stats, requests, frame)
         self._message = None
 
     def message(self) -> bytes:
@@ -116,14 +154,23 @@ class Watcher:
         return message
 
 
+@dataclass(slots=True)
+class _Life:
+    """A request under way.  Seconds of time.monotonic."""
+
+    arrival: float
+    is_quiet: bool  # after its first token all others come at once
+    last_token: float | None = None
+
+
 class Viewers:
-    """Everybody who watches.  As an observer of the engine it learns when first tokens come."""
+    """Everybody who watches.  As an observer of the engine it learns when tokens come."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._watchers: set[Watcher] = set()
-        self._unanswered: dict[str, float] = {}  # request ids: arrival
-        self._first_tokens: list[float] = []
+        self._lives: dict[str, _Life] = {}  # by request id: those that began while somebody watched
+        self._news = Requests()
         llm.watch(self)
 
     @property
@@ -142,29 +189,42 @@ class Viewers:
             self._watchers.remove(watcher)
             if not self._watchers:
                 self._llm.view(None)
-                self._unanswered.clear()
+                self._lives.clear()
+
+    async def until_death(self) -> str:
+        """Why nothing will be seen any more, as soon as that is so."""
+        return await self._llm.died()
 
     def show(self, engine: int, frame: Frame) -> None:
         """Send a frame to everybody."""
         stats = self._llm.stats_per_engine
-        waits, self._first_tokens = self._first_tokens, []
-        sight = Sight(engine, len(stats), stats[engine], waits, frame)
+        news, self._news = self._news, Requests(self._news.num_failed)
+        sight = Sight(engine, len(stats), stats[engine], news, frame)
         message = encode(sight)
         for watcher in self._watchers:
             watcher.put(sight, message)
 
     def begins(self, request: Request) -> None:
         if self._watchers:
-            self._unanswered[request.id] = request.arrival
+            self._lives[request.id] = _Life(request.arrival, request.is_quiet)
 
     def advances(self, update: SeqUpdate, finish_reason: FinishReason | None) -> None:
-        if not self._unanswered:
+        self._news.num_failed += finish_reason is FinishReason.ERROR
+        life = self._lives.get(update.request_id)
+        if life is None:
             return
-        is_first = bool(update.new_token_ids)
-        if is_first or finish_reason is not None:
-            arrival = self._unanswered.pop(update.request_id, None)
-            if is_first and arrival is not None:
-                self._first_tokens.append(time.monotonic() - arrival)
+        if update.new_token_ids:
+            self._note_tokens(life, update)
+        if finish_reason is not None:
+            del self._lives[update.request_id]
+
+    def _note_tokens(self, life: _Life, update: SeqUpdate) -> None:
+        now = time.monotonic()
+        if life.last_token is None:
+            self._news.waits.append(Wait(update.first_scheduled - life.arrival, now - life.arrival))
+        elif not life.is_quiet:
+            self._news.gaps.note(update.num_steps, now - life.last_token)
+        life.last_token = now
 
 
 @router.websocket("/xray")
@@ -179,12 +239,21 @@ async def xray(socket: WebSocket) -> None:
         await socket.close(TRY_AGAIN, f"{MOST_WATCHERS} watch already")
         return
     with viewers.watching() as watcher:
-        sender = asyncio.create_task(_send(socket, watcher))
-        try:
-            while (await socket.receive())["type"] != "websocket.disconnect":
-                pass
-        finally:
-            sender.cancel()
+        await _show(socket, viewers, watcher)
+
+
+async def _show(socket: WebSocket, viewers: Viewers, watcher: Watcher) -> None:
+    """Send what the watcher gets, until he leaves or the engine dies."""
+    death = asyncio.create_task(viewers.until_death())
+    tasks = [death, asyncio.create_task(_send(socket, watcher)), asyncio.create_task(_until_left(socket))]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if done == {death}:
+            reason = death.result().encode()[:MOST_REASON].decode(errors="ignore")
+            await socket.close(INTERNAL_ERROR, reason)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _is_welcome(socket: WebSocket) -> bool:
@@ -201,4 +270,9 @@ async def _send(socket: WebSocket, watcher: Watcher) -> None:
         while True:
             await socket.send_text((await watcher.get()).decode())
     except (WebSocketDisconnect, RuntimeError):
-        pass  # the watcher has left; `receive` says so, too
+        pass  # the watcher has left
+
+
+async def _until_left(socket: WebSocket) -> None:
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass

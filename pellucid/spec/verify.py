@@ -2,9 +2,11 @@
 
 A token is chosen at every draft's place, and a draft is accepted if and only if it is that token.  How it is
 chosen is the verifier's: `StrictVerifier` draws the target's own, with the noise of that place, so the output
-is token for token what it would be without drafts; standard.py and synthetic.py choose otherwise.  Imports no
-proposer.  Legend: B rows, S logits, K tokens a row can yield, V vocab.  Node 0 of a row is its last committed
-token, nodes 1.. are its drafts.
+is what it would be without drafts: token for token in float32, and up to the rounding of logits in another
+step otherwise; standard.py and synthetic.py choose in other ways.  Imports no proposer.
+
+Legend: B rows, S logits, K tokens a row can yield, V vocab.  Node 0 of a row is its last committed token,
+nodes 1.. are its drafts.
 """
 
 from __future__ import annotations
@@ -121,10 +123,14 @@ def _verify_chain(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
     walk = verify_chain if chosen.is_cuda and has_triton() else verify_chain_ref
     flat = walk(chosen, rows.inputs, rows.cu_logits, rows.room, rows.samples, max_new=max_new)
     tokens, num_new = flat.split([len(rows.room) * max_new, len(rows.room)])
-    logprobs = sampled.logprobs
-    if logprobs is not None:
-        logprobs = logprobs.take(chain_places(rows.cu_logits, len(chosen), max_new))
-    return SampleOutput(tokens=tokens.view(-1, max_new), num_new=num_new, logprobs=logprobs, flat=flat)
+    logprobs, is_stuck = sampled.logprobs, sampled.is_stuck
+    if logprobs is not None or is_stuck is not None:
+        places = chain_places(rows.cu_logits, len(chosen), max_new)
+        logprobs = None if logprobs is None else logprobs.take(places)
+        is_stuck = None if is_stuck is None else is_stuck[places]
+    return SampleOutput(
+        tokens=tokens.view(-1, max_new), num_new=num_new, logprobs=logprobs, is_stuck=is_stuck, flat=flat
+    )
 
 
 def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -> SampleOutput:
@@ -149,9 +155,12 @@ def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -
     places = _places(start, nodes, len(sampled.tokens))
     # Cut every row to its room, and to nothing where it has no logits or does not sample.
     num_new = torch.minimum(num_new, rows.room.clamp(min=0)) * (rows.samples & (count > 0))
-    logprobs = None if sampled.logprobs is None else sampled.logprobs.take(places)
     return SampleOutput(
-        tokens=sampled.tokens[places], num_new=num_new.int(), logprobs=logprobs, path=nodes.int()
+        tokens=sampled.tokens[places],
+        num_new=num_new.int(),
+        logprobs=None if sampled.logprobs is None else sampled.logprobs.take(places),
+        is_stuck=None if sampled.is_stuck is None else sampled.is_stuck[places],
+        path=nodes.int(),
     )
 
 

@@ -158,18 +158,33 @@ def _plain_tool_calls(where: str, calls: object) -> list[dict[str, object]]:
     """OpenAI sends arguments as a JSON string; templates want the object."""
     if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
         raise ValueError(f"{where} has tool_calls that are not a list of objects")
-    return [_plain_tool_call(f"{where}, tool call {i},", call) for i, call in enumerate(calls)]
+    return [_plain_tool_call(call) for call in calls]
 
 
-def _plain_tool_call(where: str, call: Message) -> dict[str, object]:
+def _plain_tool_call(call: Message) -> dict[str, object]:
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
+    return {**call, "function": {**function, "arguments": _arguments(function["arguments"] or "{}")}}
+
+
+def _arguments(text: str) -> object:
+    """What the text is as JSON; the text itself where it is none, as a model's own that was cut off."""
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} has arguments that are not JSON: {error}") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return CutOff(text)
+
+
+class CutOff(dict[str, object]):
+    """Arguments that are no JSON: to a template an object without entries, which is written as it was."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _mark_final_message(messages: list[dict[str, object]]) -> None:
@@ -223,6 +238,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes HTML, which a prompt must not."""
+    if isinstance(value, CutOff):
+        return value.text
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

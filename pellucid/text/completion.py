@@ -31,7 +31,7 @@ class Completion:
         self.cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
         self._request = request
         self._tokenizer = tokenizer if sampling.detokenize else None
-        self._detokenizer: Detokenizer | None = None  # until the first update comes
+        self._detokenizer: Detokenizer | None = None  # until the first tokens come
         self._stops: StopStrings | None = None
         if sampling.stop and self._tokenizer is not None:
             include = sampling.include_stop_str_in_output
@@ -51,10 +51,10 @@ class Completion:
         Tokens behind the one that completes a stop string are dropped, however many come at once.
         """
         assert self.finish_reason is None, f"{self._request.id} is finished, but got {update}"
-        if self._detokenizer is None and self._tokenizer is not None:
-            self._detokenizer = self._make_detokenizer(self._tokenizer)
         new = update.new_token_ids
-        if self._stops is not None:
+        if new and self._detokenizer is None and self._tokenizer is not None:
+            self._detokenizer = self._make_detokenizer(self._tokenizer)
+        if new and self._stops is not None:
             new = new[: self._num_wanted(update, self._stops)]
         self.token_ids += new
         if self.logprobs is not None and update.logprobs is not None:

@@ -133,6 +133,7 @@ class OutputProcessor:
             answer = _Answer(request, parent, prompt, kind, self._tokenizer)
             self._answers[parent.request_id] = answer
         answer.completions[parent.index] = completion
+        answer.running[request.id] = None
         self._running[request.id] = (answer, completion)
         for observer in self.observers:
             observer.begins(request)
@@ -152,7 +153,7 @@ class OutputProcessor:
         if answer.is_quiet and completion.finish_reason is None:
             return None
         if completion.finish_reason is not None:
-            del self._running[update.request_id]
+            del self._running[update.request_id], answer.running[update.request_id]
             if update.finish_reason is None:
                 assert completion.matched_stop, update
                 self._to_abort.append(update.request_id)
@@ -170,9 +171,8 @@ class OutputProcessor:
 
     def engine_ids(self, request_id: str) -> list[str]:
         """The engine's ids of a user's unfinished request; empty if there is none."""
-        return [
-            engine_id for engine_id, (answer, _) in self._running.items() if answer.request_id == request_id
-        ]
+        answer = self._answers.get(request_id)
+        return [] if answer is None else list(answer.running)
 
     def fail_all(self, error: str) -> list[RequestOutput]:
         """End every request with an error, when the engine has died."""
@@ -207,6 +207,7 @@ class _Answer:
     ) -> None:
         self.request_id = parent.request_id
         self.completions: dict[int, Completion] = {}
+        self.running: dict[str, None] = {}  # the engine's ids of those that have not ended, in order
         self._n = parent.n
         self._num_finished = 0
         self.is_quiet = False  # tokens alone change nothing of it any more

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
+import numpy as np
+
 from pellucid.text.tokenizer import Tokenizer, check_text
 
 Prompt = str | Sequence[int] | Mapping[str, object]
@@ -64,9 +66,10 @@ def bad_words_token_ids(
     token of its own, and forbidding the sequence would forbid nothing new.
     """
     sequences: list[tuple[int, ...]] = []
-    for word in words:
-        bare = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
-        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+    stripped = [word.lstrip() for word in words]
+    both = [*stripped, *(f" {word}" for word in stripped)]
+    ids = [tuple(each) for each in tokenizer.encode_batch(both, add_special_tokens=False)]
+    for word, bare, spaced in zip(words, ids[: len(words)], ids[len(words) :], strict=True):
         if not bare:
             raise ValueError(f"bad_words has {word!r}, which this tokenizer cannot spell; remove it")
         sequences.append(bare)
@@ -98,6 +101,8 @@ def _parse(prompt: Prompt) -> TokenPrompt:
 
 def _ids(value: object) -> list[int]:
     """Token ids, of any integer type; checks the type of each, since True is an int to Python."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"a prompt is a {type(value).__name__}, must be text, token ids or a dict")
     if not value:

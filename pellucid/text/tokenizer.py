@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import tokenizers
 
+from pellucid.text.pieces import can_be_cut, pieces_of
 from pellucid.text.token_bytes import LeadingSpace, PieceDecoder
 from pellucid.text.tokenizer_config import TokenizerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SHORT = 4096  # characters or token ids
+
 
 def check_text(name: str, *texts: str) -> None:
     """Raise ValueError if one of these has half of a character: JSON can spell it, UTF-8 cannot."""
-    for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise ValueError(f"{name} has half of a character (a surrogate), which no text contains")
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half of a character (a surrogate), which no text contains") from None
 
 
 class Vocabulary(Protocol):
@@ -161,12 +167,17 @@ class Tokenizer:
 
 
 class _FastVocabulary:
-    """A tokenizer.json in the `tokenizers` library."""
+    """A tokenizer.json in the `tokenizers` library.
+
+    Its methods for one text hold the interpreter's lock, those for batches do not, but wake its threads.
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
+        self._can_be_cut = can_be_cut(tokenizer)
+        self._around = _around(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.piece_decoder: PieceDecoder | None = None
@@ -175,13 +186,20 @@ class _FastVocabulary:
             self.piece_decoder = PieceDecoder.from_decoder_json(tokenizer.decoder.__getstate__())
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        if len(texts) == 1:  # without waking the thread pool
+        if len(texts) == 1 and len(texts[0]) <= SHORT:
             return [self._tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids]
-        batch = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in batch]
+        if not self._can_be_cut or self._around is None:
+            batch = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [encoding.ids for encoding in batch]
+        before, behind = self._around if add_special_tokens else ([], [])
+        cut = [list(pieces_of(text)) for text in texts]
+        encoded = iter(self._tokenizer.encode_batch_fast([*chain(*cut)], add_special_tokens=False))
+        return [[*before, *chain(*[next(encoded).ids for _ in pieces]), *behind] for pieces in cut]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) <= SHORT:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def id_to_piece(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
@@ -218,6 +236,16 @@ class _TransformersVocabulary:
 
     def size(self) -> int:
         return len(self._tokenizer)
+
+
+def _around(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The special tokens that come before and behind every text; None if that cannot be told."""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    places = [i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare]
+    if len(places) != 1:
+        return None
+    return whole[: places[0]], whole[places[0] + len(bare) :]
 
 
 def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:

@@ -24,7 +24,7 @@ from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
 from pellucid.worker.results import Packed
 
 # Tokens of a step, by how many of them may be decodes.  A few decodes are as often as not streams, for which
-# prompts are cut into chunks of middle size, so that products have whole tiles of rows (schedule/pace.py).
+# prompts are cut into chunks of middle size, so that products have whole tiles (schedule/prefill_budget.py).
 MIDDLE = (384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560)
 ROOMS = {
     0: (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
@@ -22,7 +23,7 @@ from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput, StepRows
-from pellucid.worker.results import Packed, pack
+from pellucid.worker.results import Asked, Packed, pack
 
 
 class Model(Protocol):
@@ -120,9 +121,10 @@ class DeviceStep:
         told = self.tell(step.rows, output, drafts.tokens)
         # A tree's are read by nobody: rows with a grammar go without.
         is_read = constrain.reads_drafts and self.proposer.shape.parents is None
-        return pack(
-            output, drafts.tokens if is_read else drafts.tokens[:, :0], self._score(rows, fwd, hidden), told
-        )
+        read = drafts.tokens if is_read else drafts.tokens[:, :0]
+        scores = self._score(rows, fwd, hidden)
+        are_asked = output.logprobs is not None or scores is not None
+        return pack(output, read, scores, told, asked=self._asked(rows.counts) if are_asked else None)
 
     def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
@@ -159,6 +161,14 @@ class DeviceStep:
         known = self.slots.token_ids[rows.score_slots, fwd.positions[at] + 1]
         wanted = int(self.slots.num_prompt_logprobs[counts.slots[counts.num_scores > 0]].max())
         return score(hidden[at], self._whole_logits, known, wanted, vocab_size=self.sampler.state.vocab_size)
+
+    def _asked(self, counts: StepCounts) -> Asked:
+        """How many logprobs each row wants of what it samples, and of what is scored."""
+        sampled, scored = self.sampler.state.num_logprobs, self.slots.num_prompt_logprobs
+        return Asked(
+            np.where(counts.num_sampled > 0, sampled[counts.slots], -1),
+            np.where(counts.num_scores > 0, scored[counts.slots], -1),
+        )
 
     def _whole_logits(self, hidden: Tensor) -> Tensor:
         return self.sampler.vocabulary.whole(self.model.logits(hidden))

@@ -125,7 +125,7 @@ class StaticRows:
     def __init__(self, max_rows: int, num_query: int, spare: int, device: torch.device) -> None:
         self.max_rows, self.num_query, self.spare, self.device = max_rows, num_query, spare, device
         self._host = np.full(max_rows, spare, dtype=np.int64)
-        self._loaded: tuple[np.ndarray, int] | None = None  # what `load` was last asked for
+        self._loaded = self._host, 0  # what `load` was last asked for
         self._slots = torch.full((max_rows,), spare, dtype=torch.int64, device=device)
         self._num_query = torch.full_like(self._slots, num_query)
         self._num_drafts = torch.full_like(self._slots, num_query - 1)
@@ -134,14 +134,15 @@ class StaticRows:
 
     def load(self, slots: np.ndarray, num_rows: int) -> None:
         """Bring the rows' slots to the device, padded to `num_rows`, if they are not the last step's."""
-        if self._loaded is not None and slots is self._loaded[0] and num_rows == self._loaded[1]:
+        if slots is self._loaded[0] and num_rows == self._loaded[1]:
             return
         self._loaded = slots, num_rows
-        wanted = np.full(num_rows, self.spare, dtype=np.int64)
-        wanted[: len(slots)] = slots
-        if not np.array_equal(wanted, self._host[:num_rows]):
-            self._host[:num_rows] = wanted
-            self._slots[:num_rows].copy_(upload(wanted, self.device))
+        host = self._host[:num_rows]
+        are_padded = np.count_nonzero(host[len(slots) :] != self.spare) == 0
+        if are_padded and np.array_equal(host[: len(slots)], slots):
+            return
+        host[: len(slots)], host[len(slots) :] = slots, self.spare
+        self._slots[:num_rows].copy_(upload(host.copy(), self.device))
 
     def view(self, num_rows: int, host_slots: Sequence[int] | np.ndarray = ()) -> StepRows:
         """The first rows.  host_slots: of the rows that are no padding, as far as the host is to know."""

@@ -17,7 +17,7 @@ from pellucid.kernels.advance_slots import RowState
 from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
 from pellucid.platform import has_triton
 from pellucid.sample.branches import Branches
-from pellucid.schedule.plan import Row
+from pellucid.schedule.plan import Rows
 from pellucid.transfer import upload
 from pellucid.worker.layout import DraftLayout
 from pellucid.worker.slots import Slots
@@ -129,25 +129,29 @@ class InputBuilder:
             block_tables=slots.block_tables,
             block_sizes=block_sizes,
         )
-        self._last: tuple[list[Row], StepCounts] | None = None  # of a step in which every row sampled
+        # Of the last step, if it had nothing but decodes; and what had been admitted by then.
+        self._last: tuple[StepCounts, int] | None = None
 
-    def count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
+    def count(self, rows: Rows, num_propose: int) -> StepCounts:
         """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
-        if self._last is not None:
-            rows, counts = self._last
-            if (rows is plan_rows or rows == plan_rows) and counts.num_propose == num_propose:
+        if self._last is not None and rows.num_query is None and rows.num_logits is None:
+            counts, generation = self._last
+            is_same = counts.num_propose == num_propose and generation == self.slots.generation
+            if is_same and (rows.slots is counts.slots or np.array_equal(rows.slots, counts.slots)):
                 return counts  # decodes all, the same as before: the slots have nothing to be told
-        counts = self._count(plan_rows, num_propose)
-        self._last = (plan_rows, counts) if (counts.num_sampled > 0).all() else None
+        counts = self._count(rows, num_propose)
+        is_steady = rows.num_query is None and (counts.num_sampled == 1).all()
+        self._last = (counts, self.slots.generation) if is_steady else None
         return counts
 
-    def _count(self, plan_rows: list[Row], num_propose: int) -> StepCounts:
-        table = np.array(plan_rows, dtype=np.int64).reshape(-1, len(Row._fields))
-        host_slots, num_query, num_draft, num_logits = table[:, 2], table[:, 3], table[:, 4], table[:, 5]
-        samples = self.slots.samples(host_slots, num_query) & (num_logits > 0)
+    def _count(self, rows: Rows, num_propose: int) -> StepCounts:
+        num_query = np.ones_like(rows.slots) if rows.num_query is None else rows.num_query
+        num_draft = np.zeros_like(rows.slots) if rows.num_draft is None else rows.num_draft
+        num_logits = 1 + num_draft if rows.num_logits is None else rows.num_logits
+        samples = self.slots.samples(rows.slots, num_query) & (num_logits > 0)
         num_sampled = np.where(samples, 1 + num_draft, 0)
         return StepCounts(
-            slots=host_slots,
+            slots=rows.slots,
             num_query=num_query,
             num_drafts=num_draft,
             num_sampled=num_sampled,

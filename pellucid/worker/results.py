@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,8 +18,23 @@ from pellucid.executor.base import Pending
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import LogprobTensors, SampleOutput
 from pellucid.schedule.plan import Extras, StepResult, ints
+from pellucid.transfer import upload
 from pellucid.types import TokenLogprobs
 from pellucid.worker.inputs import StepCounts
+
+logger = logging.getLogger(__name__)
+STUCK = (
+    "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and the grammar, as far "
+    "as the request has them, together rule out all; loosen one of them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many of the most likely tokens each row wants to know, on the host; -1: not even the chosen."""
+
+    logprobs: np.ndarray  # [B], of tokens that this step yields
+    prompt_logprobs: np.ndarray  # [B], of scored ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +42,30 @@ class Packed:
     """A step's yield as one row of 32-bit integers, on the device.  It may have more rows than the step."""
 
     flat: Tensor  # [N] int32
-    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, drafts, logprobs (3), scores (3)
+    # Of the parts: tokens, num_new, drafts, logprobs (3) of the rows that ask, scores (3), is_stuck.
+    shapes: tuple[tuple[int, ...], ...]
     has_drafts: bool
     has_logprobs: bool
     has_scores: bool
+    has_stuck: bool = False
+    asked: Asked | None = None  # if there are logprobs or scores
     places: np.ndarray | None = None  # of the step's rows among those of the parts; None: the first ones
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
 def pack(
-    output: SampleOutput, drafts: Tensor, scores: LogprobTensors | None, feedback: Tensor | None = None
+    output: SampleOutput,
+    drafts: Tensor,
+    scores: LogprobTensors | None,
+    feedback: Tensor | None = None,
+    *,
+    asked: Asked | None = None,
 ) -> Packed:
     """All that the host will want, side by side.  drafts: [B, k], a chain; of trees none."""
     has_drafts = drafts.shape[1] > 0
     own = [output.tokens, output.num_new, *([drafts] if has_drafts else [])]
-    tensors = [*own, *_parts(output.logprobs), *_parts(scores)]
+    stuck = [] if output.is_stuck is None else [output.is_stuck]
+    tensors = [*own, *_parts(_of_askers(output.logprobs, asked)), *_parts(scores), *stuck]
     flat = output.flat if len(tensors) == 2 else None
     return Packed(
         flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
@@ -48,6 +73,8 @@ def pack(
         has_drafts=has_drafts,
         has_logprobs=output.logprobs is not None,
         has_scores=scores is not None,
+        has_stuck=output.is_stuck is not None,
+        asked=asked,
         feedback=feedback,
     )
 
@@ -196,8 +223,6 @@ class PendingResult:
         places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens = flat[:size].reshape(num_rows, most_new)[places]
         num_new = flat[size : size + num_rows][places]
-        if np.count_nonzero(num_new) < tokens.size:  # not every place of every row has a new one
-            tokens = tokens[np.arange(most_new) < num_new[:, None]]
         extras = None
         if len(packed.shapes) > 2:
             extras = self._extras(num_new, _unpack(flat[size + num_rows :], packed.shapes[2:]))
@@ -212,21 +237,41 @@ class PendingResult:
     def _extras(self, num_new: np.ndarray, rest: list[np.ndarray]) -> Extras:
         """rest: what lies behind tokens and their numbers."""
         packed, extras = self._packed, Extras()
+        if packed.has_stuck:
+            *rest, is_stuck = rest
+            is_new = np.arange(is_stuck.shape[1]) < num_new[:, None]
+            rows = np.flatnonzero((is_stuck[: len(num_new)] & is_new).any(1)).tolist()
+            extras.failed.update(dict.fromkeys(rows, STUCK))
         if packed.has_drafts:
             drafts, *rest = rest
             rows = [row for row in self._counts.host_bound if num_new[row]]
             extras.drafts.update({row: drafts[row].tolist() for row in rows})
         if packed.has_logprobs:
-            entries = _entries(rest[:3])
-            counts = enumerate(num_new.tolist())
-            extras.logprobs.update({row: entries[row][:count] for row, count in counts if count})
+            self._add_logprobs(extras, rest[:3], num_new)
         if packed.has_scores:
-            (entries,) = _entries([array[None] for array in rest[-3:]])
-            num_scores = self._counts.num_scores
-            ends = np.cumsum(num_scores)
-            for row in np.flatnonzero(num_scores).tolist():
-                extras.prompt_logprobs[row] = entries[ends[row] - num_scores[row] : ends[row]]
+            self._add_scores(extras, rest[-3:])
         return extras
+
+    def _add_logprobs(self, extras: Extras, arrays: list[np.ndarray], num_new: np.ndarray) -> None:
+        """arrays: of the rows that ask."""
+        asked = self._asked.logprobs
+        for place, row in enumerate(np.flatnonzero(asked >= 0).tolist()):
+            if num_new[row]:
+                parts = [array[place, : num_new[row]] for array in arrays]
+                _tell(extras, extras.logprobs, row, parts, asked[row])
+
+    def _add_scores(self, extras: Extras, arrays: list[np.ndarray]) -> None:
+        """arrays: of all scored places, row by row."""
+        num_scores, asked = self._counts.num_scores, self._asked.prompt_logprobs
+        ends = np.cumsum(num_scores)
+        for row in np.flatnonzero(num_scores).tolist():
+            parts = [array[ends[row] - num_scores[row] : ends[row]] for array in arrays]
+            _tell(extras, extras.prompt_logprobs, row, parts, asked[row])
+
+    @property
+    def _asked(self) -> Asked:
+        assert self._packed.asked is not None, "logprobs that nobody has asked for"
+        return self._packed.asked
 
 
 def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
@@ -247,8 +292,26 @@ def _as_int32(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
 
 
-def _entries(arrays: list[np.ndarray]) -> list[list[TokenLogprobs]]:
-    """Logprob arrays [B, K, n + 1], [B, K, n + 1] and [B, K] as K entries for each of B rows."""
-    ids, bits, ranks = arrays
-    rows = zip(ids.tolist(), bits.view(np.float32).tolist(), ranks.tolist(), strict=True)
-    return [[TokenLogprobs(*entry) for entry in zip(*row, strict=True)] for row in rows]
+def _of_askers(logprobs: LogprobTensors | None, asked: Asked | None) -> LogprobTensors | None:
+    """Logprobs [B, ...] of the rows that ask for some; others' are not worth their way."""
+    if logprobs is None or asked is None or (asked.logprobs >= 0).all():
+        return logprobs
+    return logprobs.take(upload(np.flatnonzero(asked.logprobs >= 0), logprobs.ranks.device))
+
+
+def _tell(
+    extras: Extras, into: dict[int, list[TokenLogprobs]], row: int, arrays: list[np.ndarray], num_top: int
+) -> None:
+    """Make a row's entries; if that fails, no other row does."""
+    try:
+        into[row] = entries_of(*arrays, num_top=num_top)
+    except Exception as error:
+        logger.exception("the logprobs of row %d cannot be told", row)
+        extras.failed[row] = f"its logprobs cannot be told: {type(error).__name__}: {error}"
+
+
+def entries_of(ids: np.ndarray, bits: np.ndarray, ranks: np.ndarray, *, num_top: int) -> list[TokenLogprobs]:
+    """Logprob arrays [K, n + 1], [K, n + 1] and [K] as K entries, of the chosen token and num_top others."""
+    ids, bits = ids[:, : 1 + num_top], bits[:, : 1 + num_top]
+    columns = ids.tolist(), bits.view(np.float32).tolist(), ranks.tolist()
+    return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]

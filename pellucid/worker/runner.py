@@ -13,6 +13,7 @@ from pellucid.executor.base import Pending
 from pellucid.sample.grammar import Masks
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.worker.admission import Admitter
 from pellucid.worker.graphs import Launcher
 from pellucid.worker.handover import Handover
 from pellucid.worker.inputs import InputBuilder, StepCounts
@@ -31,25 +32,28 @@ class ModelRunner(Generic[Y]):
     ) -> None:  # fmt: skip
         self.slots, self.state, self.inputs, self.launcher = slots, state, inputs, launcher
         self.handover, self.num_stages = handover, num_stages
+        self.admitter = Admitter(slots, state)
         self._inference = torch.inference_mode()  # to be entered again and again: a decorator makes it anew
 
     def execute(self, plan: StepPlan) -> Pending:
         """Launch one step.  Nothing in it waits for the device; the result is read one plan later."""
         with self._inference:
             self.handover.learn(max(plan.id - self.num_stages, plan.committed))  # law 6: before what follows
-            self.slots.retire(plan.retired)
-            self.slots.admit(plan.admitted)
-            self.state.admit(plan.admitted)
+            self.admitter.retire(plan.retired)
+            self.admitter.admit(plan.admitted)
             self.slots.grow(plan.grown)
             if not plan.rows:
                 return EmptyResult(plan.id)
             counts = self.inputs.count(plan.rows, plan.num_propose)
             self.handover.receive(counts)
             if plan.has_grammar:
-                deliver = partial(self.handover.deliver, plan.id)
+                deliver = partial(self._deliver, plan.id)
                 return OpenStep(counts, self.launcher.begin(counts), deliver)
             yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
-            return self.handover.deliver(plan.id, counts, yielded)
+            return self._deliver(plan.id, counts, yielded)
+
+    def _deliver(self, plan_id: int, counts: StepCounts, yielded: Y) -> Pending:
+        return self.admitter.tell(counts, self.handover.deliver(plan_id, counts, yielded))
 
 
 class OpenStep(Generic[Y]):

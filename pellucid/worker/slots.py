@@ -53,6 +53,7 @@ class Slots:
         self.num_prompt_logprobs = np.zeros(rows, dtype=np.int64)  # most likely tokens to report of each
         self._table_lens = [np.zeros(rows, dtype=np.int64) for _ in groups]  # blocks
         self._alive = np.zeros(rows, dtype=bool)
+        self.generation = 0  # another one behind every admission
 
     def retire(self, slots: list[int]) -> None:
         """Mark slots dead.  A plan never has a row on a dead slot."""
@@ -67,6 +68,7 @@ class Slots:
         """Fill slots: token ids, lengths and the blocks that a prefix hit brought."""
         if not admissions:
             return
+        self.generation += 1
         slots = np.array([a.slot for a in admissions])
         lengths = np.array([len(a.token_ids) for a in admissions])
         self.num_known[slots] = lengths
@@ -103,6 +105,7 @@ class Slots:
             first = np.flatnonzero(np.diff(slots, prepend=-1))  # of each slot's blocks
             counts = np.diff(first, append=len(slots))
             owners = slots[first]
+            assert len(set(owners.tolist())) == len(owners), f"blocks of a slot are not side by side: {slots}"
             columns = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
             lens[owners] += counts
             most = int(columns.max())

@@ -28,6 +28,7 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
+from pellucid.progress import tell
 from pellucid.resolve import Resolved
 from pellucid.sample.grammar import TokenMasks
 from pellucid.sample.sampler import Sampler
@@ -53,10 +54,10 @@ from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.profiler import DeviceProfiler, Span
-from pellucid.worker.rehearsal import largest_step, rehearsals
 from pellucid.worker.results import NoReader, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots
+from pellucid.worker.warm_up import largest_step, warm_up_steps
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
@@ -75,8 +76,7 @@ class Worker:
             pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
         )
         self.stage = Stage(self.mesh.rank_of("pp"), resolved.pipeline_cuts)
-        first_gpu = parallel.first_gpu(resolved.replica)
-        self.device = choose_device(resolved.platform.device, self.mesh, first_gpu)
+        self.device = choose_device(resolved.platform.device, self.seat.device)
 
     @property
     def reports(self) -> bool:
@@ -90,26 +90,32 @@ class Worker:
         else:
             torch.cuda.set_device(self.device)
         seat = self.seat
-        self.links = connect(
-            self.mesh, seat.rendezvous, self.device, entered=seat.entered, waiting=seat.waiting
-        )
+        self.links = connect(self.mesh, seat.meet, self.device, entered=seat.entered, waiting=seat.waiting)
         phases = Phases()
         with self._compilers() as compilers:
+            self._tell("loading weights")
             self._build()
             phases.end("weights")
-            most_bytes = self._rehearse(compilers, phases)
+            most_bytes = self._warm_up(compilers, phases)
             phases.end("kernels")
         num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget(most_bytes))
         num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
         capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
         self._bind_kv(capacity.num_blocks)
         phases.end("KV cache")
+        if self.device.type != "cpu":
+            self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
         blocks = ", ".join(map(str, capacity.num_blocks))
         logger.info("%s; KV cache: %s blocks of %d tokens", phases, blocks, self.resolved.block_size)
         self.late.begin()
         return capacity
+
+    def _tell(self, doing: str) -> None:
+        """What begins now, said by one worker for all."""
+        if self.mesh.rank == 0 and self.resolved.replica == 0:
+            tell(doing)
 
     def execute(self, plan: StepPlan) -> Pending:
         return self.runner.execute(plan)
@@ -143,7 +149,12 @@ class Worker:
         proposer = PROPOSERS.load(method).of(resolved.speculative)
         check_needs(proposer, method, prefix_caching=resolved.user.cache.enable_prefix_caching)
         target = shop.build_target(tree_depth=proposer.shape.tree_depth)
-        state = SamplingState(resolved.max_num_seqs + 1, target.vocab_size, self.device)
+        state = SamplingState(
+            resolved.max_num_seqs + 1,
+            target.vocab_size,
+            self.device,
+            max_listed=resolved.user.scheduler.max_listed_tokens,
+        )
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         self.models = (target, *proposer.load(target, shop, sampler))
         # Ranks that share layers must run the same ones, so there all are run.
@@ -241,27 +252,28 @@ class Worker:
         share = Share(rank, num_ranks * parallel.data_parallel_size)
         return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // share.size, share)
 
-    def _rehearse(self, compilers: Compilers | None, phases: Phases) -> int:
+    def _warm_up(self, compilers: Compilers | None, phases: Phases) -> int:
         """On a GPU, compile what steps of all kinds need, so that no kernel is once requests have come.
 
         Returns the most bytes that torch has reserved for a step.
         """
         if self.device.type == "cpu":
             return 0
+        self._tell("compiling and warming up kernels")
         self._bind_kv(tuple(0 for _ in self.groups))
         with compiled_together(self.device, running=self._running(), compilers=compilers):
             with self.abridged():
-                for plan in rehearsals(self.resolved, len(self.groups)):
+                for plan in warm_up_steps(self.resolved, len(self.groups)):
                     self._try(plan)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             self._try(largest_step(self.resolved, len(self.groups)))
             most_bytes = torch.cuda.max_memory_reserved()
-            phases.end("rehearsals")
+            phases.end("warm-up")
         return most_bytes
 
     def _running(self) -> tuple[object, ...]:
-        """Kernels that run in rehearsals: none, unless something else may run that goes by where rows stand.
+        """Kernels that run in the warm-up: none, unless something else may run that goes by where rows stand.
 
         That is what an earlier engine of this process has compiled; and a backend that cannot be recorded may
         ask for rows' lengths, and take memory by them.
@@ -273,7 +285,7 @@ class Worker:
         """Run a step that is no sequence's, and forget it."""
         self.runner.execute(plan).result()
         self.runner.handover.learn(plan.id)  # nothing is under way any more
-        self.runner.slots.retire([row.slot for row in plan.rows])
+        self.runner.slots.retire(plan.rows.slots.tolist())
 
     def _bind_kv(self, num_blocks: tuple[int, ...]) -> None:
         """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
@@ -307,22 +319,21 @@ class Phases:
         return ", ".join(self._said)
 
 
-def choose_device(kind: str, mesh: Mesh, first_gpu: int | None = None) -> torch.device:
-    """This rank's own: ranks take the GPUs from `first_gpu` on; a rank alone may stay where torch is.
+def choose_device(kind: str, index: int | None) -> torch.device:
+    """This rank's own.  index: of its GPU; None is where torch is.
 
     Raises ValueError if the machine has too few.
     """
     if kind == "cpu":
         return torch.device(kind)
-    if mesh.world == 1 and first_gpu is None:
+    if index is None:
         return torch.device(kind, torch.cuda.current_device())  # set_device wants an index
-    first = first_gpu or 0
-    if first + mesh.world > torch.cuda.device_count():
+    if index >= torch.cuda.device_count():
         raise ValueError(
-            f"{first + mesh.world} GPUs are asked for, but torch sees {torch.cuda.device_count()}; lower "
+            f"{index + 1} GPUs are asked for, but torch sees {torch.cuda.device_count()}; lower "
             "tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or see CUDA_VISIBLE_DEVICES"
         )
-    return torch.device(kind, first + mesh.rank)
+    return torch.device(kind, index)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

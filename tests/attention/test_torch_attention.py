@@ -151,13 +151,15 @@ def test_the_cpu_gets_this_backend() -> None:
     [{"sink": True}, {"tree_depth": 4, "window": 4}, {"dtype": torch.int8}, {"num_kv_heads": 3}],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="torch: "):
+    with pytest.raises(ValueError, match="backend torch cannot serve this model here: "):
         choose_backend("torch", spec(**asked), CPU)
 
 
 def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchAttention, "supports_trees", False)
-    with pytest.raises(ValueError, match="torch: has no masks for draft trees"):
+    with pytest.raises(
+        ValueError, match="backend torch cannot serve this model here: has no masks for draft trees"
+    ):
         choose_backend(None, spec(tree_depth=3), CPU)
     assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
 

@@ -189,7 +189,7 @@ def test_a_gpu_gets_this_backend() -> None:
     ],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="triton: "):
+    with pytest.raises(ValueError, match="backend triton cannot serve this model here: "):
         choose_backend("triton", spec(**asked), GPU)
 
 
@@ -198,7 +198,33 @@ def test_an_fp8_cache_needs_a_gpu_that_knows_fp8() -> None:
     ampere = replace(GPU, capability=(8, 0))
     assert TritonAttention.supports(asked, GPU) is None
     assert "8.9 or newer" in str(TritonAttention.supports(asked, ampere))
-    assert isinstance(choose_backend(None, asked, ampere), TorchAttention)
+    with pytest.raises(ValueError, match="8.9 or newer; use attention_backend='torch', which is slower"):
+        choose_backend(None, asked, ampere)
+    assert isinstance(choose_backend("torch", asked, ampere), TorchAttention)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "Triton's kernels, Hopper's for prompts"),
+        ({"num_heads": 40, "num_kv_heads": 8, "head_dim": 128}, "Triton's kernels, Hopper's for prompts"),
+        (
+            {"kv_dtype": torch.float8_e4m3fn},
+            "with a cache of float8_e4m3fn, prompts take the one for any",
+        ),
+        ({"window": 500}, "with a window of 500 tokens, prompts take"),
+        ({"head_dim": 80}, "with a head dim of 80"),
+        ({"block_size": 16}, "with blocks of 16 tokens"),
+        ({"dtype": torch.float32}, "with heads of float32"),
+    ],
+)
+def test_the_log_says_who_attends_to_prompts_on_hopper(asked: dict[str, object], words: str) -> None:
+    half = {"dtype": torch.bfloat16, "block_size": 64, "head_dim": 128}
+    assert words in TritonAttention.describe(spec(**(half | asked)), GPU)
+    assert (
+        TritonAttention.describe(spec(**(half | asked)), replace(GPU, capability=(8, 0)))
+        == "Triton's kernels"
+    )
 
 
 def test_large_heads_are_refused_where_there_is_little_shared_memory() -> None:

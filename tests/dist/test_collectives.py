@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from multiprocessing.queues import SimpleQueue
 
 import pytest
 import torch
@@ -73,11 +73,15 @@ def check_graphs(tp: Group) -> None:
             assert_rounded_alike(out, expected)
 
 
-def run_rank(rank: int, folder: str) -> None:
+def run_rank(rank: int, ports: SimpleQueue[int]) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     links = connect(
-        Mesh(tp=SIZE, rank=rank), f"{folder}/meet", device, entered=lambda _: None, waiting=lambda _: None
+        Mesh(tp=SIZE, rank=rank),
+        lambda port: meet(ports, port),
+        device,
+        entered=lambda _: None,
+        waiting=lambda _: None,
     )
     assert links.tp.mailbox is not None, "nothing is tested"
     for check in (check_sums, check_gathers, check_graphs):
@@ -85,5 +89,14 @@ def run_rank(rank: int, folder: str) -> None:
     disconnect()
 
 
-def test_two_gpus_agree(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=SIZE)
+def meet(ports: SimpleQueue[int], port: int | None) -> int:
+    if port is None:
+        return ports.get()
+    for _ in range(SIZE - 1):
+        ports.put(port)
+    return port
+
+
+def test_two_gpus_agree() -> None:
+    ports = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(run_rank, (ports,), nprocs=SIZE)

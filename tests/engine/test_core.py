@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from pellucid.engine.core import Engine, NullGrammar
-from pellucid.schedule.pace import Unpaced
 from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.schedule.prefill_budget import UnlimitedPrefill
 from pellucid.schedule.scheduler import HostBoundRow
-from pellucid.types import FinishReason, SeqUpdate
+from pellucid.types import FinishReason, Request, SeqUpdate
 from tests.schedule.device import Device, make_request, make_scheduler
 from tests.schedule.store import Store
 
@@ -255,11 +255,11 @@ class SlowGrammar(OddTokens):
 
     def __init__(self) -> None:
         super().__init__()
-        self.compiling: Future[object] = Future()
+        self.attaching: Future[object] = Future()
         self.ended: dict[str, str | None] = {}
 
-    def compile(self, grammar: str) -> Future[object]:
-        return self.compiling
+    def attach(self, request: Request) -> Future[object]:
+        return self.attaching
 
     def take_ended(self) -> dict[str, str | None]:
         ended, self.ended = self.ended, {}
@@ -274,7 +274,7 @@ def test_a_request_waits_for_its_grammar_and_no_other_does() -> None:
     ended = [update.request_id for _ in range(5) for update in engine.step() if update.finish_reason]
     assert ended == ["b"]
     assert engine.has_work and engine.idle and engine.stats().num_waiting == 1
-    grammar.compiling.set_result(None)
+    grammar.attaching.set_result(None)
     assert drain(engine)["a"][-1].finish_reason is FinishReason.LENGTH
     assert not engine.has_work
 
@@ -284,7 +284,7 @@ def test_a_grammar_that_cannot_be_is_its_requests_error() -> None:
     engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
     engine.add(make_request("a", [1, 2, 3], grammar="odd"))
     assert engine.step() == []
-    grammar.compiling.set_exception(ValueError("no language"))
+    grammar.attaching.set_exception(ValueError("no language"))
     (update,) = drain(engine)["a"]
     assert update.finish_reason is FinishReason.ERROR and update.error == "its grammar: no language"
 
@@ -297,14 +297,14 @@ def test_a_grammar_keeps_neither_the_requests_that_have_waited_for_it_nor_itself
     engine.add(request)
     engine.step()
     engine.abort("a")
-    grammar.compiling.set_result(None)
+    grammar.attaching.set_result(None)
     drain(engine)
     assert sys.getrefcount(request) == num_held
-    compiled = weakref.ref(grammar.compiling)
+    attached = weakref.ref(grammar.attaching)
     gc.disable()
     try:
-        del grammar.compiling
-        assert compiled() is None
+        del grammar.attaching
+        assert attached() is None
     finally:
         gc.enable()
 
@@ -317,16 +317,17 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_dies_with_the_e
     engine.abort("a")
     (update,) = engine.step()
     assert (update.request_id, update.finish_reason) == ("a", FinishReason.ABORT)
-    (update,) = engine._die(RuntimeError("gone"))
+    engine._die(RuntimeError("gone"))
+    (update,) = engine.step()
     assert update.request_id == "b" and "gone" in str(update.error)
-    grammar.compiling.set_result(None)
+    grammar.attaching.set_result(None)
     assert drain(engine) == {}
 
 
 @pytest.mark.parametrize("error", [None, "left"])
 def test_a_text_behind_which_nothing_may_come_ends_at_once(error: str | None) -> None:
     grammar = SlowGrammar()
-    grammar.compiling.set_result(None)
+    grammar.attaching.set_result(None)
     engine = Engine(make_scheduler(), EagerExecutor(), depth=2, grammar=grammar, check_invariants=True)
     engine.add(make_request("a", [1, 2, 3], max_tokens=9, grammar="odd"))
     first = engine.step()
@@ -404,8 +405,8 @@ def test_ctrl_c_while_a_step_is_launched_ends_the_engine_and_answers_every_reque
     assert not engine.has_work and engine.error is not None
 
 
-class Recorder(Unpaced):
-    """A pace that remembers what the steps took."""
+class Recorder(UnlimitedPrefill):
+    """A prefill budget that remembers what the steps took."""
 
     def __init__(self) -> None:
         self.num_planned = 0
@@ -421,12 +422,12 @@ class Recorder(Unpaced):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_pace_is_told_of_every_step_and_of_no_time_without_one(depth: int) -> None:
     engine, _ = make_engine(depth=depth)
-    engine.scheduler.pace = pace = Recorder()
+    engine.scheduler.prefill_budget = budget = Recorder()
     began = time.perf_counter()
     for name in "ab":
         engine.add(make_request(name))
         while engine.has_work:
             engine.step()
         time.sleep(0.2)
-    assert len(pace.seconds) == pace.num_planned == engine.stats().num_steps
-    assert min(pace.seconds) >= 0 and sum(pace.seconds) <= time.perf_counter() - began - 0.4
+    assert len(budget.seconds) == budget.num_planned == engine.stats().num_steps
+    assert min(budget.seconds) >= 0 and sum(budget.seconds) <= time.perf_counter() - began - 0.4

@@ -1,19 +1,15 @@
-"""The owner of several engines, without any: sums, sockets' folder, CPUs."""
+"""The owner of several engines, without any: sums, updates that join, cores."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
 from dataclasses import fields
-from pathlib import Path
 
+import msgspec
 import pytest
 
 from pellucid import platform
-from pellucid.engine import replicas
-from pellucid.engine.process import Failed, Message, Ready, Turn
-from pellucid.engine.replicas import Replicas, joined, least, own_cpus, short_folder
+from pellucid.cluster.messages import Turn
+from pellucid.engine.replicas import hear_early, joined, least
 from pellucid.engine.statistics import EngineStats
 from pellucid.executor.base import Capacity
 from pellucid.platform import share_of_cpus
@@ -57,17 +53,6 @@ def test_what_an_engine_says_of_a_request_in_several_turns_is_one_update() -> No
     assert (end.request_id, end.error) == ("b", "it has died"), "a stop string may have ended the text before"
 
 
-def test_a_long_temporary_folder_does_not_make_sockets_impossible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    folder = short_folder()
-    assert len(folder.name) < 60 and Path(folder.name).is_dir() and not list(deep.iterdir())
-    folder.cleanup()
-
-
 @pytest.mark.parametrize("num_cores,num_shares", [(8, 2), (7, 3), (2, 2), (1, 3), (2, 5)])
 def test_engines_divide_the_cores(num_cores: int, num_shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = [{core, core + 100} for core in range(num_cores)]  # with their hyperthreads
@@ -79,59 +64,9 @@ def test_engines_divide_the_cores(num_cores: int, num_shares: int, monkeypatch: 
         assert sum(map(len, shares)) == 2 * num_cores, "some core is in two shares"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
-def test_a_process_inherits_cpus_of_its_own_only_where_openmp_pins(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = os.sched_getaffinity(0)
-    monkeypatch.setattr(platform, "CORES", [{cpu} for cpu in sorted(allowed)])
-    for pinned in (False, True):
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        monkeypatch.setenv("OMP_PROC_BIND", "close") if pinned else monkeypatch.delenv("OMP_PROC_BIND", False)
-        with own_cpus(0, len(allowed)):
-            assert os.sched_getaffinity(0) == ({min(allowed)} if pinned else allowed)
-        assert os.sched_getaffinity(0) == allowed
-
-
-class Early:
-    """An engine's process as its owner sees it: what it says, message by message."""
-
-    def __init__(self, index: int, *messages: list[Message]) -> None:
-        self.index, self.stats = index, None
-        self._messages = list(messages)
-
-    def receive(self) -> list[Message]:
-        return self._messages.pop(0) if self._messages else []
-
-
-def awaited(*engines: Early) -> object:
-    """What becomes of the start of these, whose owner looks as often as need be."""
-    owner = object.__new__(type("Owner", (Replicas,), {"files": []}))
-    owner._replicas = list(engines)  # type: ignore[assignment]
-    looks = iter([True] * 5 + [False])
-    return owner._await_start(lambda: next(looks))
-
-
-def standing(error: str | None = None) -> Turn:
-    return Turn([], EngineStats.total([STATS]), num_heard=0, has_work=False, error=error)
-
-
-STATS = EngineStats(**dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {  # type: ignore[arg-type]
-    "num_accepted_per_position": (), "num_steps_by_tokens": (), "is_synthetic": False
-})  # fmt: skip
-
-
-def ready(num_blocks: int) -> Ready:
-    return Ready(pickle.dumps((None, Capacity(groups=(), num_blocks=(num_blocks,), max_model_len=64), STATS)))
-
-
-def test_an_engine_that_is_ready_long_before_the_others_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "wait", lambda *_: None)
-    early, late = Early(0, [ready(9)], [standing()]), Early(1, [], [], [], [ready(7)])
-    assert awaited(early, late) == (None, Capacity(groups=(), num_blocks=(7,), max_model_len=64))
-
-
-def test_an_engine_that_fails_while_others_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "wait", lambda *_: None)
+def test_an_engine_that_fails_while_others_begin_says_so() -> None:
+    numbers = dict.fromkeys((f.name for f in fields(EngineStats)), 0)
+    standing = Turn([], EngineStats(**numbers), num_heard=0, has_work=False, error=None)  # type: ignore[arg-type]
+    hear_early(0, standing)
     with pytest.raises(RuntimeError, match="engine 0 has failed before others began: its worker died"):
-        awaited(Early(0, [ready(9)], [standing("its worker died")]), Early(1))
-    with pytest.raises(ValueError, match="no such model"):
-        awaited(Early(0), Early(1, [Failed("no such model", is_users=True)]))
+        hear_early(0, msgspec.structs.replace(standing, error="its worker died"))

@@ -38,7 +38,14 @@ def place(router: Router, *args: object, **options: object) -> int:
 
 
 def end(router: Router, *names: object) -> None:
-    router.note([SeqUpdate(str(name), [1], finish_reason=FinishReason.STOP) for name in names])
+    for name in map(str, names):
+        if (engine := router.engine_of(name)) is not None:
+            tell(router, SeqUpdate(name, [1], finish_reason=FinishReason.STOP), engine)
+
+
+def tell(router: Router, update: SeqUpdate, engine: int) -> bool:
+    """An engine says something; does it count?"""
+    return router.note(engine, [update]) == [update]
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 3, 8])
@@ -69,9 +76,9 @@ def test_a_long_prompt_counts_until_its_first_token_has_come() -> None:
     router = make_router(2)
     assert place(router, "long", [*range(40_000)]) == 0
     assert [place(router, i) for i in range(3)] == [1, 1, 1]
-    router.note([SeqUpdate("long")])  # another chunk of the prompt
+    tell(router, SeqUpdate("long"), 0)  # another chunk of the prompt
     assert place(router, 3) == 1
-    router.note([SeqUpdate("long", [7])])
+    tell(router, SeqUpdate("long", [7]), 0)
     assert place(router, 4) == 0
 
 
@@ -197,6 +204,134 @@ def test_a_closed_engine_gets_nothing_and_its_requests_are_named() -> None:
     assert router.choose(request("last")) is None
 
 
+def test_of_two_equal_prompts_the_second_goes_where_nobody_is() -> None:
+    router = make_router(2)
+    assert [place(router, name, [*range(100)]) for name in "ab"] == [0, 1]
+
+
+class Machine:
+    """Engines that run some requests each and queue the others, as their router sees them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.num = rng, rng.randint(2, 4)
+        self.num_slots = rng.randint(1, 3)
+        self.router = make_router(self.num, num_blocks=rng.choice([0, 50]))
+        self.queues: list[list[Request]] = [[] for _ in range(self.num)]  # the first ones run
+        self.unheard: list[list[str]] = [[] for _ in range(self.num)]  # aborts that they have not read
+        self.is_open, self.ended = [True] * self.num, list[str]()
+        self.num_moves = 0
+
+    def num_waiting(self) -> list[int]:
+        return [max(0, len(queue) - self.num_slots) for queue in self.queues]
+
+    def add(self, new: Request) -> None:
+        engine = self.router.choose(new)
+        assert engine is not None
+        idle = [e for e in range(self.num) if self.is_open[e] and not self.queues[e]]
+        assert not idle or engine in idle, "another one idles"
+        self.queues[engine].append(new)
+
+    def say(self, engine: int) -> None:
+        """One of those that run has its next token, or its last one."""
+        queue = self.queues[engine]
+        if not queue:
+            return
+        chosen = self.rng.choice(queue[: self.num_slots])
+        reason = self.rng.choice([None, FinishReason.STOP])
+        counts = tell(self.router, SeqUpdate(chosen.id, [1], finish_reason=reason), engine)
+        if reason is not None:
+            queue.remove(chosen)
+            self.ended += [chosen.id] * counts
+
+    def hear(self, engine: int) -> None:
+        """It reads the first abort."""
+        if self.unheard[engine]:
+            name = self.unheard[engine].pop(0)
+            found = [r for r in self.queues[engine] if r.id == name]
+            for old in found:
+                self.queues[engine].remove(old)
+                gone = SeqUpdate(name, finish_reason=FinishReason.ABORT)
+                assert not tell(self.router, gone, engine), "it has moved"
+
+    def move(self) -> None:
+        for request, source, target in self.router.moves(self.num_waiting()):
+            assert self.is_open[source] and self.is_open[target] and source != target
+            self.unheard[source].append(request.id)
+            self.queues[target].append(request)
+            self.num_moves += 1
+
+    def check(self) -> None:
+        """Nobody idles while a request waits elsewhere, unless it was here and its end has not come."""
+        idle = [e for e in range(self.num) if self.is_open[e] and not self.queues[e]]
+        for engine, queue in enumerate(self.queues):
+            here = [r.id for r in queue if self.router.engine_of(r.id) == engine]
+            assert not idle or len(here) <= self.num_slots
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_engine_idles_while_another_one_has_a_queue(seed: int) -> None:
+    rng = random.Random(seed)
+    machine = Machine(rng)
+    shared = [rng.randrange(100) for _ in range(400)]
+    for i in range(400):
+        engine, action = rng.randrange(machine.num), rng.random()
+        if action < 0.4 and i < 300:
+            tokens = shared[: rng.randrange(400)] + [rng.randrange(100)]
+            machine.add(request(i, tokens, max_tokens=rng.choice([None, 1, 50, 5000])))
+        elif action < 0.7:
+            machine.say(engine)
+        else:
+            machine.hear(engine)
+        machine.move()
+        machine.check()
+    while any(machine.queues):
+        for engine in range(machine.num):
+            machine.hear(engine)
+            machine.say(engine)
+            machine.move()
+            machine.check()
+    assert len(machine.ended) == len(set(machine.ended)) and machine.router.loads == [0] * machine.num
+
+
+def test_what_moves_is_the_youngest_half_of_the_work() -> None:
+    router = make_router(2)
+    for name in ("a", "b"):
+        place(router, name, max_tokens=100)
+    for i in range(6):
+        place(router, i, max_tokens=100)
+    assert router.moves([2, 2]) == [], "none idles"
+    end(router, "b", 1, 3, 5)
+    moves = router.moves([2, 0])
+    assert [(move.request.id, move.source, move.target) for move in moves] == [("4", 0, 1), ("2", 0, 1)]
+    assert router.engine_of("4") == 1 and router.loads[0] == router.loads[1]
+    assert not tell(router, SeqUpdate("4", [1]), 0) and tell(router, SeqUpdate("4", [1]), 1)
+
+
+def test_nothing_is_remembered_of_what_has_left_an_engine_that_is_closed() -> None:
+    router = make_router(3)
+    for i in range(9):
+        place(router, i, max_tokens=100)
+    end(router, 1, 4, 7)
+    moved = [move.request.id for move in router.moves([2, 0, 0])]
+    assert moved == ["6"] and router.engine_of("6") == 1
+    router.close(0)
+    assert not tell(router, SeqUpdate("6", [1]), 0), "its last words do not count"
+    assert not router._left, "there will be no others"
+
+
+def test_what_has_begun_stays_and_so_does_a_lonely_one() -> None:
+    router = make_router(2)
+    for name in "abcd":
+        place(router, name)
+    end(router, "b", "d")
+    tell(router, SeqUpdate("c", [1]), 0)
+    tell(router, SeqUpdate("a", [1]), 0)
+    assert router.moves([1, 0]) == []
+    end(router, "a", "c")
+    place(router, "e")
+    assert router.moves([1, 1]) == [], "it would be as lonely there"
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_loads_are_the_work_that_is_left(seed: int) -> None:
     rng = random.Random(seed)
@@ -217,7 +352,8 @@ def test_whatever_happens_loads_are_the_work_that_is_left(seed: int) -> None:
                 least = min(before[e] for e in is_open)
                 output = min(new.sampling.max_tokens or MAX_OUTPUT, MAX_OUTPUT)
                 assert engine in is_open
-                assert before[engine] <= least * (1 + 1 / SLACK) + len(tokens) + OUTPUT_WORK * output
+                work = len(tokens) + OUTPUT_WORK * output
+                assert before[engine] <= (least * (1 + 1 / SLACK) + work if least else 0)
                 assert (
                     before[engine]
                     < router.loads[engine]
@@ -225,7 +361,8 @@ def test_whatever_happens_loads_are_the_work_that_is_left(seed: int) -> None:
                 )
                 running.append(new.id)
         elif action < 0.7 and running:
-            router.note([SeqUpdate(rng.choice(running), [1])])
+            name = rng.choice(running)
+            tell(router, SeqUpdate(name, [1]), router.engine_of(name) or 0)
         elif action < 0.95 and running:
             end(router, running.pop(rng.randrange(len(running))))
         elif action > 0.995 and is_open:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from pellucid.engine.core import Engine
-from pellucid.engine.xray import INTERVAL, MOST_TIME, BlockView, Flat, Frame, LiveXRay, RowView
+from pellucid.engine.xray import INTERVAL, MOST_ROWS, MOST_TIME, BlockView, Flat, Frame, LiveXRay, RowView
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request
 
@@ -69,7 +69,7 @@ class Page:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_picture_is_the_truth_whenever_it_is_drawn(seed: int) -> None:
-    engine, _ = make_engine(depth=2, num_blocks=18, num_slots=4, num_spec=2)
+    engine, _ = make_engine(depth=2, num_blocks=15, num_slots=4, num_spec=2)
     rng, clock, page = random.Random(seed), Clock(), Page()
     names = iter(range(10_000))
     for turn in range(300):
@@ -93,13 +93,32 @@ def test_a_frame_has_the_rows_of_each_step() -> None:
     engine, executor = make_engine(num_spec=2, budget=4)
     executor.device.accept = 1
     engine.xray = LiveXRay(engine.scheduler)
-    engine.add(make_request("a", 6, max_tokens=4))
+    engine.add(make_request("a", 6, max_tokens=44))
     while engine.has_work:
         engine.step()
     frame = engine.xray.frame(is_stale=False)
     assert frame is not None and frame.is_first and frame.max_num_tokens == 4 and not frame.running
     rows = [row[1:] for step in frame.steps for row in views(RowView, step.rows)]
-    assert rows == [(4, 0, 0), (2, 0, 1), (3, 2, 2), (3, 2, 1)], "two chunks and two verifications"
+    assert rows[:2] == [(4, 0, 0), (2, 0, 1)], "two chunks, then verifications"
+    assert rows[2:] == [(3, 2, 2)] * 21 + [(3, 2, 1)]
+    stats = engine.stats()
+    assert sum(step.seconds for step in frame.steps) == pytest.approx(
+        stats.host_seconds + stats.wait_seconds, rel=0.5
+    )
+
+
+def test_a_step_says_how_many_rows_it_has_beyond_those_that_are_shown() -> None:
+    num = MOST_ROWS + 8
+    engine, _ = make_engine(num_slots=num, budget=num, num_blocks=2 * num)
+    engine.xray = LiveXRay(engine.scheduler)
+    for name in range(num):
+        engine.add(make_request(str(name), 1, max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    frame = engine.xray.frame(is_stale=False)
+    assert frame is not None
+    (step,) = frame.steps
+    assert (step.num_rows, len(views(RowView, step.rows))) == (num, MOST_ROWS)
 
 
 def test_it_looks_at_most_so_often_and_says_nothing_twice() -> None:

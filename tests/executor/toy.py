@@ -6,13 +6,15 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
+from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import Resolved
-from pellucid.schedule.plan import Admission, Row, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Admission, Row, Rows, StepPlan, StepResult, ints
 from pellucid.types import SamplingParams
 
 FOREVER = 60.0  # seconds
@@ -89,7 +91,7 @@ def resolved(num_workers: int, worker_timeout: float) -> Resolved:
     options = {"tensor_parallel_size": num_workers, "worker_timeout": worker_timeout}
     return Resolved(
         user=EngineConfig.from_options(options),
-        checkpoint=None,  # type: ignore[arg-type]
+        checkpoint=Checkpoint(name="toy", path=Path("toy"), config={}),
         platform=Platform(device="cpu", name="CPU", memory_total=0, memory_free=0, num_cores=1),
         dtype="float32",
         kv_dtype="float32",
@@ -120,7 +122,7 @@ def plan(plan_id: int, *happens: str, num_tokens: int = 0) -> StepPlan:
     return StepPlan(
         id=plan_id,
         committed=plan_id - 1,
-        rows=[Row(0, 0, 0, 1, 0, 1)],
+        rows=Rows.of([Row(0)]),
         admitted=[admission],
         kv_meta=list(happens),
     )

@@ -7,6 +7,7 @@ one line a kernel: its name, a size, bytes of shared memory.
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import torch
@@ -26,7 +27,6 @@ from pellucid.kernels.all_reduce import (
     sum_add_rms_norm_kernel,
     sum_kernel,
 )
-from pellucid.kernels.block_fp8_matmul import block_fp8_matmul_kernel, tile_for
 from pellucid.kernels.decode_merge import copies_for, merged_at_once
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_share_kernel
@@ -37,7 +37,7 @@ from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
-from pellucid.kernels.paged_attention import SHARED_MEMORY
+from pellucid.kernels.paged_attention import SHARED_MEMORY, padded_heads
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
 from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
@@ -49,12 +49,15 @@ from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
+from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
+from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ADA = GPUTarget("cuda", 89, 32)  # such as an L4
+AMPERE = GPUTarget("cuda", 80, 32)
 ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024}  # bytes of shared memory that attention plans for
 DTYPE = torch.bfloat16
 POINTERS = {
@@ -182,6 +185,8 @@ def main() -> None:
     compile_products()
     compile_draw()
     compile_quantization()
+    compile_scaled_products()
+    compile_few_rows_on_ada()
     compile_passes()
     compile_exchanges()
     compile_ends()
@@ -391,11 +396,12 @@ def compile_decode(target: GPUTarget) -> None:
 
 def compile_hopper_prefill() -> None:
     part, rows = PART.value, ROWS.value
-    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4)):
-        box = [rows // group_size, group_size, part]
+    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4), (128, 5), (64, 7)):
+        heads = padded_heads(group_size)
+        box = [rows // heads, heads, part]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
         constants = {"NUM_KV_HEADS": 8, "GROUP_SIZE": group_size, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64}
-        constants |= {"DEPENDENT": True}
+        constants |= {"DEPENDENT": True, "HEADS": heads}
         names = [name for name in hopper_prefill_kernel.arg_names if name not in constants]
         types = {name: signature_of(name, "") for name in names}
         types |= {"queries": f"tensordesc<bf16{box},{layouts[0]!r}>"}
@@ -448,7 +454,7 @@ def compile_persistent_matmul() -> None:
 
 
 def compile_quantization() -> None:
-    """Rounding to FP8, by rows and by blocks, and products of blocks."""
+    """Rounding to FP8, by rows and by blocks, and products of few rows."""
     for features, group in ((12288, 12288), (12288, 128)):
         groups = features // group
         parts, part = cut(group)
@@ -471,14 +477,42 @@ def compile_quantization() -> None:
         tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "ACT": None, "bias_ptr": None}
         size = compiled_size(split_k_kernel, FROM_FP8, tile, num_warps=4, num_stages=4)
         sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {size}\n")
-    for num_tokens in (1, 64, 1000):
-        rows, columns, warps = tile_for(num_tokens)
-        constants = {"N": 4096, "K": 4096, "BLOCK": 128, "ROWS": rows, "COLUMNS": columns}
-        types = {"x_ptr": "*fp8e4nv", "weight_ptr": "*fp8e4nv", "out_ptr": "*bf16", "num_tokens": "i32"}
-        size = compiled_size(
-            block_fp8_matmul_kernel, types | FP8_TYPES, constants, num_warps=warps, num_stages=4
-        )
-        sys.stdout.write(f"{block_fp8_matmul_kernel.fn.__name__} {num_tokens} {size}\n")
+
+
+def compile_scaled_products() -> None:
+    """Of FP8 numbers with scales of blocks and of rows, and of plain numbers with weights of a byte.
+
+    An A100 cannot convert FP8, and an A10 has no more shared memory than an L4.
+    """
+    for target, x, weight, dtypes in (
+        (HOPPER, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
+        (ADA, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
+        (AMPERE, None, "*u8", ["*bf16", "*fp16"]),
+        (HOPPER, None, "*i8", ["*bf16"]),
+    ):
+        for dtype, num_tokens, block in itertools.product(dtypes, (1, 64, 1000), (128, 4096)):
+            itemsize = 2 if x is None else 1
+            rows, columns, warps = tile_for(num_tokens)
+            constants = {"N": 4096, "K": 4096, "BLOCK": block, "STEP": step_for(itemsize, block)}
+            constants |= {"ROWS": rows, "COLUMNS": columns} | ({"x_scale_ptr": None} if x is None else {})
+            types = {"x_ptr": x or dtype, "weight_ptr": weight, "out_ptr": dtype, "num_tokens": "i32"}
+            options = {"num_warps": warps, "num_stages": scaled_stages(itemsize)}
+            made = compiled(scaled_matmul_kernel, FP8_TYPES | types, constants, target, **options)
+            size = made.metadata.shared
+            assert target is HOPPER or size <= ROOM[ADA], (target, constants)
+            sys.stdout.write(f"{scaled_matmul_kernel.fn.__name__} {num_tokens} {target.arch} {size}\n")
+
+
+def compile_few_rows_on_ada() -> None:
+    """In FP8, which was once Hopper's alone."""
+    few = FROM_FP8 | {"x_ptr": "*bf16"}
+    gemv = {"K": 12288, "ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
+    gemv |= {"x_scale_ptr": None} | follows(ADA)
+    size = compiled(fp8_gemv_kernel, few, gemv, ADA, num_warps=4).metadata.shared
+    sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} 1 89 {size}\n")
+    tile = {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None, "bias_ptr": None} | follows(ADA)
+    size = compiled(split_k_kernel, FROM_FP8, tile, ADA, num_warps=4, num_stages=4).metadata.shared
+    sys.stdout.write(f"{split_k_kernel.fn.__name__} 64 89 {size}\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
+from tests.interpreter import interpret
 
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+interpret()

@@ -79,7 +79,8 @@ def prefill(rows: Rows) -> Tensor:
 
 
 def tiles_of(rows: Rows, view: PagedRows) -> PromptTiles:
-    tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1])
+    by_hopper = hopper_takes(rows.q, rows.kv_cache, view, rows.window)
+    tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1], by_hopper=by_hopper)
     tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
     return PromptTiles(tiles, view, tile_queries)
 
@@ -432,7 +433,9 @@ def test_large_shapes_match_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int],
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("heads", [(8, 8), (16, 8), (32, 8), (16, 2), (16, 1)])
+@pytest.mark.parametrize(
+    "heads", [(8, 8), (16, 8), (32, 8), (16, 2), (16, 1), (40, 8), (24, 4), (28, 4), (14, 2)]
+)
 def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads: tuple[int, int]) -> None:
     lens = [(20, 20), (9, 130), (64, 64), (128, 128), (300, 1000), (63, 129), (130, 257), (1500, 1500)]
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": dtype}

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pellucid.kernels.compilations import Collected, LateCompilations
+from pellucid.kernels.compilations import (
+    Collected,
+    LateCompilations,
+    any_compiled,
+    compiled_together,
+    missing_names,
+)
 
 knobs = pytest.importorskip("triton").knobs
 
@@ -71,6 +78,32 @@ def test_two_engines_of_a_process_count_alike_and_may_end_in_any_order(heard: li
     second.end()
     assert second.num == 2 and first.num >= 1
     assert heard == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["preload", "triton_key", "jit_cache_hook", "jit_post_compile_hook"])
+def test_a_triton_with_other_inner_names_costs_time_and_not_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything then runs, and the log says why the start takes longer."""
+    runtime = pytest.importorskip("triton.runtime")
+    owners = {"preload": runtime.jit.JITFunction, "triton_key": runtime.cache}
+    if name in owners:
+        monkeypatch.delattr(owners[name], name)
+    else:
+        kept = {key: None for key in ("jit_cache_hook", "jit_post_compile_hook") if key != name}
+        monkeypatch.setattr(knobs, "runtime", SimpleNamespace(**kept))
+    late = LateCompilations()
+    late.begin()
+    with compiled_together(torch.device("cpu")):
+        assert torch.ones(2).new_empty(1).shape == (1,)
+    late.end()
+    if name != "jit_post_compile_hook":
+        assert f".{name}: kernels are compiled one after the other" in caplog.text
+        assert any_compiled(), "so they run in the warm-up"
+
+
+def test_this_triton_has_the_names() -> None:
+    assert missing_names() == []
 
 
 def test_only_kernels_that_are_to_run_are_launched_while_others_are_noted() -> None:

@@ -35,7 +35,7 @@ def attend(
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
     rows = make_rows(lengths, **shape, spare_columns=0)
     view = paged(rows, rows.fwd.max_query)
-    tile_queries = queries_per_tile(heads[0] // heads[1])
+    tile_queries = queries_per_tile(heads[0] // heads[1], by_hopper=True)
     num_wanted = rows.query_lens if num_wanted is None else num_wanted
     tiles = torch.from_numpy(prefill_tiles(rows.query_lens, tile_queries, num_wanted))
     out = torch.full_like(rows.q, torch.nan)
@@ -56,6 +56,18 @@ def attend(
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2)], ids=str)
 def test_prompt_chunks_match(lengths: list[tuple[int, int]], head_dim: int, heads: tuple[int, int]) -> None:
     attend(lengths, head_dim, heads)
+
+
+@pytest.mark.parametrize("heads", [(5, 1), (12, 2), (14, 2), (6, 2)], ids=str)
+def test_groups_of_any_number_of_heads_match(heads: tuple[int, int]) -> None:
+    """They are padded with heads of the next KV head, and behind the last one with nothing."""
+    attend([(1, 1), (65, 65), (40, 200)], 64, heads)
+    attend([(30, 700)], 64, heads, num_multiprocessors=7)
+
+
+def test_a_head_of_the_padding_would_be_noticed() -> None:
+    with pytest.raises(AssertionError):
+        attend([(65, 65)], 64, (10, 2), ("is_own & (packed % HEADS < GROUP_SIZE)", "is_own"))
 
 
 @pytest.mark.parametrize("num_wanted", [[1, 0, 1], [1, 11, 70], [0, 3, 0]], ids=str)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.block_fp8_matmul import block_fp8_matmul, block_fp8_matmul_ref
+import triton
+import triton.language as tl
+
 from pellucid.kernels.fp8_gemv import fp8_gemv, fp8_gemv_ref
 from pellucid.kernels.own_products import OwnFp8Products
-from pellucid.kernels.quantize_fp8 import Rounded, cut, quantize_fp8, quantize_fp8_ref, round_rows
+from pellucid.kernels.quantize_fp8 import Rounded, cut, quantize_fp8, quantize_fp8_ref, round_rows, saturated
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, add_rms_norm_fp8_ref
+from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
 from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_fp8, silu_mul_fp8_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import Gemv, SplitK
@@ -19,6 +24,7 @@ from tests.kernels.compare import DTYPES as COMPARED
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
+Quantize = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 64, 64), (5, 1000, 1000), (3, 48, 16), (4, 300, 128), (130, 256, 128), (2, 25600, 25600)]
 
@@ -64,6 +70,29 @@ def test_a_static_scale_serves_every_token_and_saturates() -> None:
         assert scale.tolist() == [[0.5], [0.5]]
         assert rounded.float()[0, 3] == -448 and rounded.float()[1, 0] == 448
         assert_rounded_alike(rounded, quantize_fp8_ref(x, 4, static)[0])
+
+
+@triton.jit
+def saturate_kernel(x_ptr, out_ptr):
+    at = tl.arange(0, 4)
+    tl.store(out_ptr + at, saturated(tl.load(x_ptr + at), 448.0))
+
+
+def test_a_number_saturates_and_nan_stays_nan() -> None:
+    x = torch.tensor([1.0, torch.nan, -torch.inf, 1e4], device=DEVICE)
+    out = torch.empty_like(x)
+    saturate_kernel[(1,)](x, out)
+    torch.testing.assert_close(out.cpu(), torch.tensor([1.0, torch.nan, -448.0, 448.0]), equal_nan=True)
+
+
+@pytest.mark.parametrize("quantize", [quantize_fp8, quantize_fp8_ref] if HAS_GPU else [quantize_fp8_ref])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_nan_stays_nan_and_spoils_no_other_token(quantize: Quantize, is_static: bool) -> None:
+    """The interpreter's own conversion loses it."""
+    x = torch.tensor([[1.0, torch.nan, -2.0, 3.0], [1.0, 2.0, -3.0, 4.0]], device=DEVICE)
+    rounded, scale = quantize(x, 4, torch.tensor(0.5, device=DEVICE) if is_static else None)
+    assert rounded.float()[0, 1].isnan()
+    torch.testing.assert_close(rounded.float()[1] * scale[1], x[1], rtol=1 / 16, atol=0)
 
 
 def test_no_tokens_have_no_scales() -> None:
@@ -137,33 +166,78 @@ def test_few_rows_go_to_the_kernel_of_their_number_rounded_or_not() -> None:
         assert torch.equal(products(rows, weight, weight_scale), expected)
 
 
+WHOLE_ROWS = 1 << 20  # a block that is longer than any row
+SCALED = [
+    (1, 40, 128, 128),
+    (16, 33, 96, 32),
+    (17, 70, 80, 32),
+    (5, 34, 100, 48),  # steps of 64, not full
+    (3, 20, 320, 160),  # two steps a block, the second one not full
+    (70, 64, 256, 64),
+    (300, 130, 160, 128),
+    (0, 8, 32, 32),
+    (1, 40, 300, WHOLE_ROWS),
+    (20, 33, 70, WHOLE_ROWS),
+    (130, 130, 96, WHOLE_ROWS),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("num_tokens", "num_outputs", "num_inputs", "block"),
-    [
-        (1, 40, 128, 128),
-        (16, 33, 96, 32),
-        (17, 70, 80, 32),
-        (70, 64, 256, 64),
-        (300, 130, 160, 128),
-        (0, 8, 32, 32),
-    ],
-)
-def test_the_product_scales_every_block(
+@pytest.mark.parametrize(("num_tokens", "num_outputs", "num_inputs", "block"), SCALED)
+def test_the_product_of_fp8_numbers_scales_every_block(
     num_tokens: int, num_outputs: int, num_inputs: int, block: int, dtype: torch.dtype
 ) -> None:
     if num_tokens > 64 and not HAS_GPU and dtype != torch.float32:
         pytest.skip("large tiles are slow in the interpreter")
+    block = min(block, num_inputs)
     x, x_scale = quantize_fp8_ref(torch.randn(num_tokens, num_inputs, device=DEVICE), block)
-    weight, weight_scale = quantize_fp8_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
-    weight_scale = weight_scale * torch.logspace(-1, 1, weight_scale.shape[1], device=DEVICE)
+    weight, weight_scale = scaled_weight(num_outputs, num_inputs, block)
     operands = (x.contiguous(), x_scale, weight.contiguous(), weight_scale)
     ours, expected = (
-        multiply(*operands, block=block, dtype=dtype) for multiply in (block_fp8_matmul, block_fp8_matmul_ref)
+        multiply(*operands, block=block, dtype=dtype) for multiply in (scaled_matmul, scaled_matmul_ref)
     )
     assert ours.shape == (num_tokens, num_outputs) and ours.dtype == dtype
     tolerance = {torch.float32: 1e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * num_inputs**0.5)
+
+
+@pytest.mark.parametrize("dtype", COMPARED)
+@pytest.mark.parametrize("is_int8", [True, False])
+@pytest.mark.parametrize(("num_tokens", "num_outputs", "num_inputs", "block"), SCALED)
+def test_the_product_of_plain_numbers_widens_weights_exactly(
+    num_tokens: int, num_outputs: int, num_inputs: int, block: int, is_int8: bool, dtype: torch.dtype
+) -> None:
+    if num_tokens > 64 and not HAS_GPU and dtype != torch.float32:
+        pytest.skip("large tiles are slow in the interpreter")
+    block = min(block, num_inputs)
+    weight, weight_scale = scaled_weight(num_outputs, num_inputs, block)
+    if is_int8:
+        weight = torch.randint(-127, 128, weight.shape, dtype=torch.int8, device=DEVICE)
+        weight_scale = weight_scale / 127
+    x = torch.randn(num_tokens, num_inputs, device=DEVICE).to(dtype)
+    operands = (x, None, weight, weight_scale)
+    ours, expected = (
+        multiply(*operands, block=block, dtype=torch.float32)
+        for multiply in (scaled_matmul, scaled_matmul_ref)
+    )
+    size = expected.abs().amax(1, keepdim=True)
+    assert ((ours - expected).abs() <= 1e-5 * size + 1e-30).all()
+
+
+@pytest.mark.parametrize("dtype", COMPARED)
+def test_every_fp8_number_is_widened_to_what_it_is(dtype: torch.dtype) -> None:
+    numbers = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(torch.float8_e4m3fn)
+    numbers = numbers[~numbers.float().isnan()][:, None].expand(-1, 16).contiguous()
+    x = torch.eye(16, dtype=dtype, device=DEVICE)
+    ones = torch.ones(len(numbers), 1, device=DEVICE)
+    y = scaled_matmul(x, None, numbers, ones, block=16, dtype=torch.float32)
+    assert torch.equal(y, numbers.t().float())
+
+
+def scaled_weight(num_outputs: int, num_inputs: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 weights, and scales of blocks that differ much."""
+    weight, scale = quantize_fp8_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
+    return weight.contiguous(), scale * torch.logspace(-1, 1, scale.shape[1], device=DEVICE)
 
 
 @pytest.mark.gpu
@@ -174,7 +248,7 @@ def test_a_graph_replays_both_with_new_activations() -> None:
 
     def run() -> torch.Tensor:
         operands = (*quantize_fp8(x, 128), weight, weight_scale)
-        return block_fp8_matmul(*operands, block=128, dtype=torch.bfloat16)
+        return scaled_matmul(*operands, block=128, dtype=torch.bfloat16)
 
     run()
     graph = torch.cuda.CUDAGraph()

@@ -15,10 +15,10 @@ from pellucid.kernels import sample
 from pellucid.kernels.sample import BLOCK_TOKENS, draw, draw_ref
 from pellucid.sample.draw import Draw, FusedDraw, TorchDraw
 from pellucid.sample.noise import Purpose, gumbel, token_codes
-from pellucid.sample.state import LogitsBatch, SamplingState
+from pellucid.sample.state import Column, LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 from pellucid.types import SamplingParams
-from tests.sample.conftest import make
+from tests.sample.conftest import admit, make
 from tests.sample.test_vocabulary import on_every_rank
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,11 +29,12 @@ def requests(vocab_size: int) -> SamplingState:
     """A slot each of several temperatures, the first two greedy."""
     state = SamplingState(NUM_SLOTS, vocab_size, DEVICE)
     heat = [0.0, 0.0, 1.0, 0.3, 2.0, 0.6, 1.0, 1e30, 0.9, 1.0, 0.7, 1.0]
-    state.admit(
+    admit(
+        state,
         [
             make(slot, SamplingParams(temperature=t), seed=-(7**slot) * (slot % 2 or -1))
             for slot, t in enumerate(heat)
-        ]
+        ],
     )
     return state
 
@@ -49,7 +50,8 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype = torch.float32
 
 
 def columns(state: SamplingState) -> tuple[Tensor, Tensor, Tensor]:
-    return state.block_codes, state.table[:, 0], state.table.view(torch.float64)[:, 5]
+    temperature = state.table.view(torch.float64)[:, Column.TEMPERATURE]
+    return state.block_codes, state.table[:, Column.SEED], temperature
 
 
 @pytest.mark.parametrize("num_rows,vocab_size", [(1, 1), (1, 5003), (2, 700), (3, 5000), (12, 1501)])
@@ -135,7 +137,7 @@ def test_no_way_of_adding_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_likeliest_block_wins_at_any_level_and_temperature(level: float, temperature: float) -> None:
     """Also where a logit is beyond float32 once it is divided, and beside blocks that are impossible."""
     state = SamplingState(1, 1000, DEVICE)
-    state.admit([make(0, SamplingParams(temperature=temperature))])
+    admit(state, [make(0, SamplingParams(temperature=temperature))])
     batch = batch_of(state, [0, 0, 0])
     logits = torch.full((3, 1000), -float("inf"), device=DEVICE)
     logits[0, 300:320] = level
@@ -180,7 +182,7 @@ def test_ties_go_to_the_lowest_token_and_impossible_ones_are_never_drawn(
     kind: type[FusedDraw | TorchDraw], temperature: float
 ) -> None:
     state = SamplingState(1, 3000, DEVICE)
-    state.admit([make(0, SamplingParams(temperature=temperature))])
+    admit(state, [make(0, SamplingParams(temperature=temperature))])
     logits = torch.full((3, 3000), -float("inf"), device=DEVICE)
     logits[0, [2900, 1700, 1711]] = 1e4
     logits[1, 2999] = -1e4
@@ -196,7 +198,7 @@ def test_logits_that_are_no_numbers_give_a_token_that_there_is(
     kind: type[FusedDraw | TorchDraw], temperature: float
 ) -> None:
     state = SamplingState(1, 128, DEVICE)
-    state.admit([make(0, SamplingParams(temperature=temperature))])
+    admit(state, [make(0, SamplingParams(temperature=temperature))])
     logits = torch.full((9, 128), float("nan"), device=DEVICE)
     logits[1, -1] = 0.0
     tokens = kind(state)(logits, batch_of(state, [0] * 9), WHOLE_VOCABULARY)

@@ -114,9 +114,9 @@ def test_blocks_that_a_hit_would_wake_do_not_count_as_free() -> None:
     kv.release(write(kv, list(range(8))))
     hit = kv.match(kv.new_table(), list(range(12)), 11)
     assert hit.num_tokens == 8
-    assert kv.can_adopt(hit, 12, [0])  # two by the hit, one more
-    assert not kv.can_adopt(hit, 13, [0])
-    assert not kv.can_adopt(hit, 12, [1])
+    assert kv.lacking(hit, 12, [0]) == [0]  # two by the hit, one more
+    assert kv.lacking(hit, 13, [0]) == [1]
+    assert kv.lacking(hit, 12, [1]) == [1]
 
 
 def test_without_prefix_caching_nothing_is_published_or_found() -> None:

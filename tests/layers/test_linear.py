@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.dist.collectives import ALONE, Alone
+from pellucid.dist.collectives import ALONE, SingleRank
 from pellucid.layers.linear import Unsummed
 
 
-class Twins(Alone):
+class Twins(SingleRank):
     """Two ranks that hold the same."""
 
     size = 2

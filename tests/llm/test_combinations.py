@@ -42,3 +42,17 @@ def test_so_do_two_ranks_and_a_draft_model(storage: dict) -> None:
     expected = answers(**storage)
     assert answers(**storage, **DRAFTER, **TWO) == expected
     assert answers(**storage, **DRAFTER, **STAGES) == expected
+
+
+def num_steps(**options: object) -> int:
+    """For 32 answers of 40 tokens, with room for 32 tokens in a step."""
+    prompts = [[5 + i, 9, 11 + i % 7, 5 + i, 9, 12, 30 + i, 4, 5 + i, 9] for i in range(32)]
+    sampling = GREEDY.clone(max_tokens=40, ignore_eos=True)
+    with LLM("sprout", device="cpu", max_num_batched_tokens=32, **options) as llm:
+        llm.generate(prompts, sampling, use_tqdm=False)
+        assert bool(llm.llm_engine.stats.num_accepted_tokens) == bool(options)
+        return llm.llm_engine.stats.num_steps
+
+
+def test_drafts_cost_no_steps_where_a_step_has_no_room_for_them() -> None:
+    assert num_steps(**NGRAM) <= num_steps()

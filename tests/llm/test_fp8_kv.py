@@ -119,14 +119,16 @@ OLD_GPU = Platform(
 )
 
 
-def kv_dtype(wish: str, scheme: object, platform: Platform = CPU) -> str:
+def kv_dtype(wish: str, scheme: object, platform: Platform = CPU, **options: str) -> str:
     """What the cache will be made of for a checkpoint with this kv_cache_scheme, its dtype bfloat16."""
     sizes = {"max_position_embeddings": 64, "num_hidden_layers": 2}
     config = {"architectures": ["Qwen3ForCausalLM"], "torch_dtype": "bfloat16", **sizes}
     if scheme is not None:
         config["quantization_config"] = compressed(kv_cache_scheme=scheme)
     checkpoint = Checkpoint(name="test", path=Path(), config=config)
-    return resolve(EngineConfig.from_options({"kv_cache_dtype": wish}), platform, checkpoint).kv_dtype
+    return resolve(
+        EngineConfig.from_options({"kv_cache_dtype": wish, **options}), platform, checkpoint
+    ).kv_dtype
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,9 @@ def test_auto_is_what_the_checkpoint_was_calibrated_for(wish: str, scheme: objec
 
 def test_a_gpu_without_kernels_for_fp8_gets_it_only_when_asked() -> None:
     assert kv_dtype("auto", FP8_SCHEME, OLD_GPU) == "bfloat16"
-    assert kv_dtype("fp8", FP8_SCHEME, OLD_GPU) == "float8_e4m3fn"
+    with pytest.raises(ValueError, match="'fp8', which needs .* 8.9 or newer; the GPU is A100 .*8.0"):
+        kv_dtype("fp8", FP8_SCHEME, OLD_GPU)
+    assert kv_dtype("fp8", None, OLD_GPU, attention_backend="torch") == "float8_e4m3fn"
 
 
 @pytest.mark.parametrize(

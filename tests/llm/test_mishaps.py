@@ -16,6 +16,7 @@ from pellucid.executor.local import LocalExecutor
 from pellucid.worker.graphs import EagerLauncher
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.results import Packed
+from tests.engine.test_interrupts import Places
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [3 + i * 37 % 300 for i in range(100)]
@@ -71,6 +72,29 @@ def test_an_interruption_while_prompts_are_queued_leaves_none_of_them(
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPT, GREEDY, use_tqdm=False)
     assert engine.is_finished()
+
+
+def test_ctrl_c_anywhere_in_a_step_loses_no_output(llm: LLM) -> None:
+    engine = llm.llm_engine
+
+    def run(places: Places) -> tuple[list[list[int]], int]:
+        ids = [engine.add_request([3, 5, number], GREEDY.clone(max_tokens=3)) for number in range(2)]
+        ends: dict[str, list[int]] = {}
+        num_interrupted = 0
+        while not engine.is_finished():
+            try:
+                with places.watched():
+                    outputs = engine.step()
+                ends |= {output.request_id: output.outputs[0].token_ids for output in outputs}
+            except KeyboardInterrupt:
+                num_interrupted += 1
+        return [ends[request_id] for request_id in ids], num_interrupted
+
+    run(Places())  # which imports and remembers what later ones need not
+    everywhere = Places()
+    expected, _ = run(everywhere)
+    for chosen in range(1, everywhere.num * 9 // 10, everywhere.num // 25):
+        assert run(Places(chosen)) == (expected, 1), f"interrupted at place {chosen}"
 
 
 def test_an_abort_that_is_cut_short_leaves_no_reader(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +188,21 @@ def test_parameters_changed_after_a_request_was_added_do_not_change_it(llm: LLM)
 def test_shutting_down_twice_is_shutting_down(tiny: Path) -> None:
     with LLM(str(tiny), device="cpu", max_model_len=64) as llm:
         llm.shutdown()
+
+
+def test_to_abort_thousands_of_prompts_takes_no_longer_than_to_add_them(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [time.thread_time()]
+
+    def interrupted() -> None:
+        times.append(time.thread_time())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "_step_until", lambda arrived: interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[3, 5, 7]] * 8000, GREEDY, use_tqdm=False)
+    times.append(time.thread_time())
+    to_add, to_abort = times[1] - times[0], times[2] - times[1]
+    assert llm.llm_engine.is_finished()
+    assert to_abort < 4 * to_add, f"{to_abort:.2f} s, and {to_add:.2f} s to add them"

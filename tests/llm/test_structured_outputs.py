@@ -176,7 +176,8 @@ def test_a_text_that_no_token_may_end_ends_with_its_language(
 def test_what_other_parameters_leave_nothing_of_is_an_error(llm: LLM) -> None:
     only = llm.get_tokenizer().encode("zzz", add_special_tokens=False)
     (output,) = llm.generate(PROMPTS[0], sampling("choice", allowed_token_ids=only), use_tqdm=False)
-    assert output.outputs[0].finish_reason == "error" and "left its grammar" in str(output.error)
+    assert output.outputs[0].finish_reason == "error"
+    assert "no token is left that may come next: allowed_token_ids, " in str(output.error)
 
 
 def test_an_aborted_text_is_forgotten(llm: LLM) -> None:
@@ -190,7 +191,7 @@ def test_an_aborted_text_is_forgotten(llm: LLM) -> None:
     engine.abort(new)  # before anything is known of it
     while not engine.is_finished():
         engine.step()
-    assert not engine.engine._grammar._readings  # type: ignore[attr-defined]
+    assert not engine.engine._grammar._texts  # type: ignore[attr-defined]
     assert texts(llm)
 
 

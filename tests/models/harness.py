@@ -31,6 +31,8 @@ def load(
     block_size: int = 16,
     backend: str = "torch",
     leaf: Leaf | None = None,
+    quantization: str | None = None,
+    show_progress: bool = False,
 ) -> BuiltModel:
     """The checkpoint in `folder`, built for the CPU through the real loader."""
     checkpoint = Checkpoint.open(ModelConfig(model=str(folder), skip_tokenizer_init=True))
@@ -41,7 +43,8 @@ def load(
         block_size=block_size,
         max_model_len=max_model_len,
         leaf=leaf,
-        show_progress=False,
+        quantization=quantization,
+        show_progress=show_progress,
     )
     return build(checkpoint, CPU, options, backend)
 

@@ -433,11 +433,12 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 300])
-def test_the_hardware_product_is_the_exact_one_within_bfloat16(num_tokens: int) -> None:
-    layer = make_linear(QuantizedWhenLoaded(), torch.bfloat16, bias=True, device="cuda")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_hardware_product_is_the_exact_one_within_bfloat16(num_tokens: int, dtype: torch.dtype) -> None:
+    layer = make_linear(QuantizedWhenLoaded(), dtype, bias=True, device="cuda")
     weight = layer.param("weight").float()
     layer.finish()
-    x = torch.randn(num_tokens, 96, device="cuda").bfloat16()
+    x = torch.randn(num_tokens, 96, device="cuda").to(dtype)
     expected = reference(x.float(), fake_quantize(weight, scale_of(weight)))
     assert layer.bias is not None
     torch.testing.assert_close(layer(x).double(), expected + layer.bias, atol=1e-2, rtol=2e-2)
@@ -445,17 +446,20 @@ def test_the_hardware_product_is_the_exact_one_within_bfloat16(num_tokens: int) 
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("format", [Fp8Format(activations="static"), Fp8Format(block=(32, 32))], ids=str)
+@pytest.mark.parametrize(
+    "format", [Fp8Format(activations="static"), Fp8Format(block=(32, 32)), Fp8Format(block=(20, 40))], ids=str
+)
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 300])
-def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(num_tokens: int, format: Fp8Format) -> None:
-    layers = [
-        make_linear(Fp8(format), torch.bfloat16, bias=True, device=device) for device in ("cpu", "cuda")
-    ]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(
+    num_tokens: int, format: Fp8Format, dtype: torch.dtype
+) -> None:
+    layers = [make_linear(Fp8(format), dtype, bias=True, device=device) for device in ("cpu", "cuda")]
     for ours, theirs in zip(layers[1].parameters(), layers[0].parameters(), strict=True):
         ours.data.copy_(theirs.data)
     for layer in layers:
         layer.finish()
-    x = torch.randn(num_tokens, 96).bfloat16()
+    x = torch.randn(num_tokens, 96).to(dtype)
     expected, ours = layers[0](x), layers[1](x.cuda()).cpu()
     torch.testing.assert_close(
         ours, expected, atol=0.02 * expected.abs().mean().item() if num_tokens else 0, rtol=2e-2

@@ -88,6 +88,16 @@ def test_a_tokens_result_does_not_depend_on_its_company(dtype: torch.dtype) -> N
         assert torch.equal(layer(x[rows]), together[rows])
 
 
+def test_a_product_in_float16_is_finite_where_its_results_are() -> None:
+    weight = torch.full((8, 4096), 0.01)
+    integers, scale = quantize_rows(weight)
+    x = torch.full((2, 4096), 3.0, dtype=torch.float16)
+    for product in [WideProduct] + [PackedProduct] * can_pack():
+        torch.testing.assert_close(
+            product(integers, scale)(x).float(), torch.full((2, 8), 122.88), rtol=1e-3, atol=0
+        )
+
+
 def test_the_head_stays_plain() -> None:
     scheme = choose_scheme({}, "int8")
     assert isinstance(scheme.method(("lm_head",), "head"), Unquantized)

@@ -6,31 +6,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pellucid.layers.linear import Linear
-from pellucid.layers.weight import Weight
-from pellucid.quant.base import WHOLE, LinearShape, ParamSpec, vector
 from pellucid.quant.unquantized import Unquantized, can_pack
-
-
-def make_linear(dtype: torch.dtype, *, bias: bool) -> Linear:
-    """A layer of 96 inputs and 80 outputs, its weights random and not finished."""
-    shape = LinearShape(in_features=96, out_partitions=(48, 32), split="out", dtype=dtype)
-    specs = Unquantized().params(shape)
-    specs["bias"] = ParamSpec(shape=(80,), dtype=dtype, place=vector(shape))
-    device = torch.device("cpu")
-    weights = {name: Weight.empty(spec, ("a", "b"), (WHOLE, WHOLE), device) for name, spec in specs.items()}
-    generator = torch.Generator().manual_seed(1)
-    for weight in weights.values():
-        weight.fill(generator)
-    added = weights.pop("bias")
-    return Linear(shape, Unquantized(), weights, added if bias else None)
+from tests.quant.layers import make_linear
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, 16, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_finishing_does_not_change_the_product(dtype: torch.dtype, num_tokens: int, bias: bool) -> None:
-    layer = make_linear(dtype, bias=bias)
+    layer = make_linear(Unquantized(), dtype, bias=bias)
     x = torch.randn(num_tokens, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = F.linear(x, layer.param("weight"), layer.bias)
     layer.finish()
@@ -39,7 +23,7 @@ def test_finishing_does_not_change_the_product(dtype: torch.dtype, num_tokens: i
 
 @pytest.mark.skipif(not can_pack(), reason="this CPU does not multiply packed bfloat16")
 def test_packing_lets_the_plain_copy_go() -> None:
-    layer = make_linear(torch.bfloat16, bias=True)
+    layer = make_linear(Unquantized(), torch.bfloat16, bias=True)
     layer.finish()
     assert [name for name, _ in layer.named_parameters()] == ["bias"]
 
@@ -49,7 +33,7 @@ def test_packing_lets_the_plain_copy_go() -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 9, 16, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_few_and_many_rows_are_multiplied_on_a_gpu(dtype: torch.dtype, num_tokens: int) -> None:
-    layer = make_linear(dtype, bias=True).cuda()
+    layer = make_linear(Unquantized(), dtype, bias=True, device="cuda")
     x = torch.randn(num_tokens, 96, device="cuda").to(dtype)
     expected = F.linear(x, layer.param("weight"), layer.bias)
     layer.finish()
@@ -58,6 +42,6 @@ def test_few_and_many_rows_are_multiplied_on_a_gpu(dtype: torch.dtype, num_token
 
 
 def test_float32_stays_as_it_is() -> None:
-    layer = make_linear(torch.float32, bias=False)
+    layer = make_linear(Unquantized(), torch.float32, bias=False)
     layer.finish()
     assert [name for name, _ in layer.named_parameters()] == ["weight"]

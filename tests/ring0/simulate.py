@@ -1,8 +1,8 @@
 """Ring 0: the real scheduler, KV manager and engine loop on a toy worker, in random configurations.
 
-Pipelines, overlap, chunked prefill, random paces, chain or tree drafts, prefix cache, several KV groups, a
-connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved pools, dying
-workers: every request must end in autoregression's answer (or its beginning, if it was aborted).
+Pipelines, overlap, chunked prefill, random prefill budgets, chain or tree drafts, prefix cache, several KV
+groups, a connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved
+pools, dying workers: every request must end in autoregression's answer (or its beginning, if it was aborted).
 
     python -m tests.ring0.simulate [N]      N configurations (default 2000)
 """
@@ -18,9 +18,11 @@ from dataclasses import dataclass, field, replace
 
 from pellucid.engine.core import Engine, NullGrammar
 from pellucid.kv.hashes import BlockHasher, root_digest
-from pellucid.kv.manager import KVManager
+from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.scheduler import HostBoundRow, Scheduler, SchedulerOptions
+from pellucid.schedule.scheduler import HostBoundRow, Scheduler
+from pellucid.schedule.sequence import Sequence
+from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
 from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregression, grammar_bit
@@ -66,7 +68,7 @@ class Answer:
             self.end = update
 
 
-class RandomPace:
+class RandomPrefillBudget:
     """Any room, at least for one token; holds the scheduler to it."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -79,13 +81,40 @@ class RandomPace:
         return room
 
     def planned(self, num_decode: int, num_prompt: int, reach: int) -> None:
-        assert num_decode + num_prompt <= self.most, "more tokens than the pace allows"
+        assert num_decode + num_prompt <= self.most, "more tokens than the prefill budget allows"
         self.most = sys.maxsize
         self.num_under_way += 1
 
     def took(self, seconds: float) -> None:
         assert self.num_under_way > 0 and seconds >= 0, "a step that was not planned"
         self.num_under_way -= 1
+
+
+class WatchedScheduler(Scheduler):
+    """Holds itself to law 7: nobody is preempted for one that finds no room all the same."""
+
+    def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
+        before = self._counts
+        return self._is_worth_it(before, has_room=super()._reserve(step, seq, num_tokens))
+
+    def _has_room(self, step: Step, seq: Sequence, hit: PrefixHit) -> bool:
+        before = self._counts
+        return self._is_worth_it(before, has_room=super()._has_room(step, seq, hit))
+
+    def _plan_drafts(self, step: Step) -> None:
+        num_preempted = self.counters.num_preemptions
+        super()._plan_drafts(step)
+        assert self.counters.num_preemptions == num_preempted, "preempted for drafts"
+
+    def _is_worth_it(self, before: tuple[int, int], *, has_room: bool) -> bool:
+        (num_preempted, num_lent), (were_preempted, were_lent) = self._counts, before
+        # What a connector keeps of a victim's blocks, nobody has known.
+        assert has_room or num_preempted == were_preempted or num_lent > were_lent, "preempted for nothing"
+        return has_room
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        return self.counters.num_preemptions, len(self._transfers)
 
 
 class ToyGrammar(NullGrammar):
@@ -210,7 +239,7 @@ class Simulation:
         self.connector = ToyConnector(remote, truth, worker.block_sizes, worker.pp, config.save_rate, rng)
         oracle = {(r.seed, *r.prompt_token_ids): t.beyond for r, t in requests}
         self.executor = ToyExecutor(worker, self.connector, oracle, rng)
-        self.pace = RandomPace(rng)
+        self.prefill_budget = RandomPrefillBudget(rng)
         self.scheduler = self.make_scheduler()
         self.engine = Engine(
             self.scheduler,
@@ -235,8 +264,6 @@ class Simulation:
             pp=worker.pp,
             num_spec=worker.num_spec,
             policy=config.policy,
-            min_chorus=1,
-            most_unread=3,
             watermark=config.watermark,
             choose_num_propose=(lambda _: self.rng.randint(0, worker.num_spec))
             if config.vary_drafts
@@ -244,7 +271,7 @@ class Simulation:
         )
         kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
         connector = self.connector if config.caching else None
-        return Scheduler(options, kv, connector, self.pace)
+        return WatchedScheduler(options, kv, connector, self.prefill_budget)
 
     def run(self) -> Counter[str]:
         """Until everything is answered.  Returns statistics."""
@@ -275,7 +302,7 @@ class Simulation:
         oldest = running[0] if running else None
         blocks_on_inbox = self.engine.idle and self.engine.has_work and not self.scheduler.has_transfers
         assert not blocks_on_inbox, "would wait for ever"
-        self.pace.most = sys.maxsize  # no plan may have come of the last room
+        self.prefill_budget.most = sys.maxsize  # no plan may have come of the last room
         updates = self.engine.step()
         for update in updates:
             self.answers[update.request_id].add(update)

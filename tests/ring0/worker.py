@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import groupby
 
 from pellucid.schedule.plan import Extras, Row, StepPlan, StepResult
 from pellucid.types import SamplingParams, TokenLogprobs
@@ -249,6 +250,11 @@ class ToyExecutor:
         assert sum(row.num_query for row in plan.rows) <= self.config.budget, (
             "more tokens than a step may have"
         )
+        assert len({growth.group for growth in plan.grown}) == len(plan.grown), "a group grows twice"
+        for growth in plan.grown:
+            runs = [slot for slot, _ in groupby(growth.slots)]
+            assert len(set(runs)) == len(runs), "a slot's blocks are not side by side"
+        assert plan.num_tokens == sum(row.num_query for row in plan.rows), "miscounted"
         flight = Flight(plan, self)
         self.flights.append(flight)
         while self.rng.random() > self.config.laziness and self.advance():
@@ -296,7 +302,7 @@ class ToyExecutor:
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
         extras = Extras()
-        result = StepResult(plan_id=plan.id, extras=extras, kv_done=self.connector.report())
+        tokens: list[list[int]] = []
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]
@@ -304,19 +310,18 @@ class ToyExecutor:
             if scores:
                 extras.prompt_logprobs[i] = scores
             if not slot.samples(row, start):
-                result.num_new.append(0)
+                tokens.append([])
                 continue
             assert row.num_logits > row.num_draft, "a row samples, but asks for no logits"
             bits = (flight.masks or {}).get(i)
             learned.append(self.verify(plan, row, slot, hidden[i], bits))
-            result.token_ids.extend(learned[-1].tokens)
-            result.num_new.append(len(learned[-1].tokens))
+            tokens.append(learned[-1].tokens)
             if slot.sampling.logprobs is not None:
                 extras.logprobs[i] = learned[-1].logprobs
             if bits is not None:
                 extras.drafts[i] = list(learned[-1].drafts)
         self.feedback.append((plan.id, learned))
-        flight.result_ = result
+        flight.result_ = StepResult.of(plan.id, tokens, extras=extras, kv_done=self.connector.report())
 
     def score_prompt(self, row: Row, slot: Slot, start: int, hidden: list[int]) -> list[TokenLogprobs]:
         """Prompt logprobs: an entry for each logit before the sampled ones."""

@@ -42,7 +42,7 @@ class Stage:
         self.admit_all([make(slot, sampling, prompt, output, seed, stop, bad_words)])
 
     def admit_all(self, admissions: list[Admission]) -> None:
-        self.state.admit(admissions)
+        admit(self.state, admissions)
         for a in admissions:
             self.token_ids[a.slot, : len(a.token_ids)] = torch.tensor(a.token_ids, device=self.device)
 
@@ -57,6 +57,11 @@ class Stage:
         self.admit_all([replace(one, slot=i, seed=1000 + i) for i in range(count)])
         logits = logits.expand(count, -1)
         return self.draw(logits, range(count), [len(one.token_ids)] * count).tokens.numpy()
+
+
+def admit(state: SamplingState, admissions: list[Admission]) -> None:
+    """Into their slots."""
+    state.admit([state.prepare(admission) for admission in admissions])
 
 
 def make(

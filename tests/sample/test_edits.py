@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation import logits_process as hf
@@ -15,8 +16,9 @@ NEVER = -float("inf")
 
 
 def rows_of(world, slots, positions) -> Rows:
+    longest = world.state.lists.longest(np.array(slots))
     slots, positions = torch.tensor(slots), torch.tensor(positions)
-    return Rows(world.state, world.token_ids, slots, positions, world.state.params(slots))
+    return Rows(world.state, world.token_ids, slots, positions, world.state.params(slots), longest)
 
 
 def random_logits(*shape: int) -> torch.Tensor:
@@ -131,18 +133,6 @@ def test_bias_and_allowed_tokens_leave_with_their_request(stage):
     world.admit(1, SamplingParams(**greedy))
     world.admit(2, SamplingParams(allowed_token_ids=[7, 8], logit_bias={8: 0.5, 9: 50.0}, **greedy))
     assert world.draw(logits, [0, 1, 2], [1, 1, 1]).tokens.tolist() == [3, 9, 8]
-
-
-def test_bias_rows_go_from_slot_to_slot(stage):
-    world = stage(V, num_slots=8)
-    assert world.state.bias.data.numel() == 0
-    bias = SamplingParams(logit_bias={6: 5.0})
-    for slot in range(4):
-        world.admit(slot, bias)
-    for slot in range(4, 8):
-        world.admit(slot - 4, SamplingParams())
-        world.admit(slot, bias)
-    assert world.state.bias.data.shape[0] == 4
 
 
 @pytest.mark.parametrize("width", [64, 1024, None])

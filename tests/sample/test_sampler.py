@@ -9,7 +9,7 @@ import torch
 from pellucid.sample.logprobs import raw_logprobs, score, top_logprobs
 from pellucid.sample.state import Feature, SamplingState, features_of
 from pellucid.types import SamplingParams
-from tests.sample.conftest import make
+from tests.sample.conftest import admit, make
 
 V = 1501  # odd, and beyond the widest filter
 
@@ -177,7 +177,7 @@ def test_known_tokens_are_scored_in_slices(monkeypatch):
 def test_a_step_knows_on_the_host_what_it_needs():
     state = SamplingState(6, V)
     plain = [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=5, logprobs=2)]
-    state.admit([make(slot, sampling) for slot, sampling in enumerate(plain)])
+    admit(state, [make(slot, sampling) for slot, sampling in enumerate(plain)])
 
     def batch(slots):
         return state.batch(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.dist.collectives import Alone
+from pellucid.dist.collectives import SingleRank
 from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.all_reduce import Mailbox
 from pellucid.sample.vocabulary import SplitVocabulary
@@ -24,7 +24,7 @@ class Round:
         self.barrier = threading.Barrier(size)
 
 
-class ThreadGroup(Alone):
+class ThreadGroup(SingleRank):
     """One rank of several, each in a thread."""
 
     def __init__(self, rank: int, size: int, table: Round) -> None:

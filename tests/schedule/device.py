@@ -62,7 +62,6 @@ def make_scheduler(
         num_spec=num_spec,
         policy=policy,
         watermark=watermark,
-        most_unread=64,
     )
     return Scheduler(options, KVManager((group,), (num_blocks,)), connector)
 
@@ -76,20 +75,20 @@ class Device:
     known: dict[int, int] = field(default_factory=dict[int, int])  # by slot: tokens known
     computed: dict[int, int] = field(default_factory=dict[int, int])
     limit: dict[int, int] = field(default_factory=dict[int, int])
+    seq_ids: dict[int, int] = field(default_factory=dict[int, int])
 
     def run(self, plan: StepPlan) -> StepResult:
         for new in plan.admitted:
             self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
-            self.computed[new.slot] = new.num_computed
-        extras = Extras()
-        result = StepResult(plan_id=plan.id, extras=extras)
+            self.computed[new.slot], self.seq_ids[new.slot] = new.num_computed, new.seq_id
+        extras, tokens = Extras(), list[list[int]]()
         for index, row in enumerate(plan.rows):
             start = self.computed[row.slot]
             end = start + row.num_query - row.num_draft
             new = list[int]()
             if end >= self.known[row.slot]:
                 num_new = min(1 + min(self.accept, row.num_draft), self.limit[row.slot] - end)
-                new = [self.next_token(row.seq_id, end + i) for i in range(num_new)]
+                new = [self.next_token(self.seq_ids[row.slot], end + i) for i in range(num_new)]
                 self.known[row.slot] = end + num_new
             num_entries = row.num_logits - (1 + row.num_draft if new else 0)
             if num_entries > 0:
@@ -97,16 +96,15 @@ class Device:
                 scores = [TokenLogprobs([p + 1], [0.0], 1) for p in range(first, first + num_entries)]
                 extras.prompt_logprobs[index] = scores
             self.computed[row.slot] = end + max(0, len(new) - 1)
-            result.token_ids.extend(new)
-            result.num_new.append(len(new))
-        return result
+            tokens.append(new)
+        return StepResult.of(plan.id, tokens, extras=extras)
 
 
 def step(scheduler: Scheduler, device: Device) -> tuple[StepPlan, list[SeqUpdate]]:
     """Plan, run, commit; there must be something to do."""
     plan = scheduler.next_plan()
     assert plan is not None, "nothing to do"
-    updates = scheduler.commit(plan, device.run(plan))
+    updates = scheduler.commit(plan, device.run(plan)).one_by_one()
     scheduler.check([])
     return plan, updates
 

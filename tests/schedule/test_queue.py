@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import time
+from copy import copy
+
 import pytest
 
 from pellucid.kv.manager import BlockTable
+from pellucid.schedule.plan import ints
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import Key, Sequence
 from tests.schedule.device import make_request
@@ -18,10 +23,8 @@ def make_sequence(key: Key) -> Sequence:
         limit=8,
         table=BlockTable(b"", {}, [], []),
         prompt_len=5,
-        tokens=[1, 2, 3, 4, 5],
-        host_bound=False,
+        tokens=ints([1, 2, 3, 4, 5]),
         stop_token_ids=frozenset(),
-        min_len=5,
     )
 
 
@@ -50,6 +53,40 @@ def test_the_loop_over_a_queue_may_change_it() -> None:
     for seq in queue:
         queue.remove(seq)
     assert len(queue) == 0
+
+
+def test_any_order_of_coming_and_going_keeps_the_order_of_age() -> None:
+    rng, queue = random.Random(0), AgeQueue()
+    here, away = list[Sequence](), [make_sequence((rng.randrange(3), 0.0, i)) for i in range(300)]
+    for turn in range(3000):
+        source, target = (away, here) if rng.random() < (0.7, 0.3)[turn // 300 % 2] else (here, away)
+        if not source:
+            continue
+        seq = source.pop(rng.randrange(len(source)))
+        target.append(seq)
+        (queue.add if target is here else queue.remove)(seq)
+        here.sort(key=lambda seq: seq.key)
+        assert list(queue) == here and len(queue) == len(here) and queue.first(2) == here[:2]
+        assert not here or queue.oldest is here[0]
+
+
+def seconds_to_remove(num: int) -> float:
+    """Of all that wait, in the order of a set."""
+    queue, first, seqs = AgeQueue(), make_sequence((0, 0.0, 0)), list[Sequence]()
+    for i in range(num):
+        seqs.append(copy(first))
+        seqs[i].id, seqs[i].key = i, (0, 0.0, i)
+        queue.add(seqs[i])
+    random.Random(0).shuffle(seqs)
+    since = time.thread_time()
+    for seq in seqs:
+        queue.remove(seq)
+    return time.thread_time() - since
+
+
+def test_to_remove_one_takes_no_longer_where_many_wait() -> None:
+    few, many = (min(seconds_to_remove(num) / num for _ in range(3)) for num in (1_000, 50_000))
+    assert many < 5 * few, f"{1e6 * many:.1f} us, and {1e6 * few:.1f} where a thousand wait"
 
 
 def test_a_stranger_cannot_be_removed() -> None:

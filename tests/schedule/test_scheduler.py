@@ -60,8 +60,8 @@ def test_a_decode_row_is_planned_before_the_last_one_came_home() -> None:
     plans = [scheduler.next_plan() for _ in range(3)]
     assert [shape(plan.rows[0]) for plan in plans if plan] == [(5, 0, 1), (1, 0, 1), (1, 0, 1)]
     assert scheduler.next_plan() is None, "the rows in flight finish it"
-    updates = [scheduler.commit(plan, device.run(plan))[0] for plan in plans if plan]
-    assert updates[-1].finish_reason is FinishReason.LENGTH
+    news = [scheduler.commit(plan, device.run(plan)).one_by_one() for plan in plans if plan]
+    assert news[-1][0].finish_reason is FinishReason.LENGTH
 
 
 def test_of_those_that_decode_the_longest_have_the_first_rows() -> None:
@@ -71,16 +71,17 @@ def test_of_those_that_decode_the_longest_have_the_first_rows() -> None:
     step(scheduler, device)
     scheduler.add(make_request("d", 7, max_tokens=None))
     step(scheduler, device)
-    for _ in range(20):  # also as a chorus
+    for _ in range(20):
         _, updates = step(scheduler, device)
         assert [update.request_id for update in updates] == ["b", "d", "a", "c"]
 
 
-def test_a_decode_row_is_the_same_object_every_step() -> None:
+def test_steps_of_the_same_decodes_share_their_column_of_slots() -> None:
     scheduler, device = make_scheduler(), Device()
     scheduler.add(make_request("a", 5))
     step(scheduler, device)
-    assert step(scheduler, device)[0].rows[0] is step(scheduler, device)[0].rows[0]
+    first, second = step(scheduler, device)[0].rows, step(scheduler, device)[0].rows
+    assert first.slots is second.slots and first.num_query is None
 
 
 def test_a_verification_row_carries_the_drafts_of_the_step_before() -> None:
@@ -100,7 +101,7 @@ def test_in_a_pipeline_a_sequence_waits_for_its_feedback_and_each_plan_takes_its
     assert first and len(first.rows) == 4 and scheduler.next_plan() is None
     scheduler.commit(first, device.run(first))
     plans = [scheduler.next_plan() for _ in range(2)]
-    seq_ids = [[row.seq_id for row in plan.rows] for plan in plans if plan]
+    seq_ids = [[row.slot for row in plan.rows] for plan in plans if plan]
     assert [len(ids) for ids in seq_ids] == [2, 2] and not set(seq_ids[0]) & set(seq_ids[1])
 
 
@@ -110,13 +111,13 @@ def test_a_grammar_keeps_its_sequence_and_no_other_out_of_flight() -> None:
     scheduler.add(make_request("bound", 4, grammar="json"))
     first, second = scheduler.next_plan(), scheduler.next_plan()
     assert first and second
-    assert first.has_grammar and [row.seq_id for row in first.rows] == [0, 1]
-    assert not second.has_grammar and [row.seq_id for row in second.rows] == [0]
+    assert first.has_grammar and [row.slot for row in first.rows] == [0, 1]
+    assert not second.has_grammar and [row.slot for row in second.rows] == [0]
     rows = scheduler.host_bound_rows(first)
     assert [row.request.id for row in rows.values()] == ["bound"] and list(rows) == [1]
     scheduler.commit(first, device.run(first))
     third = scheduler.next_plan()
-    assert third and sorted(row.seq_id for row in third.rows) == [0, 1]
+    assert third and sorted(row.slot for row in third.rows) == [0, 1]
 
 
 def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen() -> None:
@@ -232,7 +233,7 @@ def test_rows_in_flight_of_an_aborted_request_are_dropped_and_its_slot_rests_unt
     scheduler.abort("a")
     scheduler.add(make_request("b"))
     assert scheduler.next_plan() is None, "the only slot still has a row in flight"
-    assert scheduler.commit(inflight, device.run(inflight)) == []
+    assert scheduler.commit(inflight, device.run(inflight)).one_by_one() == []
     plan, updates = step(scheduler, device)
     assert plan.retired == [0] and [update.request_id for update in updates] == ["b"]
 
@@ -291,7 +292,8 @@ def test_a_prefix_still_in_flight_is_shared() -> None:
     second = scheduler.next_plan()
     assert first and second and second.admitted[0].num_computed == 8
     scheduler.commit(first, device.run(first))
-    assert [len(update.new_token_ids) for update in scheduler.commit(second, device.run(second))] == [1, 1]
+    updates = scheduler.commit(second, device.run(second)).one_by_one()
+    assert [len(update.new_token_ids) for update in updates] == [1, 1]
 
 
 def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last_one() -> None:
@@ -385,6 +387,75 @@ def test_an_equal_arrival_waits_for_blocks_and_preempts_nobody() -> None:
     step(scheduler, device)
     scheduler.add(make_request("second", 12, max_tokens=4))
     run_to_end(scheduler, device)
+    assert scheduler.counters.num_preemptions == 0
+
+
+def test_nobody_is_preempted_for_one_for_whom_all_of_them_are_not_enough() -> None:
+    scheduler, device = make_scheduler(num_blocks=10, max_model_len=40, policy="priority"), Device()
+    scheduler.add(make_request("elder", 12, max_tokens=20))
+    scheduler.add(make_request("low", 6, max_tokens=20, priority=1))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 30, max_tokens=2))
+    step(scheduler, device)
+    assert scheduler.counters.num_preemptions == 0 and scheduler.num_waiting == 1
+    ends = []
+    while scheduler.has_unfinished:
+        ends += [u.request_id for u in step(scheduler, device)[1] if u.finish_reason]
+    assert ends == ["elder", "high", "low"] and scheduler.counters.num_preemptions == 1
+
+
+def test_blocks_that_a_victim_shares_are_not_reckoned_to_come_free() -> None:
+    scheduler, device = make_scheduler(num_blocks=8, max_model_len=32, policy="priority"), Device()
+    prompt = list(range(16))
+    scheduler.add(make_request("elder", prompt, max_tokens=9))
+    step(scheduler, device)
+    scheduler.add(make_request("low", [*prompt, 1], max_tokens=2, priority=1))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 16, max_tokens=2))
+    plan, _ = step(scheduler, device)
+    assert not plan.admitted and scheduler.counters.num_preemptions == 0, "low has one block of its own"
+
+
+def test_as_many_are_preempted_as_are_needed_the_youngest_first() -> None:
+    scheduler, device = make_scheduler(num_blocks=9, max_model_len=32, policy="priority"), Device()
+    for name, arrival in (("a", 0.0), ("b", 1.0), ("c", 2.0)):
+        scheduler.add(make_request(name, 9, max_tokens=3, priority=1, arrival=arrival))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 20, max_tokens=3))
+    plan, _ = step(scheduler, device)
+    assert [device.seq_ids[row.slot] for row in plan.rows] == [0, 3]
+    assert scheduler.counters.num_preemptions == 2
+
+
+def test_an_arrival_may_take_the_place_of_all_that_run() -> None:
+    scheduler = make_scheduler(num_blocks=10, max_model_len=40, policy="priority", watermark=0.3)
+    device = Device()
+    for name in "ab":
+        scheduler.add(make_request(name, 9, max_tokens=3, priority=1))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 36, max_tokens=3))
+    plan, _ = step(scheduler, device)
+    running = [device.seq_ids[row.slot] for row in plan.rows]
+    assert running == [2], "where nobody runs, no block need be spared"
+
+
+def test_nobody_is_preempted_for_blocks_to_spare() -> None:
+    scheduler = make_scheduler(num_blocks=10, max_model_len=40, policy="priority", watermark=0.3)
+    device = Device()
+    scheduler.add(make_request("low", 5, max_tokens=3, priority=1))
+    step(scheduler, device)
+    scheduler.add(make_request("high", 32, max_tokens=1))
+    plan, _ = step(scheduler, device)
+    assert [new.seq_id for new in plan.admitted] == [1], "8 blocks are free, and who runs gives way to it"
+    assert scheduler.counters.num_preemptions == 0
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    scheduler, device = make_scheduler(num_spec=3, num_blocks=5, max_model_len=17), Device()
+    for name in "abc":
+        scheduler.add(make_request(name, 4 if name < "c" else 1, max_tokens=5))
+    shapes = [[shape(row) for row in step(scheduler, device)[0].rows] for _ in range(2)]
+    assert shapes == [[(4, 0, 1), (4, 0, 1), (1, 0, 1)], [(1, 0, 1), (1, 0, 1)]]
     assert scheduler.counters.num_preemptions == 0
 
 

@@ -16,9 +16,14 @@ from urllib.request import urlopen
 
 from websockets.sync.client import ClientConnection, connect
 
+from tests.patience import PATIENCE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-START_SECONDS, ANSWER_SECONDS = 30.0, 30.0
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    # It speaks to the server alone.
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
+)
 
 
 def find_chromium() -> str | None:
@@ -38,7 +43,7 @@ class Tab:
         self._id += 1
         self._socket.send(json.dumps({"id": self._id, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(ANSWER_SECONDS))
+            message = json.loads(self._socket.recv(PATIENCE))
             if message.get("id") == self._id:
                 assert "error" not in message, message["error"]
                 return message["result"]
@@ -59,13 +64,24 @@ class Tab:
         self.call("Page.navigate", url=url)
         self.until("document.readyState === 'complete' && !!document.documentElement.dataset.theme")
 
+    def reload(self) -> None:
+        self.eval("window.isOld = true")
+        self.call("Page.reload")
+        self.until("!window.isOld && document.readyState === 'complete'")
+
+    def open_anew(self, url: str, view: str = "") -> None:
+        """As one who has never been here.  A page that is left may keep something: /docs does not."""
+        self.open(f"{url}/docs")
+        self.eval("localStorage.clear(), sessionStorage.clear()")
+        self.open(f"{url}/{view}")
+
     def eval(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 30.0) -> None:
+    def until(self, expression: str, seconds: float = PATIENCE) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not self.eval(expression):
@@ -104,12 +120,12 @@ def chromium(path: str) -> Generator[Tab, None, None]:
                 yield Tab(socket)
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE)
 
 
 def _address(file: Path) -> str:
     """Where the page's own websocket is."""
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + PATIENCE
     while not file.exists() or len(file.read_text().split()) < 2:
         assert time.monotonic() < end, "the browser does not start"
         time.sleep(0.05)

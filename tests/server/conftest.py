@@ -18,8 +18,11 @@ import openai
 import psutil
 import pytest
 
+from tests.patience import PATIENCE, eventually
+from tests.processes import members
+from tests.server.chromium import Tab, chromium, find_chromium
+
 SMALL = ["--device", "cpu", "--num-threads", "1", "--cpu-kv-cache-gib", "0.05", "--max-num-seqs", "16"]
-START_SECONDS = 120
 
 
 @dataclass
@@ -32,36 +35,42 @@ class Running:
     @property
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(child for child in children if any("spawn_main" in part for part in child.cmdline()))
+        return psutil.Process(next(iter(members(self.process.pid))))
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         samples = re.findall(rf"^{re.escape(name)}{{(.*)}} (\S+)$", text, re.MULTILINE)
         assert samples, f"no metric {name}"
         return sum(float(value) for found, value in samples if wanted <= set(found.split(",")))
 
-    def wait_until_idle(self, seconds: float = 20.0) -> None:
+    @contextmanager
+    def held(self, when: Callable[[], bool]) -> Generator[None, None, None]:
+        """Have the engine stand still as soon as this is true, however slow it is to see."""
+        engine, until = self.engine, time.monotonic() + PATIENCE
+        try:
+            engine.suspend()
+            while not when():
+                assert time.monotonic() < until, "it never came true"
+                engine.resume()
+                time.sleep(0.05)
+                engine.suspend()
+            yield
+        finally:
+            engine.resume()
+
+    def wait_until_idle(self) -> None:
         """No completion is under way and no block in use."""
         eventually(
             lambda: (
                 self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0
                 and self.metric("vllm:kv_cache_usage_perc") == 0
-            ),
-            seconds,
+            )
         )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -71,7 +80,7 @@ def running(*options: str, env: dict[str, str] | None = None) -> Generator[Runni
         [sys.executable, "-m", "pellucid", "serve", "--port", "0", *SMALL, *options],
         stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
     )  # fmt: skip
-    alarm = threading.Timer(START_SECONDS, process.kill)
+    alarm = threading.Timer(PATIENCE, process.kill)
     alarm.start()
     try:
         assert process.stdout is not None
@@ -84,7 +93,7 @@ def running(*options: str, env: dict[str, str] | None = None) -> Generator[Runni
         alarm.cancel()
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -100,3 +109,14 @@ def server() -> Generator[Running, None, None]:
 def client(server: Running) -> Generator[openai.OpenAI, None, None]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def tab() -> Generator[Tab, None, None]:
+    """A browser, where there is one."""
+    path = find_chromium()
+    if path is None:
+        pytest.skip("NO CHROMIUM HERE: the page is not tested (apt-get install chromium)")
+    with chromium(path) as tab:
+        tab.size(1360, 860)
+        yield tab

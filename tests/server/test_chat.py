@@ -133,6 +133,12 @@ def test_a_conversation_may_be_cut_to_its_last_tokens(client: openai.OpenAI, pla
         ({"max_completion_tokens": openai.omit, "max_tokens": 0}, "max_tokens is 0, must", "max_tokens"),
         ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template is not supported", "chat_template"),
         ({"functions": [{"name": "f"}]}, "functions is not supported: say tools", "functions"),
+        ({"extra_body": {"prompt": "a"}}, "prompt is not supported: say messages", "prompt"),
+        (
+            {"extra_body": {"stop_sequences": ["a"]}},
+            "not supported: say stop",
+            "stop_sequences",
+        ),
         ({"stream": True, "extra_body": {"prompt_logprobs": 1}}, "cannot be streamed", "prompt_logprobs"),
         (
             {"extra_body": {"min_tokens": 13}},

@@ -32,7 +32,7 @@ def make_sensible(case: Case, is_bare: bool) -> Case:
         if is_bare:
             case.body = body = {name: value for name, value in body.items() if name in DEMANDED}
         body["model"] = "sprout"
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in {"max_tokens", *({"max_completion_tokens"} & body.keys())}:
             if body.get(name) is None or (isinstance(body[name], int | float) and body[name] > 3):
                 body[name] = 3
         for name in ("n", "best_of"):

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -20,13 +21,14 @@ from websockets.typing import Origin, Subprotocol
 from pellucid.server.hosts import make_host_check
 from pellucid.server.listener import bind, listen
 from pellucid.server.options import ServeOptions
+from tests.patience import PATIENCE, cpu_seconds
 from tests.server.conftest import Running, running
 
 JSON = {"Content-Type": "application/json"}
 
 
 def ask(server: Running, content: bytes, headers: dict[str, str] = JSON) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -68,17 +70,22 @@ def test_long_stop_strings_and_bad_words_are_refused(server: Running, name: str)
 
 
 def longest_silence(server: Running, content: bytes) -> tuple[int, float]:
-    """The status of a request, and how long the server says nothing to others because of it, in seconds."""
+    """The status of a request, and how long the server says nothing to others because of it.
+
+    In seconds of its processors' time: on a busy machine a server may be silent because others run.
+    """
     reply: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: reply.append(ask(server, content)))
-    with httpx.Client(base_url=server.url) as other:
+    owner = psutil.Process(server.process.pid)
+    family = [owner, *owner.children(recursive=True)]
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as other:
         other.get("/ping")
         thread.start()
         longest = 0.0
         while thread.is_alive():
-            began = time.monotonic()
+            began = cpu_seconds(family)
             other.get("/ping")
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, cpu_seconds(family) - began)
     return reply[0].status_code, longest
 
 
@@ -94,7 +101,7 @@ def longest_silence(server: Running, content: bytes) -> tuple[int, float]:
 )
 def test_a_body_of_many_parts_does_not_hold_up_others(server: Running, content: bytes, status: int) -> None:
     found, silence = longest_silence(server, content)
-    assert found == status and silence < 2, silence
+    assert found == status and silence < 1, (found, silence)
 
 
 def test_an_error_quotes_no_more_than_a_page(server: Running) -> None:
@@ -111,6 +118,26 @@ def test_a_head_does_not_grow_without_end(server: Running) -> None:
                 client.sendall(b"a" * 100_000)
     usual = httpx.get(f"{server.url}/health", headers={"X": "a" * 30_000})
     assert usual.status_code == 200
+
+
+@pytest.mark.parametrize("size,num_parts", [(270_000, 1), (2_000, 200), (400_000, 1)])
+def test_a_head_that_comes_whole_is_measured_too(server: Running, size: int, num_parts: int) -> None:
+    headers = b"".join(b"X-%d: %b\r\n" % (i, b"a" * size) for i in range(num_parts))
+    reply = reply_to(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+    assert b" 400 " in reply and b"application/json" in reply
+    assert b'"message":"the request\'s head is larger than 262,144 bytes"' in reply
+
+
+def test_what_is_no_http_is_told_in_json(server: Running) -> None:
+    reply = reply_to(server, b"HELLO\r\n\r\n")
+    assert b" 400 " in reply and b'{"error":{"message":"Invalid HTTP request received."' in reply
+
+
+def test_a_request_has_one_host(server: Running) -> None:
+    reply = reply_to(
+        server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
+    assert b" 400 " in reply and b"2 headers Host" in reply
 
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
@@ -284,6 +311,8 @@ def test_only_one_of_two_that_took_an_address_may_listen() -> None:
     ("name", "value"),
     [
         ("api_key", ("",)),
+        ("api_key", ("good", "schlüssel")),
+        ("api_key", ("a key",)),
         ("served_model_name", ("",)),
         ("ssl_certfile", __file__),
         ("ssl_keyfile", __file__),

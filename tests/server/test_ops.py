@@ -17,8 +17,9 @@ from pellucid.async_llm import AsyncLLM
 from pellucid.server.metrics import Metrics
 from pellucid.server.protocol.openai import ChatRequest, TokenizeRequest
 from pellucid.types import FinishReason, SeqUpdate
+from tests.patience import eventually
 from tests.schedule.device import make_request
-from tests.server.conftest import Running, eventually
+from tests.server.conftest import Running
 
 
 def test_it_is_well(server: Running) -> None:
@@ -159,7 +160,7 @@ def test_a_reader_that_stands_still_holds_up_nobody(server: Running, client: ope
         answer = client.completions.create(model="sprout", prompt="Once", max_tokens=8)
         assert answer.usage.completion_tokens == 8  # type: ignore[union-attr]
         assert server.metric("vllm:num_requests_running") == 8
-        server.wait_until_idle(seconds=60)
+        server.wait_until_idle()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     ids: dict[int, int] = dict.fromkeys(range(8), 0)
     for chunk in events:

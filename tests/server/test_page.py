@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
-import pytest
 
-from tests.server.chromium import Tab, chromium, find_chromium
+from tests.server.chromium import Tab
 from tests.server.conftest import Running, running
 
 SHOTS = "PELLUCID_SHOTS"
-CHROMIUM = find_chromium()
 BUSY = "document.querySelector('#composer').classList.contains('busy')"
 NUM_COLOURFUL = """(() => {
     const canvas = document.querySelector('%s');
@@ -42,15 +39,6 @@ CUT_OFF = """(() => {
         .filter((text) => ends(text) > inner(text.closest('.tile')))
         .map((text) => text.textContent);
 })()"""  # what runs over the edge of a tile, on a machine with much memory
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    if CHROMIUM is None:
-        pytest.skip("NO CHROMIUM HERE: the page is not tested (apt-get install chromium)")
-    with chromium(CHROMIUM) as tab:
-        tab.size(1360, 860)
-        yield tab
 
 
 def shoot(tab: Tab, name: str) -> None:
@@ -99,7 +87,7 @@ def test_the_routes_are_described_field_by_field(tab: Tab, server: Running) -> N
 
 
 def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Running) -> None:
-    tab.open(server.url)
+    tab.open_anew(server.url)
     tab.until("document.querySelector('#model').textContent === 'sprout'")
     shoot(tab, "welcome")
     tab.eval("document.querySelector('#temperature').value = 0")
@@ -120,8 +108,25 @@ def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Runn
     assert tab.errors == []
 
 
+def test_light_and_dark_are_the_systems_until_one_is_chosen(tab: Tab, server: Running) -> None:
+    def prefer(theme: str) -> None:
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        tab.call("Emulation.setEmulatedMedia", features=[feature])
+
+    tab.open_anew(server.url)
+    for theme in ("dark", "light"):
+        prefer(theme)
+        tab.until(f"document.documentElement.dataset.theme === '{theme}'")
+    tab.click("#theme")
+    tab.reload()
+    prefer("light")
+    assert tab.eval("document.documentElement.dataset.theme") == "dark", "as chosen"
+    tab.call("Emulation.setEmulatedMedia", features=[])
+    assert tab.errors == []
+
+
 def test_an_answer_can_be_stopped_and_a_chat_begun_anew(tab: Tab, server: Running) -> None:
-    tab.open(server.url)
+    tab.open_anew(server.url)
     tab.type("#draft", "Sort in ascending order: " + ", ".join(str(n * 37 % 1000) for n in range(60)))
     tab.until("document.querySelector('.thinking.busy') !== null")
     tab.click("#send")
@@ -134,13 +139,72 @@ def test_an_answer_can_be_stopped_and_a_chat_begun_anew(tab: Tab, server: Runnin
 
 
 def test_what_goes_wrong_is_said_in_the_servers_words(tab: Tab, server: Running) -> None:
-    tab.open(server.url)
+    tab.open_anew(server.url)
     tab.eval("document.querySelector('#max_tokens').value = -5")
     say(tab, "Hello")
     assert "max_tokens is -5" in tab.text(".error")
     assert any("400" in error for error in tab.errors), "the browser's own note of it"
-    assert tab.eval("document.querySelector('#draft').value") == "Hello", "it may be sent again"
     tab.errors.clear()
+    tab.eval("document.querySelector('#max_tokens').value = 1")
+    tab.click(".retry")
+    tab.until(f"!({BUSY})")
+    assert tab.text(".error") == "" and tab.eval("document.querySelectorAll('.message').length") == 2
+    assert (
+        tab.text(".empty-answer")
+        == "No text within all it may have, 1 token. Allow more under “Max tokens per answer”."
+    )
+    assert tab.errors == []
+
+
+KEPT = "JSON.parse(localStorage.getItem('conversations') ?? '[]')"
+
+
+def test_a_chat_outlives_a_reload_and_can_be_edited_and_asked_again(tab: Tab, server: Running) -> None:
+    tab.open_anew(server.url)
+    tab.eval("sessionStorage.setItem('pellucid-key', 'my-own-key')")
+    tab.eval("document.querySelector('#temperature').value = 0")
+    say(tab, "What is 47 + 85?")
+    before = tab.text(".assistant")
+    assert "132" in before and "Thought for" in before
+    tab.reload()
+    assert tab.eval("document.querySelectorAll('.message').length") == 2
+    assert tab.text(".assistant") == before, "thoughts and figures, too"
+    assert "my-own-key" not in tab.eval("JSON.stringify(localStorage)")
+
+    tab.click(".retry")
+    tab.until(f"{BUSY}")
+    tab.until(f"!({BUSY})")
+    assert tab.eval("document.querySelectorAll('.message').length") == 2
+    tab.click(".user .act")
+    tab.eval("document.querySelector('.editor textarea').value = 'What is 4 + 5?'")
+    tab.click(".editor [type=submit]")
+    tab.until(f"!({BUSY})")
+    assert tab.text(".user .text") == "What is 4 + 5?" and tab.text(".assistant .text") == "9"
+    assert [turn["role"] for turn in tab.eval(KEPT)[0]["turns"]] == ["user", "assistant"]
+
+    tab.click("#new-chat")
+    say(tab, "What is 2 + 2?")
+    assert tab.eval(f"{KEPT}.map(chat => chat.turns[0].content)") == ["What is 2 + 2?", "What is 4 + 5?"]
+    tab.click("#chats li:nth-child(2) .chat-title")
+    assert tab.text(".user .text") == "What is 4 + 5?"
+    tab.click("#forget-chats")
+    assert tab.text("#forget-chats") == "Forget all 2 chats?" and len(tab.eval(KEPT)) == 2
+    tab.click("#forget-chats")
+    assert tab.eval(KEPT) == [] and tab.eval("document.querySelectorAll('.message').length") == 0
+    tab.reload()
+    assert tab.eval("!document.querySelector('#welcome').hidden")
+    assert tab.eval(KEPT) == [] and tab.errors == []
+
+
+def test_what_of_an_answer_has_come_is_kept_when_the_page_is_left(tab: Tab, server: Running) -> None:
+    tab.open_anew(server.url)
+    tab.type("#draft", "Sort in ascending order: " + ", ".join(str(n * 37 % 1000) for n in range(60)))
+    tab.until("document.querySelector('.thoughts').textContent.length > 20")
+    tab.reload()
+    assert tab.eval("document.querySelectorAll('.message').length") == 2
+    assert len(tab.text(".thoughts")) > 20
+    assert "the page was left" in tab.text(".facts") and "the page was left" in tab.text(".empty-answer")
+    server.wait_until_idle()
 
 
 HAS_RATE = "Number(document.querySelector('#rate').textContent.replace(',', '')) > 0"
@@ -149,6 +213,9 @@ RATES = """(() => {
     const shown = document.querySelector('#rate');
     new MutationObserver(() => rates.push(shown.textContent)).observe(shown, {childList: true});
 })()"""  # all that are shown
+IS_CUT = "/^\\d+ more: /.test(document.querySelector('#requests-rest').textContent)"
+IS_FULL = """document.querySelectorAll('.request:not(.waits)').length === 8
+    && document.querySelectorAll('.request.waits').length > 0"""
 
 
 def test_no_rate_is_shown_before_there_is_one(tab: Tab, server: Running) -> None:
@@ -168,7 +235,7 @@ def test_no_rate_is_shown_before_there_is_one(tab: Tab, server: Running) -> None
         """On a busy machine a while may pass without a token, and then 0 is true."""
         return max(until - since for since, until in pairwise([*heard, time.monotonic()]))
 
-    tab.open(server.url)
+    tab.open_anew(server.url)
     assert tab.text("#rate") == "–"
     tab.eval(RATES)
     is_over = threading.Event()
@@ -205,11 +272,13 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
             tab.size(width, 860)
             assert tab.eval(CUT_OFF) == []
         tab.size(1360, 860)
+        tab.eval(RATES)
         tab.click("#load")
-        tab.until("document.querySelectorAll('.request:not(.waits)').length === 8")
-        tab.until("document.querySelectorAll('.request.waits').length > 0")
-        tab.until(f"{colourful('#blocks')} > 300 && {colourful('#steps')} > 300")
-        tab.until(HAS_RATE)
+        with server.held(lambda: tab.eval(IS_CUT)):
+            tab.click("#requests-rest")
+        with server.held(lambda: tab.eval(IS_FULL)):
+            tab.until(f"{colourful('#blocks')} > 300 && {colourful('#steps')} > 300")
+        tab.until("rates.some((rate) => Number(rate.replace(',', '')) > 0)")
         tab.until("document.querySelector('#accepted').textContent.endsWith('%')")
         if os.environ.get(SHOTS):
             tab.until("document.querySelectorAll('.request').length <= 9")  # the strip has filled
@@ -218,7 +287,7 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         time.sleep(0.3)
         shoot(tab, "xray-dark")
         tab.click("#theme")
-        tab.until("!document.querySelector('#load').disabled", 60)
+        tab.until("!document.querySelector('#load').disabled")
         tab.until("document.querySelectorAll('.request').length === 0")
         tab.until("document.querySelector('#usage').textContent === '0%'")
         tab.click("#tab-chat")

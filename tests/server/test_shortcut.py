@@ -1,4 +1,4 @@
-"""The short way takes what is as described; all else goes the framework's way, and finds its body whole."""
+"""The short way takes all JSON, and says what is wrong with it; all else goes the framework's way."""
 
 from __future__ import annotations
 
@@ -12,16 +12,36 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from pellucid.server.errors import ApiError
+from pellucid.server.options import ServeOptions
+from pellucid.server.preprocess import Preprocessor
 from pellucid.server.protocol.openai import DetokenizeRequest
-from pellucid.server.shortcut import Route, Shortcut
+from pellucid.server.renderer import ModelFacts, Renderer
+from pellucid.server.route import Route
+from pellucid.server.shortcut import Shortcut
+from pellucid.types import SamplingParams
 
 JSON = b"application/json"
 
 
-async def answer(body: DetokenizeRequest, request: Request) -> Response:
+def prepare(body: DetokenizeRequest, renderer: Renderer) -> list[int]:
     if 0 in body.tokens:
         raise ApiError(404, "there is no 0", param="tokens")
-    return PlainTextResponse(f"the short way: {body.tokens}")
+    return body.tokens
+
+
+async def answer(work: list[int], request: Request) -> Response:
+    return PlainTextResponse(f"the short way: {work}")
+
+
+ROUTES = {"/in": Route(DetokenizeRequest, prepare, answer, needs_engine=False)}
+FACTS = ModelFacts(
+    names=("m",), options=ServeOptions(), tokenizer_path=None, vocab_size=9, max_model_len=9,
+    defaults=SamplingParams(),
+)  # fmt: skip
+
+
+def shortcut() -> Shortcut:
+    return Shortcut(long_way, ROUTES, Preprocessor(Renderer(FACTS, None)))
 
 
 async def long_way(scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,21 +72,33 @@ def sent(
     async def send(message: Message) -> None:
         messages.append(message)
 
-    asyncio.run(Shortcut(long_way, {"/in": Route(DetokenizeRequest, answer)})(scope, receive, send))
+    asyncio.run(shortcut()(scope, receive, send))
     return messages[0]["status"], b"".join([message.get("body", b"") for message in messages])
 
 
-@pytest.mark.parametrize("kind", [JSON, b"Application/JSON; charset=utf-8"])
+@pytest.mark.parametrize("kind", [JSON, b"Application/JSON; charset=utf-8", b"application/a+json"])
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
 def test_what_is_as_described_takes_the_short_way(kind: bytes, root: str) -> None:
     assert sent([b'{"tokens"', b": [1, 2]}"], kind=kind, root=root) == (200, b"the short way: [1, 2]")
 
 
 @pytest.mark.parametrize(
-    "parts", [[b'{"tokens": ["a"]}'], [b'{"tok', b'ens": [1}'], [b""], [b"\xff\xfe"], [b"[" * 1000]]
+    "parts,message",
+    [
+        ([b'{"tokens": ["a"]}'], "tokens.0: Input should be a valid integer"),
+        ([b'{"tok', b'ens": [1}'], "the body is no JSON: Expecting ',' delimiter at character 13"),
+        ([b""], "the request has no body, must have JSON"),
+        ([b"[]"], "the body is no JSON object"),
+        ([b'{"tokens": "\xff"}'], "the body is no JSON: it is not in UTF-8"),
+        ([b"[" * 1000], "the body is nested too deeply"),
+        ([b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"], "the body is nested too deeply"),
+        ([b'{"request_id": "\\ud800"}'], "the body has half of a character"),
+        ([b'{"request_id": "\xed\xa0\x80"}'], "the body has half of a character"),
+    ],
 )
-def test_what_is_not_goes_the_long_way_with_its_body(parts: list[bytes]) -> None:
-    assert sent(parts) == (200, b"the long way: " + b"".join(parts))
+def test_what_is_not_as_described_is_told_why(parts: list[bytes], message: str) -> None:
+    status, text = sent(parts)
+    assert status == 400 and message in text.decode()
 
 
 def test_other_requests_are_let_pass() -> None:
@@ -90,4 +122,4 @@ def test_a_client_that_goes_away_before_its_request_is_whole_is_not_answered() -
         raise AssertionError(message)
 
     scope = {"type": "http", "method": "POST", "path": "/in", "headers": [(b"content-type", JSON)]}
-    asyncio.run(Shortcut(long_way, {"/in": Route(DetokenizeRequest, answer)})(scope, gone, send))
+    asyncio.run(shortcut()(scope, gone, send))

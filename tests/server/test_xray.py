@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, cast
 
+import httpx
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -21,8 +22,8 @@ from websockets.typing import Origin, Subprotocol
 
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame, StepView
-from pellucid.server.xray import Sight, Watcher, encode
-from tests.server.conftest import Running, running
+from pellucid.server.xray import Gaps, Requests, Sight, Wait, Watcher, encode
+from tests.server.conftest import Running, eventually, running
 
 PROTOCOL = Subprotocol("pellucid.xray")
 
@@ -64,11 +65,28 @@ def test_a_watcher_sees_a_request_from_its_first_token_to_its_last_block(
     assert max(frame["num_running"] for frame in frames) == 3
     assert any(max(frame["blocks"][0][1::4], default=-1) >= 0 for frame in frames), "blocks are owned"
     assert frames[-1]["num_running"] == 0 and not frames[-1]["running"]
-    assert sum(sum(rows[3::4]) for frame in frames for _, rows in frame["steps"]) == 120, (
+    assert sum(sum(rows[3::4]) for frame in frames for _, rows, *_ in frame["steps"]) == 120, (
         "every token of every step"
     )
-    assert len([wait for sight in seen for wait in sight["first_tokens"] if 0 < wait < 30]) == 3
+    waits = [wait for sight in seen for wait in sight["requests"]["waits"]]
+    assert len(waits) == 3 and all(0 <= in_queue < whole < 30 for in_queue, whole in waits)
+    assert not any(sight["requests"]["gaps"]["num"] for sight in seen), "nobody reads along"
     assert seen[-1]["stats"]["num_sampled_tokens"] - first["stats"]["num_sampled_tokens"] == 120
+
+
+def test_a_watcher_learns_the_times_between_a_streams_tokens(server: Running, client: openai.OpenAI) -> None:
+    with watch(server) as socket:
+        socket.recv(10)
+        began = time.monotonic()
+        stream = client.completions.create(
+            model="sprout", prompt="Once", max_tokens=40, stream=True, extra_body={"ignore_eos": True}
+        )
+        assert len(list(stream)) > 1
+        spent = time.monotonic() - began
+        gaps = [sight["requests"]["gaps"] for sight in sights(socket)]
+    assert sum(gap["num"] for gap in gaps) == 39
+    assert 0 < sum(gap["sum"] for gap in gaps) < spent
+    assert max(gap["longest"] for gap in gaps) >= sum(gap["sum"] for gap in gaps) / 39
 
 
 def test_frames_come_no_more_than_twenty_times_a_second(server: Running, client: openai.OpenAI) -> None:
@@ -123,10 +141,11 @@ def sight(rng: random.Random, number: int, *, is_first: bool = False) -> Sight:
     frame = Frame(
         is_first=is_first, seconds=number, block_size=(16,), num_blocks=(20,), max_num_tokens=64,
         num_running=number, num_waiting=0, running=[], waiting=[],
-        steps=[StepView(number, [0, 1, 0, 1] * 200)],
+        steps=[StepView(number, [0, 1, 0, 1] * 200, 200, 0.01)],
         blocks=[[each for block, view in views.items() for each in (block, *view)]],
     )  # fmt: skip
-    return Sight(0, 1, cast(EngineStats, None), [float(number)], frame)
+    requests = Requests(number, [Wait(0.0, float(number))], Gaps(1, 0.5, float(number)))
+    return Sight(0, 1, cast(EngineStats, None), requests, frame)
 
 
 def owners(messages: Iterable[bytes]) -> dict[int, list[int]]:
@@ -161,15 +180,34 @@ def test_who_reads_too_slowly_learns_the_same_from_fewer_messages(seed: int) -> 
     last = json.loads(read[-1])
     assert last["frame"]["num_running"] == 39
     assert len(last["frame"]["steps"]) <= 2, "rows are bounded"
-    assert {wait for message in read for wait in json.loads(message)["first_tokens"]} == set(range(40))
+    told = [json.loads(message)["requests"] for message in read]
+    assert {wait for each in told for _, wait in each["waits"]} == set(range(40))
+    assert sum(each["gaps"]["num"] for each in told) == 41 and told[-1]["num_failed"] == 39
+    assert max(each["gaps"]["longest"] for each in told) == 39
 
 
-def test_a_key_is_needed_where_keys_are() -> None:
-    with running("--api-key", "schlüssel+/") as server:
+def end_of(socket: ClientConnection) -> tuple[int, str]:
+    """How the server closes a websocket, and why."""
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            socket.recv(10)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+def test_a_key_is_needed_where_keys_are_and_a_death_is_told() -> None:
+    with running("--api-key", "schluessel+/", "--restart") as server:
         for key in (None, "", "wrong"):
             with pytest.raises((InvalidStatus, ConnectionClosed)):
                 watch(server, key=key)
-        with watch(server, key="schlüssel+/") as socket:
+        with watch(server, key="schluessel+/") as socket:
             assert socket.recv(10)
+            server.engine.kill()
+            assert end_of(socket) == (1011, "engine 0 has died (exit code -9)")
+        with watch(server, key="schluessel+/") as again:  # as the page does
+            assert end_of(again) == (1011, "engine 0 has died (exit code -9)")
+        eventually(lambda: httpx.get(f"{server.url}/health").status_code == 200, 60)
+        with watch(server, key="schluessel+/") as socket:
+            assert json.loads(socket.recv(10))["frame"]["is_first"]
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(10) == 0, "who watches does not hold the server up"

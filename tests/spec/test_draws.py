@@ -11,7 +11,7 @@ from pellucid.sample.state import LogitsBatch, SamplingState
 from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.draws import AlikeDraw, OwnDraw, draw_for
 from pellucid.types import SamplingParams
-from tests.sample.conftest import chi_square_z
+from tests.sample.conftest import admit, chi_square_z
 
 VOCAB, NUM = 7, 20_000
 
@@ -19,7 +19,8 @@ VOCAB, NUM = 7, 20_000
 def make(params: list[SamplingParams]) -> tuple[Sampler, LogitsBatch]:
     """A sampler with a slot for each of `params`, and the batch that draws position 5 of all of them."""
     state = SamplingState(len(params), VOCAB)
-    state.admit(
+    admit(
+        state,
         [
             Admission(
                 seq_id=i,
@@ -32,7 +33,7 @@ def make(params: list[SamplingParams]) -> tuple[Sampler, LogitsBatch]:
                 sampling=p,
             )
             for i, p in enumerate(params)
-        ]
+        ],
     )
     slots = np.arange(len(params))
     positions = torch.full((len(params),), 5)

@@ -102,7 +102,7 @@ def digest(outputs: list[RequestOutput]) -> list[object]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 2, "max_num_batched_tokens": 40}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"depth": 2, "max_num_batched_tokens": 100}], ids=str)
 def test_nothing_of_an_output_changes(tiny: Path, options: dict) -> None:
     prompts, params = random_prompts(60, 50), random_wishes(60)
     with LLM(str(tiny), **BASE) as llm:

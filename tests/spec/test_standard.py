@@ -26,7 +26,7 @@ from pellucid.spec.registry import VERIFIERS
 from pellucid.spec.standard import StandardVerifier
 from pellucid.spec.verify import VerifyRows
 from tests.llm.test_invariance import BASE, NGRAM, random_requests
-from tests.sample.conftest import chi_square_z, make
+from tests.sample.conftest import admit, chi_square_z, make
 from tests.sample.test_statistics import exact
 from tests.sample.test_vocabulary import Round, ThreadGroup
 
@@ -52,7 +52,7 @@ class Texts:
         self.model, self.vocab_size = model, len(model)
         self.state, self.seeds = SamplingState(count, self.vocab_size), torch.arange(1000, 1000 + count)
         self.verifier = StandardVerifier.of(STANDARD, Sampler(self.state, vocabulary), DraftShape(K))
-        self.state.admit([make(i, sampling, (PROMPT,), seed=1000 + i) for i in range(count)])
+        admit(self.state, [make(i, sampling, (PROMPT,), seed=1000 + i) for i in range(count)])
         self.token_ids = torch.full((count, 1 + LENGTH + 2 * K + 2), PROMPT, dtype=torch.int32)
         self.lengths = torch.ones(count, dtype=torch.int64)
         self.slots, self.codes = torch.arange(count), token_codes(self.vocab_size)
@@ -179,7 +179,7 @@ def test_reused_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greedy_texts_are_the_argmax_whatever_the_drafts() -> None:
     """In the company of random ones, too."""
     texts = Texts(SamplingParams(temperature=0), 100)
-    texts.state.admit([make(i, SamplingParams(), (PROMPT,), seed=i) for i in range(50)])
+    admit(texts.state, [make(i, SamplingParams(), (PROMPT,), seed=i) for i in range(50)])
     texts.run()
     for row in texts.token_ids[50:].tolist():
         assert row[1 : 1 + LENGTH] == MODEL.argmax(-1)[row[:LENGTH]].tolist()
@@ -221,7 +221,7 @@ def test_trees_are_refused(method: str) -> None:
 
 
 STANDARD_DRAFTS = {"rejection_sample_method": "standard", "num_speculative_tokens": 3}
-OPTIONS = BASE | {"depth": 2, "max_num_batched_tokens": 256}
+OPTIONS = BASE | {"depth": 2, "max_num_batched_tokens": 1024}
 
 
 @pytest.fixture(scope="module")

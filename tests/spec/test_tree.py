@@ -71,7 +71,7 @@ def plain(tiny: Path) -> Plain:
     "options",
     [
         {},
-        {"depth": 2, "max_num_batched_tokens": 24},
+        {"depth": 2, "max_num_batched_tokens": 400},
         {"depth": 2, "num_gpu_blocks_override": 16},
         {"max_num_seqs": 3, "block_size": 64, "enable_prefix_caching": False},
     ],

@@ -14,6 +14,7 @@ from pellucid.spec.base import DraftShape, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.verify import VerifyRows, verify
 from pellucid.types import SamplingParams
+from tests.sample.conftest import admit
 
 CHAIN = (0, 1, 2, 3)
 TREES = [(0, 0, 1, 1, 2, 3), (0, 1, 0, 3, 3, 0, 6), (0, 0, 0), CHAIN]
@@ -115,7 +116,7 @@ def generate(sampling: SamplingParams, num_drafts: int, seed: int) -> list[int]:
     sampler = Sampler(state)
     token_ids = torch.zeros((2, LIMIT + 8), dtype=torch.int32)
     token_ids[1, :3] = torch.tensor(PROMPT)
-    state.admit([
+    admit(state, [
         Admission(
             seq_id=0, slot=1, token_ids=ints(PROMPT), prompt_len=3, num_computed=0, limit=LIMIT, seed=seed,
             sampling=sampling, stop_token_ids=(4, 5), bad_words_token_ids=((7, 8), (9,)),

@@ -6,6 +6,7 @@ All on the device, so that a CUDA graph may hold it.  Legend: B rows, N texts, L
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import ClassVar, Self
 
 import torch
@@ -15,7 +16,6 @@ from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.noise import Purpose, uniform
 from pellucid.sample.output import SampleOutput
-from pellucid.sample.tables import pad
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.tree import depths_of
@@ -32,7 +32,8 @@ class TreeProposer(NullProposer):
     def __init__(self, num_drafts: int) -> None:
         assert num_drafts == len(self.parents), (num_drafts, self.parents)
         self.shape = DraftShape(num_drafts, self.parents)
-        self.table = torch.from_numpy(pad(self.texts))  # [N, L]
+        columns = zip_longest(*self.texts, fillvalue=-1)
+        self.table = torch.tensor([*zip(*columns, strict=True)], dtype=torch.int32)  # [N, L]
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:

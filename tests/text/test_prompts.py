@@ -35,6 +35,9 @@ def test_text_and_ids_and_dicts_are_prompts(byte_level: Tokenizer) -> None:
 def test_integers_of_any_type_are_ids() -> None:
     ids = tokenize([1, np.int64(2), np.uint8(3)], None).token_ids
     assert ids == [1, 2, 3] and {type(token) for token in ids} == {int}
+    for prompt in (np.array([1, 2, 3]), {"prompt_token_ids": np.array([1, 2, 3])}, range(1, 4)):
+        ids = tokenize(prompt, None).token_ids  # type: ignore[arg-type]
+        assert ids == [1, 2, 3] and {type(token) for token in ids} == {int}
 
 
 def test_given_ids_are_not_encoded_again(byte_level: Tokenizer) -> None:
@@ -55,6 +58,10 @@ def test_ids_need_no_tokenizer_but_text_does() -> None:
         ("", "prompt is empty"),
         ([], "prompt_token_ids is empty"),
         ({"prompt_token_ids": []}, "prompt_token_ids is empty"),
+        (np.array([]), "prompt_token_ids is empty"),
+        (np.array([0.5]), "token id 0.5 is a float"),
+        (np.array(5), "a prompt is a int, must be text"),
+        ({1, 2}, "a prompt is a set, must be text"),
         ({}, "needs an entry 'prompt' or 'prompt_token_ids'"),
         ({"text": "hello"}, "no entry 'text'"),
         ({"prompt": ["a"]}, "prompt is a list, must be text"),

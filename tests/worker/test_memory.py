@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.rehearsal import largest_step
+from pellucid.worker.warm_up import largest_step
 
 OPTIONS = {
     "dtype": "float32",
@@ -27,6 +27,6 @@ def test_a_first_plan_of_the_same_shape_is_not_taken_for_it(tiny: Path) -> None:
         assert isinstance(executor, LocalExecutor)
         plan = largest_step(executor.worker.resolved, num_groups=1)
         executor.worker.runner.execute(plan).result()
-        executor.worker.runner.slots.retire([row.slot for row in plan.rows])
+        executor.worker.runner.slots.retire(plan.rows.slots.tolist())
         tokens = [o.outputs[0].token_ids for o in llm.generate(prompts, sampling, use_tqdm=False)]
     assert tokens == expected

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from pellucid.kernels.compilations import LateCompilations
+from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import StepResult
+from pellucid.types import TokenLogprobs
+from pellucid.worker import results
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.results import Packed, ResultReader, pack
+from pellucid.worker.results import Asked, Packed, ResultReader, pack
 
 
 def packed(tokens: list[list[int]], num_new: list[int]) -> Packed:
@@ -58,6 +61,49 @@ def test_rows_that_lie_elsewhere() -> None:
         places=np.array([0, 2]),
     )
     assert read(there, 2).tokens == [[11], [13]]
+
+
+def with_logprobs(num_rows: int, asked: np.ndarray) -> Packed:
+    """Of a step in which some rows want so many logprobs; each has as many as any wants."""
+    n, rows = int(asked.max()), torch.arange(num_rows, dtype=torch.int32)
+    tokens, num_new = rows[:, None], torch.ones(num_rows, dtype=torch.int32)
+    ids = rows[:, None, None] * 10_000 + torch.arange(n + 1, dtype=torch.int32)
+    logprobs = LogprobTensors(ids, -ids.float(), rows[:, None])
+    output = SampleOutput(tokens=tokens, num_new=num_new, logprobs=logprobs)
+    nobody = np.full(num_rows, -1)
+    return pack(output, tokens[:, :0], None, asked=Asked(asked, nobody))
+
+
+def test_logprobs_cost_the_rows_that_ask_and_those_as_many_as_they_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[int]()
+
+    def count(ids: list[int], logprobs: list[float], rank: int) -> TokenLogprobs:
+        made.append(len(ids))
+        return TokenLogprobs(ids, logprobs, rank)
+
+    monkeypatch.setattr(results, "TokenLogprobs", count)
+    asked = np.full(256, -1)
+    asked[17], asked[200] = 1000, 2
+    step = with_logprobs(256, asked)
+    result = read(step, 256)
+    assert result.extras is not None
+    assert made == [1001, 3] and sorted(result.extras.logprobs) == [17, 200]
+    (entry,) = result.extras.logprobs[200]
+    assert entry == TokenLogprobs([2_000_000, 2_000_001, 2_000_002], [-2e6, -2_000_001, -2_000_002], 200)
+    assert step.flat.numel() == 2 * 256 + 2 * (2 * 1001 + 1), "others' logprobs come home, too"
+
+
+def test_a_row_with_nothing_left_to_take_says_so_and_no_other_does() -> None:
+    output = SampleOutput(
+        tokens=torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32),
+        num_new=torch.tensor([2, 1, 0], dtype=torch.int32),
+        is_stuck=torch.tensor([[False, True], [False, True], [True, True]]),
+    )
+    result = read(pack(output, torch.empty(3, 0, dtype=torch.int32), None), 3)
+    assert result.tokens == [[1, 2], [3], []]
+    assert result.extras is not None and result.extras.failed.keys() == {0}, "row 1 has not got so far"
 
 
 def test_it_may_be_asked_twice() -> None:

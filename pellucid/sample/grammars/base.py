@@ -23,23 +23,27 @@ class GrammarSpec:
 
     kind: str  # one of types.STRUCTURES
     text: str = ""  # a JSON schema, a regular expression, choices as a JSON list, EBNF, a structural tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarRef:
+    """A language that has been checked, and where it is held in its compiled form."""
+
+    address: str  # of the grammar server, a Unix socket
+    digest: str  # of the language
     # The tokens that thinking begins and ends with, behind which the language holds.  The first is None if
     # the prompt has begun it.
     thinking: tuple[int | None, int] | None = None
 
     def encode(self) -> str:
-        """As `Request.grammar` carries it; equal specs are equal texts."""
-        return json.dumps([self.kind, self.text, self.thinking])
+        """As `Request.grammar` carries it."""
+        return json.dumps([self.address, self.digest, self.thinking])
 
     @classmethod
     def decode(cls, encoded: str) -> Self:
-        kind, text, thinking = json.loads(encoded)
-        return cls(kind, text, None if thinking is None else tuple(thinking))
-
-    @property
-    def language(self) -> Self:
-        """The same from the first token on: what there is to compile."""
-        return type(self)(self.kind, self.text)
+        address, digest, thinking = json.loads(encoded)
+        thinking = None if thinking is None else tuple(thinking)
+        return cls(address=address, digest=digest, thinking=thinking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class Matcher(Protocol):
 class CompiledGrammar(Protocol):
     """A language over a model's tokens."""
 
-    num_bytes: int
+    num_bytes: int  # of memory
 
     def start(self) -> Matcher:
         """A matcher for a text that has not begun."""
@@ -87,7 +91,7 @@ class CompiledGrammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """One file a library; made for one model's tokens.  Any thread may call it."""
+    """One file a library; made for one model's tokens, in a process that forks for every language."""
 
     def __init__(self, spelling: Spelling) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import xgrammar
@@ -14,6 +15,10 @@ ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # a message's time, file and line
 LONGEST = 400  # characters of a message
 # Without a bound a weak model may write spaces for ever.
 MAX_WHITESPACE = 20
+# In a JSON schema: what holds schemas by names of the user's, what holds no schemas, and what refers to one.
+NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+DATA = ("const", "enum", "default", "examples")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class XGrammarMatcher:
@@ -47,7 +52,7 @@ class XGrammarLanguage:
 
 
 class XGrammarBackend:
-    """Compiles for one vocabulary, a language at a time in one thread: the others are the engine's."""
+    """Compiles for one vocabulary, in one thread: the processors are the engine's."""
 
     def __init__(self, spelling: Spelling) -> None:
         tokens = xgrammar.TokenizerInfo(
@@ -69,6 +74,7 @@ class XGrammarBackend:
         compiler, text = self._compiler, spec.text
         match spec.kind:
             case "json":
+                check_references(text)
                 return compiler.compile_json_schema(text, max_whitespace_cnt=MAX_WHITESPACE)
             case "json_object":  # an object of anything, where the library's own JSON may be any value
                 schema = '{"type": "object", "additionalProperties": true}'
@@ -81,6 +87,37 @@ class XGrammarBackend:
             case "grammar":
                 return compiler.compile_grammar(text)
             case "structural_tag":
+                check_references(text)
                 return compiler.compile_structural_tag(text)
             case _:
                 raise AssertionError(f"no kind of grammar is called {spec.kind!r}")
+
+
+def check_references(text: str) -> None:
+    """Raise ValueError for a reference that the library would take for any JSON at all, with a mere warning.
+
+    text: a JSON schema, or a structural tag, which has some within.
+    """
+    try:
+        pending: list[Any] = [json.loads(text)]
+    except ValueError:
+        return  # the library says what is wrong
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            for name in REFERENCES:
+                _check_reference(name, part.get(name))
+            named = [part.pop(name) for name in NAMED if isinstance(part.get(name), dict)]
+            pending += [value for name, value in part.items() if name not in DATA]
+            pending += [schema for schemas in named for schema in schemas.values()]
+
+
+def _check_reference(name: str, target: object) -> None:
+    is_followed = name == "$ref" and isinstance(target, str) and re.match("#$|#/.", target)
+    if isinstance(target, str) and not is_followed:
+        raise ValueError(
+            f"{name} {target!r} is not followed: only $ref is, to places in the same schema, such as "
+            "'#' and '#/$defs/name'"
+        )

@@ -1,5 +1,6 @@
 // The two small charts of the last seconds.
 
+import { number, time } from "./figures.js";
 import { colours, fit } from "./paint.js";
 
 const SPAN = 20; // seconds
@@ -12,6 +13,10 @@ class Chart {
 
   add(seconds, value) {
     this.points.push([seconds, value]);
+  }
+
+  forget() {
+    this.points = [];
   }
 
   begin(seconds) {
@@ -27,8 +32,8 @@ export class Area extends Chart {
   draw(seconds) {
     const { pen, width, height, x } = this.begin(seconds);
     if (this.points.length < 2) return;
-    const top = Math.max(10, ...this.points.map(([, value]) => value));
-    const y = (value) => height - 3 - (height * 0.7 * value) / top;
+    const most = Math.max(...this.points.map(([, value]) => value));
+    const y = (value) => height - 3 - (height * 0.66 * value) / Math.max(10, most);
     pen.beginPath();
     for (const [at, value] of this.points) pen.lineTo(x(at), y(value));
     pen.strokeStyle = colours().accent;
@@ -42,6 +47,7 @@ export class Area extends Chart {
     pen.fill();
     pen.globalAlpha = 1;
     fadeIn(pen, width, height);
+    caption(pen, width, `most ${number(most)}`);
   }
 }
 
@@ -55,12 +61,20 @@ export class Dots extends Chart {
     pen.globalAlpha = 0.75;
     for (const [index, [at]] of this.points.entries()) {
       pen.beginPath();
-      pen.arc(x(at) - 4, height - 8 - (height * 0.68 * (logs[index] - low)) / (high - low), 2.6, 0, 7);
+      pen.arc(x(at) - 4, height - 8 - (height * 0.6 * (logs[index] - low)) / (high - low), 2.6, 0, 7);
       pen.fill();
     }
     pen.globalAlpha = 1;
     fadeIn(pen, width, height);
+    if (this.points.length) caption(pen, width, `longest ${time(Math.max(...this.points.map(([, value]) => value)))}`);
   }
+}
+
+function caption(pen, width, text) {
+  pen.fillStyle = colours().faint;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = "right";
+  pen.fillText(text, width - 12, 20);
 }
 
 /** The past comes out of nothing, where the number stands. */

@@ -1,81 +1,191 @@
-// The chat: turns, the answer that streams, and what is to be said about it.
+// The chat: a conversation that is kept, its turns on the page, and the answer under way.
 
-import { call, events, getKey, setKey } from "./api.js";
-import { render } from "./markdown.js";
+import { Answer, button, newAnswer, plural } from "./answer.js";
+import { KEY_CHANGED, call, events, wordsOf } from "./api.js";
+import { forget, forgetAll, keep, keptChats, messagesOf, newChat, titleOf } from "./conversations.js";
+import { goToKey, settings, showSettings, startSettings } from "./settings.js";
 
 const SUGGESTIONS = ["What is 47 + 85?", "Sort in ascending order: 930, 425, 341, 84, 278", "Reverse this list: lantern cloud river stone"];
-const SETTINGS = { system: "", temperature: 0.6, top_p: 0.95, max_tokens: 1024 };
+const SHOWN = "chat"; // of sessionStorage: which conversation this tab shows
 const NEAR_END = 80; // pixels: whoever reads further up is not pulled down
 
 const $ = (id) => document.getElementById(id);
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
-let turns = []; // {role, content}
+let chat = newChat();
 let stopper = null; // of the answer under way
-let totals = { prompt: 0, completion: 0 };
+let isLeft = false; // the page: what then breaks off is no fault
 
 export function startChat() {
-  for (const text of SUGGESTIONS) {
-    const button = document.createElement("button");
-    button.textContent = text;
-    button.addEventListener("click", () => send(text));
-    $("suggestions").append(button);
-  }
-  restoreSettings();
+  for (const text of SUGGESTIONS) $("suggestions").append(button(text, "", () => send(text)));
+  startSettings();
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (stopper) stopper.abort();
     else send($("draft").value.trim());
   });
   $("draft").addEventListener("input", fitDraft);
-  $("draft").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    if (!stopper) send($("draft").value.trim());
-  });
+  $("draft").addEventListener("keydown", (event) => isEnter(event) && !stopper && send($("draft").value.trim()));
   document.addEventListener("keydown", (event) => event.key === "Escape" && stopper?.abort());
-  $("new-chat").addEventListener("click", newChat);
+  document.addEventListener(KEY_CHANGED, () => showSettings(false));
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", () => (isLeft = false));
+  $("new-chat").addEventListener("click", () => openChat(newChat()));
+  $("forget-chats").addEventListener("click", forgetChats);
+  $("forget-chats").addEventListener("blur", listChats);
+  const kept = keptChats(localStorage).find(({ id }) => id === sessionStorage.getItem(SHOWN));
+  openChat(kept ?? chat);
+}
+
+function leave() {
+  isLeft = true;
+  if (chat.turns.length) keep(localStorage, chat);
+}
+
+/** Enter that means "send": it is then the page's own. */
+function isEnter(event) {
+  const isMeant = event.key === "Enter" && !event.shiftKey && !event.isComposing;
+  if (isMeant) event.preventDefault();
+  return isMeant;
+}
+
+/** Show another conversation; the answer under way ends. */
+function openChat(other) {
+  stopper?.abort();
+  chat = other;
+  sessionStorage.setItem(SHOWN, chat.id);
+  drawTurns();
+  listChats();
+  showSettings(false);
   $("draft").focus();
   fitDraft();
 }
 
-function restoreSettings() {
-  const kept = JSON.parse(localStorage.getItem("settings") ?? "{}");
-  for (const [name, value] of Object.entries({ ...SETTINGS, ...kept })) {
-    if (!(name in SETTINGS)) continue;
-    const input = $(name);
-    input.value = value;
-    const say = () => {
-      const output = document.querySelector(`label[for="${name}"] output`);
-      if (output) output.textContent = Number(input.value).toFixed(2);
-    };
-    input.addEventListener("input", () => {
-      say();
-      localStorage.setItem("settings", JSON.stringify(settings()));
-    });
-    say();
-  }
-  $("key").value = getKey();
-  $("key").addEventListener("input", () => setKey($("key").value.trim()));
+function drawTurns() {
+  const nodes = chat.turns.map((turn, index) => (turn.role === "user" ? question(turn, index) : keptAnswer(turn)));
+  $("messages").replaceChildren($("welcome"), ...nodes);
+  $("welcome").hidden = nodes.length > 0;
+  $("messages").scrollTop = $("messages").scrollHeight;
+  tellTotals();
 }
 
-function settings() {
+function question(turn, index) {
+  const node = document.createElement("div");
+  node.className = "message user";
+  const text = Object.assign(document.createElement("div"), { className: "text", textContent: turn.content });
+  const edit = button("edit", "act", () => node.replaceChildren(editor(turn, index)));
+  node.append(text, edit);
+  return node;
+}
+
+/** A field in place of a question; what it sends is asked instead, and all below it goes. */
+function editor(turn, index) {
+  const form = document.createElement("form");
+  form.className = "editor";
+  form.innerHTML =
+    '<textarea aria-label="Edit the message"></textarea><p>What stands below it is answered anew.</p>' +
+    '<button type="submit" class="plain-button">Send</button>';
+  const field = form.querySelector("textarea");
+  field.value = turn.content;
+  field.rows = Math.min(12, turn.content.split("\n").length + 1);
+  const submit = () => field.value.trim() && replaceFrom(index, field.value.trim());
+  form.addEventListener("submit", (event) => (event.preventDefault(), submit()));
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") drawTurns();
+    else if (isEnter(event)) submit();
+  });
+  form.append(button("Cancel", "plain-button", drawTurns));
+  requestAnimationFrame(() => field.focus());
+  return form;
+}
+
+function replaceFrom(index, text) {
+  stopper?.abort();
+  chat = { ...chat, turns: chat.turns.slice(0, index) };
+  drawTurns();
+  send(text);
+}
+
+function keptAnswer(turn) {
+  const view = new Answer(turn, actions);
+  view.end();
+  return view.node;
+}
+
+/** Ask the last question again: the newest answer gives way to another. */
+function retry() {
+  if (stopper) return;
+  chat.turns.pop();
+  drawTurns();
+  answer();
+}
+
+const actions = { retry, enterKey: goToKey };
+
+function send(text) {
+  if (!text) return;
+  $("draft").value = "";
+  $("welcome").hidden = true;
+  const turn = { role: "user", content: text };
+  chat.turns.push(turn);
+  $("messages").append(question(turn, chat.turns.length - 1));
+  answer();
+}
+
+async function answer() {
+  const asked = chat, stop = new AbortController();
+  const body = requestBody(asked.turns);
+  const turn = newAnswer();
+  const view = new Answer(turn, actions);
+  asked.turns.push(turn);
+  $("messages").append(view.node);
+  scroll();
+  const isFollowed = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < NEAR_END;
+  let wasFollowed = true;
+  $("messages").onscroll = () => (wasFollowed = isFollowed());
+  view.onDraw = () => wasFollowed && scroll();
+  setBusy(stop);
+  save(asked);
+  try {
+    for await (const event of events(await call("v1/chat/completions", { body, signal: stop.signal }))) view.take(event);
+    turn.finish ??= "stop";
+    view.end();
+  } catch (error) {
+    if (error.name === "AbortError") turn.finish = "stopped";
+    view.end(error.name === "AbortError" ? null : { message: wordsOf(error), needsKey: error.status === 401 });
+  }
+  if (stopper === stop) setBusy(null);
+  const isForgotten = asked.id === chat.id ? asked !== chat : !keptChats(localStorage).some(({ id }) => id === asked.id);
+  if (!isForgotten && !isLeft) save(asked);
+}
+
+function requestBody(turns) {
+  const { system, ...sampling } = settings();
   return {
-    system: $("system").value,
-    temperature: Number($("temperature").value),
-    top_p: Number($("top_p").value),
-    max_tokens: $("max_tokens").value === "" ? null : Number($("max_tokens").value),
+    messages: messagesOf(turns, system),
+    ...sampling,
+    stream: true,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
   };
 }
 
-function newChat() {
-  stopper?.abort();
-  turns = [];
-  totals = { prompt: 0, completion: 0 };
-  $("messages").replaceChildren($("welcome"));
-  $("welcome").hidden = false;
-  $("totals").textContent = "";
-  $("draft").focus();
+function setBusy(stop) {
+  stopper = stop;
+  $("composer").classList.toggle("busy", stop !== null);
+  $("messages").setAttribute("aria-busy", String(stop !== null));
+  $("send").title = stop ? "Stop" : "Send";
+  $("send").setAttribute("aria-label", $("send").title);
+  fitDraft();
+}
+
+function save(kept) {
+  const isKept = keep(localStorage, kept);
+  $("unkept").hidden = isKept;
+  tellTotals();
+  listChats();
+}
+
+function scroll() {
+  $("messages").scrollTop = $("messages").scrollHeight;
 }
 
 function fitDraft() {
@@ -85,178 +195,45 @@ function fitDraft() {
   $("send").disabled = !stopper && !draft.value.trim();
 }
 
-async function send(text) {
-  if (!text || stopper) return;
-  $("draft").value = "";
-  $("welcome").hidden = true;
-  turns.push({ role: "user", content: text });
-  const own = document.createElement("div");
-  own.className = "message user";
-  own.append(Object.assign(document.createElement("div"), { className: "text", textContent: text }));
-  $("messages").append(own);
-  await answer();
+function tellTotals() {
+  const sum = (part) => chat.turns.reduce((total, { usage }) => total + (usage?.[part] ?? 0), 0);
+  const [read, written] = [sum("prompt"), sum("completion")];
+  $("totals").textContent = read ? `This chat: ${plural(read, "token")} read, ${written.toLocaleString("en")} written` : "";
 }
 
-async function answer() {
-  const chat = turns;
-  const view = new Answer();
-  stopper = new AbortController();
-  $("composer").classList.add("busy");
-  $("send").title = "Stop";
-  fitDraft();
-  try {
-    const { system, ...sampling } = settings();
-    const messages = system.trim() ? [{ role: "system", content: system }, ...chat] : chat;
-    const body = {
-      messages,
-      ...sampling,
-      stream: true,
-      stream_options: { include_usage: true, continuous_usage_stats: true },
-    };
-    for await (const event of events(await call("v1/chat/completions", { body, signal: stopper.signal }))) {
-      view.take(event);
-    }
-  } catch (error) {
-    view.end(error.name === "AbortError" ? "stopped" : null, error.name === "AbortError" ? null : error.message);
-  } finally {
-    view.end();
-    stopper = null;
-    $("composer").classList.remove("busy");
-    $("send").title = "Send";
-    fitDraft();
-  }
-  if (chat !== turns) return; // another chat has begun
-  if (view.content || !view.hasFailed) chat.push({ role: "assistant", content: view.content });
-  else takeBack(chat.pop().content);
-  totals.prompt += view.usage?.prompt_tokens ?? 0;
-  totals.completion += view.usage?.completion_tokens ?? 0;
-  $("totals").textContent = `This chat: ${count(totals.prompt, "token")} read, ${totals.completion.toLocaleString("en")} written`;
+// The conversations that are kept
+
+function listChats() {
+  const chats = keptChats(localStorage);
+  $("kept").hidden = chats.length === 0;
+  $("chats").replaceChildren(...chats.map(entry));
+  $("forget-chats").textContent = "Forget all";
+  delete $("forget-chats").dataset.sure;
 }
 
-/** What was refused may be sent again, and is no part of the conversation. */
-function takeBack(text) {
-  $("draft").value ||= text;
-  fitDraft();
+function entry(kept) {
+  const item = document.createElement("li");
+  const title = titleOf(kept);
+  const go = button(title, "chat-title", () => kept.id === chat.id || openChat(kept));
+  if (kept.id === chat.id) go.setAttribute("aria-current", "true");
+  const drop = button("×", "chat-drop", () => {
+    forget(localStorage, kept.id);
+    if (kept.id === chat.id) openChat(newChat());
+    else listChats();
+  });
+  drop.setAttribute("aria-label", `Forget “${title}”`);
+  drop.title = "Forget";
+  item.append(go, drop);
+  return item;
 }
 
-/** One answer on the page.  Thoughts come as reasoning, or between the model's own tags. */
-class Answer {
-  constructor() {
-    this.began = performance.now();
-    this.first = this.last = this.thought = null; // milliseconds
-    this.raw = this.reasoning = "";
-    this.usage = this.finish = null;
-    this.hasEnded = this.hasFailed = false;
-    this.node = document.createElement("div");
-    this.node.className = "message assistant";
-    this.node.innerHTML =
-      '<details class="thinking" hidden><summary></summary><div class="thoughts"></div></details>' +
-      '<div class="text"><span class="waiting-dot"></span></div><div class="facts"></div>';
-    $("messages").append(this.node);
-    this.scroll(true);
-  }
-
-  take(event) {
-    if (event.usage) this.usage = event.usage;
-    const choice = event.choices[0];
-    if (!choice) return;
-    const { content, reasoning } = choice.delta;
-    if (content || reasoning) {
-      this.last = performance.now();
-      this.first ??= this.last;
-    }
-    this.reasoning += reasoning ?? "";
-    this.raw += content ?? "";
-    this.finish = choice.finish_reason ?? this.finish;
-    this.plan();
-  }
-
-  end(reason = null, error = null) {
-    if (this.hasEnded) return;
-    this.hasEnded = true;
-    this.finish = reason ?? this.finish;
-    if (error !== null) {
-      this.hasFailed = true;
-      const note = document.createElement("p");
-      note.className = "error";
-      note.setAttribute("role", "alert");
-      note.textContent = error;
-      this.node.querySelector(".facts").before(note);
-    }
-    this.draw();
-  }
-
-  /** Thoughts and answer apart; a model without a parser at the server writes both into the text. */
-  get parts() {
-    const match = /^\s*<think>([\s\S]*?)(<\/think>|$)/.exec(this.raw);
-    if (!match) return { thoughts: this.reasoning, text: this.raw, isThinking: !this.raw && this.reasoning !== "" };
-    return { thoughts: match[1], text: this.raw.slice(match[0].length), isThinking: !match[2] };
-  }
-
-  get content() {
-    return this.parts.text.trim();
-  }
-
-  plan() {
-    this.frame ??= requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    this.frame = null;
-    const isFollowed = this.isAtEnd;
-    const { thoughts, text, isThinking } = this.parts;
-    if (thoughts.trim()) this.drawThoughts(thoughts, isThinking && !this.hasEnded);
-    const body = this.node.querySelector(".text");
-    if (text.trim() || this.hasEnded) body.replaceChildren(...render(text.trim()));
-    else if (thoughts) body.replaceChildren();
-    this.drawFacts();
-    this.scroll(isFollowed);
-  }
-
-  drawThoughts(thoughts, isThinking) {
-    const details = this.node.querySelector(".thinking");
-    details.hidden = false;
-    details.classList.toggle("busy", isThinking);
-    if (!isThinking) this.thought ??= this.last - this.first;
-    const seconds = ((this.thought ?? 0) / 1000).toFixed(1);
-    details.querySelector("summary").textContent = isThinking ? "Thinking" : `Thought for ${seconds} s`;
-    details.querySelector(".thoughts").textContent = thoughts.trim();
-  }
-
-  drawFacts() {
-    const facts = [];
-    const tokens = this.usage?.completion_tokens ?? 0;
-    if (tokens) facts.push(count(tokens, "token"));
-    if (tokens > 1 && this.last > this.first) {
-      facts.push(`${Math.round((tokens - 1) / ((this.last - this.first) / 1000)).toLocaleString("en")} tokens/s`);
-    }
-    if (this.first !== null) facts.push(`first after ${Math.round(this.first - this.began)} ms`);
-    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
-    if (this.hasEnded && this.usage) {
-      facts.push(`prompt ${this.usage.prompt_tokens.toLocaleString("en")}${cached ? `, ${cached.toLocaleString("en")} cached` : ""}`);
-    }
-    if (this.finish === "length") facts.push("cut: most tokens reached");
-    if (this.finish === "stopped") facts.push("stopped");
-    const bar = this.node.querySelector(".facts");
-    bar.replaceChildren(...facts.map((fact) => Object.assign(document.createElement("span"), { textContent: fact })));
-    if (this.hasEnded && this.content) bar.append(this.copyButton());
-  }
-
-  copyButton() {
-    const button = Object.assign(document.createElement("button"), { textContent: "copy", type: "button" });
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(this.content);
-      button.textContent = "copied";
-    });
-    return button;
-  }
-
-  get isAtEnd() {
-    const { scrollHeight, scrollTop, clientHeight } = $("messages");
-    return scrollHeight - scrollTop - clientHeight < NEAR_END;
-  }
-
-  scroll(isFollowed) {
-    if (isFollowed) $("messages").scrollTop = $("messages").scrollHeight;
+/** The first click asks, the second one does. */
+function forgetChats() {
+  if ("sure" in $("forget-chats").dataset) {
+    forgetAll(localStorage);
+    openChat(newChat());
+  } else {
+    $("forget-chats").dataset.sure = "";
+    $("forget-chats").textContent = `Forget all ${plural(keptChats(localStorage).length, "chat")}?`;
   }
 }

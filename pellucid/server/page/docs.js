@@ -56,8 +56,6 @@ function route(method, path, operation, schemas) {
   return make("details", "", [make("summary", "", head), inside]);
 }
 
-document.documentElement.dataset.theme =
-  localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 const api = await (await fetch("openapi.json")).json();
 const routes = document.getElementById("routes");
 routes.querySelector("h1").textContent = `${api.info.title} ${api.info.version}`;

@@ -1,23 +1,21 @@
-// The X-ray: follows /xray while somebody looks, and draws what it tells.
+// The X-ray: follows /xray while somebody looks, and draws what it tells.  Without a link nothing is known.
 
-import { call, openSocket } from "./api.js";
+import { KEY_CHANGED, findFault, openSocket, setKey, wordsOf } from "./api.js";
 import { Blocks } from "./blocks.js";
 import { Area, Dots } from "./charts.js";
-import { forgetColours } from "./paint.js";
+import { Record, UNKNOWN, figuresOf, number, time } from "./figures.js";
+import { Load } from "./load.js";
+import { forgetColours, paintLegends } from "./paint.js";
 import { Requests } from "./requests.js";
 import { Steps } from "./steps.js";
 
 const RETRY = 1000; // milliseconds before a lost link is sought again
-const SILENCE = 1; // seconds without a frame: nothing happens
-const WINDOW = 1, SHORTEST = 0.2; // seconds over which tokens are counted, at most and at least
-const NUM_QUESTIONS = 4, NUM_ANSWERS = 4; // a browser holds few connections to one host
-const NUM_LOAD = NUM_QUESTIONS * NUM_ANSWERS;
-const BRIEFING = "You are a careful assistant. Read the question twice, think in small steps, check every step, " +
-  "and then answer in one short sentence. If you do not know the answer, say so.";
+const SILENCE = 5; // seconds without a word, after which the server is asked whether it lives
+const QUIET = 2; // seconds without a word while requests run, after which that is said
+const DIED = 1011, FULL = 1013; // why the server closes the link
+const REFUSAL = "The server answers, but refuses to be watched from this address: --allowed-origins names those that may.";
 
 const $ = (id) => document.getElementById(id);
-const number = (n, digits = 0) => n.toLocaleString("en", { maximumFractionDigits: digits });
-const percent = (part, whole) => (whole ? `${number((100 * part) / whole)}%` : "–");
 /** Views of four numbers each. */
 const views = (flat) => Array.from({ length: flat.length / 4 }, (_, i) => flat.slice(4 * i, 4 * i + 4));
 const clock = () => performance.now() / 1000;
@@ -26,16 +24,23 @@ export class XRay {
   constructor() {
     this.isWatched = false;
     this.socket = null;
+    this.retry = 0; // a timer
     this.engine = 0; // whose picture is shown
-    this.numLoad = 0; // requests of ours under way
+    this.death = ""; // what was said of the engine's
     const hover = (seqId) => this.highlight(seqId);
-    this.blocks = new Blocks($("blocks"), $("block-tip"), hover);
-    this.requests = new Requests($("requests"), hover);
+    this.requests = new Requests($("requests"), $("requests-rest"), hover);
     this.steps = new Steps($("steps"), $("step-tip"));
+    this.blocks = new Blocks($("blocks"), $("block-tip"), hover);
     this.rateChart = new Area($("rate-chart"));
     this.ttftChart = new Dots($("ttft-chart"));
+    this.load = new Load($("load"), $("stop-load"), (error) => ($("load-fault").textContent = wordsOf(error)));
+    $("load").addEventListener("click", () => ($("load-fault").textContent = ""));
+    $("key-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      setKey($("xray-key").value.trim());
+    });
+    document.addEventListener(KEY_CHANGED, () => this.isWatched && this.connect());
     this.forget();
-    $("load").addEventListener("click", () => this.makeLoad());
   }
 
   /** Open or close the link: the engine is not looked at for nobody. */
@@ -43,98 +48,130 @@ export class XRay {
     if (this.isWatched === isWatched) return;
     this.isWatched = isWatched;
     if (isWatched) {
+      paintLegends();
       this.connect();
       this.lastDraw = clock();
       requestAnimationFrame(() => this.draw());
     } else {
-      this.socket?.close();
-      this.socket = null;
+      this.disconnect();
       this.say("off", "off");
     }
   }
 
   repaint() {
     forgetColours();
+    paintLegends();
     this.blocks.isStale = this.steps.isStale = true;
     this.requests.repaint();
   }
 
-  connect() {
-    if (!this.isWatched) return;
+  // The link
+
+  disconnect() {
+    clearTimeout(this.retry);
+    const { socket } = this;
+    this.socket = null; // so that nobody listens to its end
+    socket?.close();
     this.forget();
+  }
+
+  connect() {
+    this.disconnect();
     const socket = (this.socket = openSocket("xray", "pellucid.xray"));
-    this.say("off", "connecting");
+    if ($("notice").hidden) this.say("off", "connecting");
     socket.addEventListener("message", (event) => socket === this.socket && this.take(JSON.parse(event.data)));
-    socket.addEventListener("close", ({ reason }) => {
-      if (socket !== this.socket) return;
-      this.say("lost", `${reason || "no link"}; trying again`);
-      setTimeout(() => this.connect(), RETRY);
-    });
+    socket.addEventListener("close", (end) => socket === this.socket && this.lose(end));
+  }
+
+  /** The link has ended: say why, and seek it again. */
+  async lose({ code, reason }) {
+    this.disconnect();
+    if (code === DIED) this.complain({ state: "dead", text: `The engine has died: ${reason}.` });
+    else if (code === FULL) this.complain({ state: "lost", text: `The server says: ${reason}.` });
+    else this.complain((await findFault()) ?? { state: "lost", text: REFUSAL });
+  }
+
+  /** Whoever has been silent for long may be gone without a word. */
+  async check() {
+    const { socket } = this;
+    this.checked = clock();
+    const fault = await findFault();
+    if (fault === null || socket !== this.socket) return;
+    this.disconnect();
+    this.complain(fault);
+  }
+
+  /** Nothing is known: say so, and why, until there is a link again. */
+  complain({ state, text }) {
+    if (!this.isWatched || this.socket) return;
+    this.retry = setTimeout(() => this.connect(), RETRY);
+    if (state === "dead") this.death = text; // still worth a word when the server has ended, too
+    const words = state === "lost" && this.death ? `${this.death} ${text}` : text;
+    this.say(state, { key: "key needed", dead: "dead", lost: "no link" }[state]);
+    set($("notice-text"), state === "key" ? words : `${words} Nothing is known of it now; trying again.`);
+    $("key-form").hidden = state !== "key";
+    $("notice").hidden = false;
   }
 
   say(state, text) {
     $("link").dataset.state = state;
     $("link").textContent = text;
+    $("notice").hidden = state === "live" || state === "off";
   }
+
+  // What it tells
 
   forget() {
-    this.counts = []; // [seconds here, tokens sampled so far]
-    this.waits = []; // seconds to the first token, of the last requests
-    this.heard = null; // seconds here, of the last frame
-    this.told = 0; // seconds here, when the rate was last drawn
+    this.record = new Record();
+    this.told = this.checked = 0; // seconds here, when figures were last drawn, and the server last asked
+    this.rateChart.forget();
+    this.ttftChart.forget();
+    this.blocks.begin([], []);
+    this.steps.begin();
+    this.requests.begin();
+    this.tell();
   }
 
-  take(sight) {
-    this.offerEngines(sight.num_engines);
-    for (const wait of sight.first_tokens) this.noteWait(wait);
-    if (sight.engine !== this.engine) return;
-    const { frame, stats } = sight;
+  take({ engine, num_engines: numEngines, stats, requests, frame }) {
     const now = clock();
-    this.say("live", "live");
+    this.offerEngines(numEngines);
+    this.record.hear(requests, numEngines, now);
+    for (const [, whole] of requests.waits) this.ttftChart.add(now, whole);
+    // A frame that was under way when this link began tells of changes to what is not known here.
+    if (engine !== this.engine || !(frame.is_first || this.record.frame)) return;
     if (frame.is_first) {
-      this.forget();
-      this.blocks.begin(frame.num_blocks);
+      this.blocks.begin(frame.num_blocks, frame.block_size);
       this.steps.begin();
-      this.requests.begin();
     }
-    this.heard = now;
-    this.counts.push([now, stats.num_sampled_tokens]);
+    this.record.take(frame, stats, now);
     this.blocks.change(frame.blocks.map(views), performance.now());
-    this.steps.add(frame.steps.map(([id, rows]) => ({ id, rows: views(rows) })));
+    this.steps.add(frame.steps.map(([id, rows, numRows, seconds]) => ({ id, rows: views(rows), numRows, seconds })));
     this.requests.update(frame);
     if (!frame.running.some(([id]) => id === this.blocks.highlighted)) this.highlight(null);
-    this.tell(frame, stats);
+    if (!frame.is_first) return;
+    this.death = "";
+    this.tell();
   }
 
-  noteWait(wait) {
-    this.waits.push(wait);
-    this.waits.splice(0, this.waits.length - 50);
-    this.ttftChart.add(clock(), wait);
-    const sorted = [...this.waits].sort((a, b) => a - b);
-    const median = sorted[sorted.length >> 1];
-    $("ttft").textContent = median < 1 ? `${number(1000 * median, median < 0.1 ? 1 : 0)} ms` : `${number(median, 2)} s`;
-  }
-
-  tell(frame, stats) {
-    const numBlocks = frame.num_blocks[0];
-    $("counts").textContent = number(frame.num_running);
-    $("counts-more").textContent = frame.num_waiting ? `${number(frame.num_waiting)} wait` : "none waits";
-    $("usage").textContent = `${number(100 * stats.kv_usage, stats.kv_usage < 0.1 ? 1 : 0)}%`;
-    $("usage-more").textContent = `${number(numBlocks)} blocks of ${frame.block_size[0]} tokens`;
-    $("hits").textContent = percent(stats.num_cached_tokens, stats.num_prompt_tokens);
-    $("hits-more").textContent = `of ${number(stats.num_prompt_tokens)} tokens`;
-    $("accepted").textContent = percent(stats.num_accepted_tokens, stats.num_draft_tokens);
-    $("accepted-more").textContent = stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)}` : "no drafts";
-  }
-
-  /** Tokens a second over the last window; silence is none, and null is not known yet. */
-  get rate() {
+  /** Write all figures, or that they are not known. */
+  tell() {
     const now = clock();
-    while (this.counts.length > 2 && this.counts[1][0] < now - WINDOW) this.counts.shift();
-    if (this.heard === null) return null;
-    if (now - this.heard > SILENCE) return 0;
-    const [[since, before], [until, after]] = [this.counts[0], this.counts.at(-1)];
-    return until - since < SHORTEST ? null : (after - before) / (until - since);
+    const figures = figuresOf(this.record, this.blocks.numCached, now);
+    for (const tile of document.querySelectorAll(".tile")) {
+      const [figure, remark] = figures?.[tile.dataset.figure] ?? [UNKNOWN, "not known"];
+      set(tile.querySelector("b"), figure);
+      set(tile.querySelector("small"), remark);
+    }
+    const { numOwned, numShared, numCached, numFree } = this.blocks;
+    const counts = { owned: numOwned - numShared, shared: numShared, cached: numCached, free: numFree };
+    for (const [name, count] of Object.entries(counts)) set($(`num-${name}`), figures ? number(count) : UNKNOWN);
+    this.steps.tell(this.record.steps(now));
+    if (figures) this.say("live", this.pulse(now));
+  }
+
+  pulse(now) {
+    const silence = this.record.silence(now);
+    return silence > QUIET && this.record.frame.num_running ? `live, but nothing heard for ${time(Math.floor(silence))}` : "live";
   }
 
   draw() {
@@ -142,10 +179,11 @@ export class XRay {
     const now = clock();
     if (now - this.told > 0.1) {
       this.told = now;
-      const rate = this.rate;
+      const rate = this.record.rate(now);
       if (rate !== null) this.rateChart.add(now, rate);
-      $("rate").textContent = rate === null ? "–" : number(rate);
+      this.tell();
     }
+    if (this.record.frame && now - Math.max(this.checked, this.record.totals.at(-1).at) > SILENCE) this.check();
     this.rateChart.draw(now);
     this.ttftChart.draw(now);
     this.blocks.draw(performance.now());
@@ -172,9 +210,8 @@ export class XRay {
 
   choose(index) {
     this.engine = index;
-    this.rateChart.points = [];
     this.markEngine();
-    this.socket?.close(); // the next link begins with the whole picture
+    this.connect(); // the next link begins with the whole picture
   }
 
   markEngine() {
@@ -182,25 +219,8 @@ export class XRay {
       button.setAttribute("aria-pressed", String(index === this.engine));
     }
   }
+}
 
-  /** Something to look at: questions that share a beginning, each answered several times. */
-  makeLoad() {
-    for (let i = 0; i < NUM_QUESTIONS; i++) {
-      const terms = Array.from({ length: 4 + 6 * i }, () => Math.floor(100 * Math.random()));
-      const messages = [
-        { role: "system", content: BRIEFING },
-        { role: "user", content: `What is ${terms.join(" + ")}?` },
-      ];
-      this.numLoad += NUM_ANSWERS;
-      call("v1/chat/completions", { body: { messages, n: NUM_ANSWERS, max_tokens: 200 + 100 * i } })
-        .catch((error) => this.say("lost", error.message))
-        .finally(() => this.markLoad((this.numLoad -= NUM_ANSWERS)));
-    }
-    this.markLoad(this.numLoad);
-  }
-
-  markLoad(count) {
-    $("load").textContent = count ? `${count} under way` : `Send ${NUM_LOAD} requests`;
-    $("load").disabled = count > 0;
-  }
+function set(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }

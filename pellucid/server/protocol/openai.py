@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pellucid.server.protocol.unserved import OLDER, UNSERVED
+from pellucid.server.protocol.unserved import ALL, OLDER
 from pellucid.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ApiRequest(BaseModel):
     @model_validator(mode="after")
     def _note_ignored(self) -> ApiRequest:
         for name in self.model_extra or {}:
-            is_refused = name in UNSERVED or name.startswith(OLDER)
+            is_refused = name in ALL or name.startswith(OLDER)
             if name not in _ignored and not is_refused and len(_ignored) < MOST_NAMES:
                 _ignored.add(name)
                 logger.warning("requests bring %.100r, which is ignored", name)

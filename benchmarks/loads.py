@@ -1,0 +1,163 @@
+"""What the scheduler takes to plan and to commit a step, in the loads that a server meets.
+
+    python benchmarks/host.py --loads
+
+The scheduler alone, on one core: plans are made a step ahead of commits, as on a GPU, and their results cost
+nothing.  Every run of a load is the same, so each step counts with the least that it has taken in some runs:
+what else the machine does is left out.  Microseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from pellucid.kv.manager import KVManager
+from pellucid.kv.specs import KVGroupSpec
+from pellucid.schedule.plan import StepPlan, StepResult, ints
+from pellucid.schedule.scheduler import Scheduler
+from pellucid.schedule.step import SchedulerOptions
+from pellucid.types import Request, SamplingParams
+
+BLOCK = 64
+MAX_LEN = 4096
+PROMPT = 128
+WARM, STEPS, RUNS = 64, 256, 4
+DRAFTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the requests are like.  Lengths are in tokens."""
+
+    is_quiet: bool = True
+    num_spec: int = 0
+    num_queued: int = 0  # requests that find no blocks
+    answer: int = MAX_LEN - PROMPT - 1  # longest
+    shortest: int | None = None  # answer; what ends is replaced
+    share: float = 1.0  # of the blocks that all need in the end; below 1 they preempt each other
+
+
+LOADS = {
+    "steady, quiet": Load(),
+    "steady, streamed": Load(is_quiet=False),
+    "steady, streamed, the head of the queue lacks blocks": Load(is_quiet=False, num_queued=8, answer=1400),
+    f"up to {DRAFTS} drafts a row, ragged": Load(num_spec=DRAFTS, answer=3000),
+    f"up to {DRAFTS} drafts a row, ragged; the head lacks blocks": Load(
+        num_spec=DRAFTS, num_queued=8, answer=1400
+    ),
+    "one in 340 rows ends a step, and another begins": Load(answer=640, shortest=40),
+    "all end in one step, and others begin": Load(answer=200),
+    "a starved pool": Load(answer=640, shortest=320, share=0.4),
+}
+
+
+class Drive:
+    """A scheduler under a load."""
+
+    def __init__(self, load: Load, num_rows: int) -> None:
+        self.load, self.num_rows, self._rng = load, num_rows, np.random.default_rng(0)
+        group = KVGroupSpec(
+            block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1
+        )
+        needed = num_rows * -(-(PROMPT + load.answer + load.num_spec) // BLOCK)
+        num_blocks = int(load.share * needed)
+        options = SchedulerOptions(
+            max_model_len=MAX_LEN if not load.num_queued else BLOCK * num_blocks,
+            num_slots=num_rows + load.num_queued,
+            max_num_batched_tokens=max(16_384, (1 + load.num_spec) * num_rows + 2048),
+            num_spec=load.num_spec,
+        )
+        self.scheduler = Scheduler(options, KVManager((group,), (num_blocks,)))
+        self._names = iter(range(10**9))
+        self._inflight: deque[StepPlan] = deque()
+        self.plan_seconds: list[float] = []
+        self.commit_seconds: list[float] = []
+        self.num_ended = 0
+        for _ in range(num_rows):
+            self._add()
+        while self.scheduler.num_waiting:
+            self.step()
+        for _ in range(load.num_queued):
+            self._add([1] * (BLOCK * (num_blocks - num_rows)), answer=1)
+
+    def _add(self, prompt: list[int] | None = None, answer: int | None = None) -> None:
+        load = self.load
+        if answer is None:
+            shortest = load.answer if load.shortest is None else load.shortest
+            answer = int(self._rng.integers(shortest, load.answer, endpoint=True))
+        self.scheduler.add(
+            Request(
+                id=str(next(self._names)),
+                prompt_token_ids=prompt or self._rng.integers(0, 100_000, PROMPT).tolist(),
+                sampling=SamplingParams(max_tokens=answer, ignore_eos=True),
+                eos_token_ids=(151_645, 151_643),
+                is_quiet=load.is_quiet,
+                is_streamed=not load.is_quiet,
+            )
+        )
+
+    def step(self) -> None:
+        """Plan a step, and commit the one before it."""
+        began = time.perf_counter()
+        plan = self.scheduler.next_plan()
+        self.plan_seconds.append(time.perf_counter() - began)
+        if plan is not None:
+            self._inflight.append(plan)
+        if len(self._inflight) > 1 or plan is None:
+            self._commit(self._inflight.popleft())
+
+    def _commit(self, plan: StepPlan) -> None:
+        result = self._result(plan)
+        began = time.perf_counter()
+        news = self.scheduler.commit(plan, result)
+        self.commit_seconds.append(time.perf_counter() - began)
+        ended = [update for update in news.updates if update.finish_reason is not None]
+        self.num_ended += len(ended)
+        for _ in ended:
+            self._add()
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        """A token for each row that samples, and for each draft one more, as chance will have it."""
+        rows, width = plan.rows, 1 + self.load.num_spec
+        table, slots = self.scheduler.table, plan.rows.slots
+        query = np.ones_like(slots) if rows.num_query is None else rows.num_query
+        draft = np.zeros_like(slots) if rows.num_draft is None else rows.num_draft
+        new = 1 + self._rng.integers(0, draft, endpoint=True) if rows.num_draft is not None else 1 + draft
+        ends = table.computed[slots] + query - draft
+        new = np.where(ends >= table.known[slots], np.minimum(new, table.limit[slots] - ends), 0)
+        tokens = self._rng.integers(0, 100_000, (len(rows), width), dtype=np.int32)
+        num_new = np.maximum(new, 0).astype(np.int32)
+        return StepResult(plan_id=plan.id, token_ids=ints(tokens.tobytes()), num_new=ints(num_new.tobytes()))
+
+
+def measure(load: Load, num_rows: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Microseconds to plan and to commit each step, and how many sequences end in one, on average."""
+    plans, commits, num_ended = list[list[float]](), list[list[float]](), 0
+    for _ in range(RUNS):
+        drive = Drive(load, num_rows)
+        for _ in range(WARM):
+            drive.step()
+        num_before, drive.plan_seconds, drive.commit_seconds = drive.num_ended, [], []
+        for _ in range(STEPS):
+            drive.step()
+        plans.append(drive.plan_seconds)
+        commits.append(drive.commit_seconds)
+        num_ended = drive.num_ended - num_before
+    return 1e6 * np.min(plans, axis=0), 1e6 * np.min(commits, axis=0), num_ended / STEPS
+
+
+def show(all_rows: list[int]) -> None:
+    """Drive the scheduler through each load, and print what it took."""
+    print(f"{'us a step':60} rows   plan  commit   both: mean  median    most   ends a step")
+    for num_rows in all_rows:
+        for title, load in LOADS.items():
+            plan, commit, num_ended = measure(load, num_rows)
+            both = plan + commit
+            print(
+                f"{title:60} {num_rows:4}  {plan.mean():5.0f}   {commit.mean():5.0f}        "
+                f"{both.mean():5.0f}   {np.median(both):5.0f}   {both.max():5.0f}   {num_ended:11.2f}"
+            )

@@ -1,0 +1,80 @@
+"""A member's own end of its line: what its owner says, and what it says, from any of its threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from pellucid.cluster.line import Line, wait
+from pellucid.cluster.messages import Failed, Message, Ready, decode, encode
+
+logger = logging.getLogger(__name__)
+ECHO = "PeerError"  # the name of errors that another member's end causes
+
+
+class OwnerGone(Exception):
+    """There is nobody to hear or to speak to."""
+
+
+class Desk:
+    """One thread hears; any may speak."""
+
+    def __init__(self, line: Line, name: str) -> None:
+        self.name = name
+        self.standing: object = ""  # what says how far this member has come
+        self._line = line
+        self._lock = threading.Lock()
+        self._inbox: deque[bytes] = deque()
+        self._is_ready = False
+
+    def hear(self, seconds: float) -> list[Message]:
+        """All that has come; wait for the first word up to `seconds`.  Raises OwnerGone."""
+        if seconds > 0 and not self._inbox:
+            wait([self._line], seconds)
+        if self._line.has_unsent:
+            self._flush()
+        self._receive()
+        messages = [decode(frame) for frame in self._inbox]
+        self._inbox.clear()
+        return messages
+
+    def next(self) -> Message:
+        """Wait for the next message.  Raises OwnerGone."""
+        while not self._inbox:
+            self._receive()
+            if not self._inbox:
+                wait([self._line], None)
+        return decode(self._inbox.popleft())
+
+    def post(self, message: Message) -> None:
+        """Speak without waiting: what the owner does not read yet goes with later words, or in `hear`."""
+        frame = encode(message)
+        with self._lock:
+            self._line.send(frame)
+
+    def send(self, message: Message) -> None:
+        """Speak, and wait until all of it is on its way."""
+        self._is_ready = self._is_ready or isinstance(message, Ready)
+        self.post(message)
+        while self._line.has_unsent:
+            self._line.wait_for_room()
+            self._flush()
+
+    def fail(self, error: Exception) -> None:
+        """Say what went wrong; this process ends with it.  The traceback is written here, the cause sent."""
+        name, standing = type(error).__name__, str(self.standing)
+        is_echo, is_users = name == ECHO, isinstance(error, ValueError) and not self._is_ready
+        logger.log(logging.DEBUG if is_echo or is_users else logging.ERROR, "%s", error, exc_info=error)
+        said = f"{self.name} has failed{standing and ', '}{standing}: {name}: {' '.join(str(error).split())}"
+        self.send(Failed(str(error) if is_users else said, is_echo=is_echo, is_users=is_users))
+
+    def _receive(self) -> None:
+        try:
+            self._inbox += self._line.receive()
+        except EOFError:
+            raise OwnerGone from None
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._line.flush()

@@ -1,0 +1,123 @@
+"""A worker as a member of its engine: plans in, results out.
+
+The main thread launches plans, in the order in which they come; another one waits for their results.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Protocol, cast
+
+import msgspec
+
+from pellucid import collector
+from pellucid.cluster.desk import Desk
+from pellucid.cluster.messages import Answer, Call, Late, Meet, Plan, Ready, Result, Stop, tagged, untagged
+from pellucid.executor.base import Capacity, Pending, Seat, Ticket
+from pellucid.executor.progress import Progress
+from pellucid.registry import load_object
+from pellucid.resolve import Resolved
+from pellucid.schedule.plan import StepPlan
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a worker."""
+
+    worker: str  # "module:Class"
+    rank: int
+    device: int  # index of its GPU
+    resolved: Resolved
+    progress: int  # descriptor of what its owner can read of it
+
+
+class Worker(Protocol):
+    """What its process asks of a worker."""
+
+    @property
+    def reports(self) -> bool:
+        """Do this rank's results tell what was sampled?"""
+        ...
+
+    def start(self) -> Capacity: ...
+
+    def execute(self, plan: StepPlan) -> Pending: ...
+
+    def shutdown(self) -> None: ...
+
+
+def live(desk: Desk, work: Work) -> None:
+    """Load, and serve until told to stop."""
+    progress = Progress(work.progress)
+    desk.standing = progress
+    seat = Seat(
+        rank=work.rank,
+        device=work.device,
+        meet=lambda port: _meet(desk, port),
+        entered=progress.enter,
+        waiting=progress.wait,
+    )
+    worker: Worker = load_object(work.worker)(work.resolved, seat)
+    capacity = worker.start()
+    collector.freeze()
+    desk.send(Ready(tagged(capacity)))
+    Hands(desk, worker, progress).serve()
+    worker.shutdown()
+
+
+def _meet(desk: Desk, port: int | None) -> int:
+    """Rank 0 says the port at which the ranks meet, the others are told it."""
+    if port is not None:
+        desk.send(Meet(port))
+        return port
+    message = desk.next()
+    assert isinstance(message, Meet), message
+    return message.port
+
+
+class Hands:
+    """The two threads of a worker that serves."""
+
+    def __init__(self, desk: Desk, worker: Worker, progress: Progress) -> None:
+        self._desk, self._worker, self._progress = desk, worker, progress
+        self._landing: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Run plans in the order in which they come, until told to stop."""
+        threading.Thread(target=self._report, daemon=True).start()
+        waiting: Ticket | None = None
+        while True:
+            match self._desk.next():
+                case Plan() as message:
+                    plan = message.whole()
+                    self._progress.begin(plan.id)
+                    pending = self._worker.execute(plan)
+                    if plan.has_grammar:
+                        waiting = cast(Ticket, pending)
+                    else:
+                        self._launched(pending)
+                case Late() as late:
+                    assert waiting is not None, "no plan has a grammar"
+                    waiting.provide(late.arrays())
+                    self._launched(waiting)
+                case Call(name, args):
+                    answer = getattr(self._worker, name)(*map(untagged, args))
+                    self._desk.send(Answer(tagged(answer)))
+                case Stop():
+                    return
+                case message:
+                    raise AssertionError(f"{message} is not for workers")
+
+    def _launched(self, pending: Pending) -> None:
+        """A step is wholly under way."""
+        self._progress.end()
+        if self._worker.reports:
+            self._landing.put(pending)
+
+    def _report(self) -> None:
+        while True:
+            pending = self._landing.get()
+            try:
+                self._desk.send(Result.of(pending.result()))
+            except Exception as error:
+                return self._desk.fail(error)

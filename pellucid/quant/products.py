@@ -1,0 +1,106 @@
+"""Which product multiplies each kind of weights on which machine: the one place that decides.
+
+Pure: a decision follows from the layer's format and shape and from the platform alone, so that all of them
+can be walked through on any machine.  What the methods of `quant/` then do is what was decided, and the log
+has a line for each kind (`lines`).  What no product serves is refused before weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from pellucid.platform import Platform, check_platform
+from pellucid.quant.base import LinearShape
+
+
+class Multiplier(Enum):
+    """What multiplies, and how the log calls it."""
+
+    LIBRARY = "torch's product"
+    PACKED = "oneDNN's product, packed once"
+    TUNED = "kernels for few rows and for gates, torch's product for the rest"
+    FP8_ROWS = "torch._scaled_mm in FP8, kernels for few rows"
+    FP8_KERNELS = "a kernel in FP8, others for few rows"
+    FP8_KERNEL = "a kernel in FP8"
+    WEIGHT_ONLY = "a kernel that widens weights in registers, activations as they are"
+    WIDENED = "weights widened at every call: saves memory and costs time"
+    REFERENCE = "rounded numbers in float32, exact and slow: to check results"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product of a linear layer."""
+
+    kind: str  # of its weights, such as "int8 rows"
+    multiplier: Multiplier
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded to FP8."""
+        fp8 = (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_KERNEL, Multiplier.REFERENCE)
+        return self.multiplier in fp8
+
+    @property
+    def has_few_rows(self) -> bool:
+        """Whether few rows have FP8 kernels of their own."""
+        return self.multiplier in (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS)
+
+
+def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool) -> Product:
+    """For weights in the activations' dtype.  packs: whether this CPU multiplies packed bfloat16."""
+    check_platform(platform)
+    if platform.device == "cpu":
+        multiplier = Multiplier.PACKED if packs and dtype == torch.bfloat16 else Multiplier.LIBRARY
+    else:
+        multiplier = Multiplier.TUNED if dtype.itemsize == 2 else Multiplier.LIBRARY
+    return Product(name_of(dtype), multiplier)
+
+
+def int8_product(platform: Platform, *, packs: bool) -> Product:
+    """For INT8 with a scale for each output.  packs: whether this CPU multiplies packed INT8 exactly."""
+    check_platform(platform)
+    if platform.device == "cuda":
+        return Product("int8 rows", Multiplier.WEIGHT_ONLY)
+    return Product("int8 rows", Multiplier.PACKED if packs else Multiplier.WIDENED)
+
+
+def fp8_product(shape: LinearShape, platform: Platform, *, block: int, is_static: bool = False) -> Product:
+    """For FP8 with a scale for each output and `block` inputs; all of them: for whole rows.
+
+    is_static: one scale of all activations, from the checkpoint.
+    """
+    check_platform(platform)
+    is_rows = block == shape.in_features
+    kind = f"fp8 {'rows' if is_rows else f'blocks of {block} inputs'}{', static activations' * is_static}"
+    if platform.device == "cpu":
+        return Product(kind, Multiplier.REFERENCE)
+    if not platform.reaches(8, 9):
+        return Product(kind, Multiplier.WEIGHT_ONLY)
+    if is_rows and vendor_multiplies(shape, platform):
+        return Product(kind, Multiplier.FP8_ROWS)
+    has_few_rows = is_rows and shape.dtype.itemsize == 2
+    return Product(kind, Multiplier.FP8_KERNELS if has_few_rows else Multiplier.FP8_KERNEL)
+
+
+def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:
+    """Whether torch._scaled_mm takes a scale for each row: it gives bfloat16 alone, in tiles of 16.
+
+    From compute capability 12.0 on some builds of torch have it and some do not.
+    """
+    is_tiled = shape.in_features % 16 == 0 and shape.out_features % 16 == 0
+    return shape.dtype == torch.bfloat16 and is_tiled and not platform.reaches(12)
+
+
+def lines(products: Iterable[Product]) -> Iterator[str]:
+    """For the log: what each kind of weights got, and how many layers there are of it."""
+    for product, num in Counter(products).items():
+        yield f"{product.kind} ({num} {'layer' if num == 1 else 'layers'}): {product.multiplier.value}"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,134 @@
+"""The sequences in slots, as columns: one number a slot and column, so that a step counts for all at once.
+
+Hundreds of sequences decode in every step, and next to nothing happens to each: its counts go up.  Columns do
+that in a few calls of numpy; Python looks at single sequences only where a column says that one is due.
+
+Counts have a time dimension.  `computed` is exact at the last commit, `planned` the most that may be computed
+once all rows in flight have come home, and `unsure` how many of these are drafts that may not stand.  So
+planned - computed tokens are in flight, and who samples will have at least planned + 1 - unsure tokens then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid.schedule.plan import Column
+from pellucid.schedule.sequence import Sequence
+
+NEVER = sys.maxsize
+ITEM = 4  # bytes of a token's id
+LONG_STAY = 1 << 20  # bytes of tokens whose memory is given back at once
+
+# What a slot's request wants beside tokens: bits of `asked`.
+STREAMED = 1  # somebody waits for each of its tokens
+HOST_BOUND = 2  # the host must see each token before the next one: not planned while in flight
+
+
+class Table:
+    """One row a slot, and a spare one at the end, which takes what belongs to nobody.  Counts are tokens."""
+
+    def __init__(self, num_slots: int, max_len: int, most_new: int) -> None:
+        """max_len: tokens of a sequence.  most_new: of a row, w."""
+        self.spare = num_slots
+
+        def column() -> Column:
+            return np.zeros(num_slots + 1, dtype=np.int64)
+
+        self.planned, self.unsure, self.computed = column(), column(), column()
+        self.known = column()  # at entry: computed in chunks, the last of which samples
+        self.limit = column()  # most tokens, prompt included
+        self.ready_at = column()  # first plan that may carry the next row; NEVER while it is held back
+        self.ready_at[:] = NEVER
+        self.capacity = column()  # tokens that fit into the blocks of every KV group
+        self.due = column()  # planned beyond it, a decode needs a block, or is its sequence's last one
+        # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
+        self.end = column()
+        self.publish_at = column()  # computed from here on, a block is full that nobody finds yet
+        self.drafts = column()  # that the device holds for the next row
+        self.epoch = column()  # of the stay in the slot; a row with an older one is stale
+        self.ids = column()  # of sequences
+        self.asked = column()  # bits
+        # Is each token told when it has landed?  Else only the first ones and, at the end, all others.
+        self.is_told: NDArray[np.bool_] = np.zeros(num_slots + 1, dtype=bool)
+        self.names: NDArray[np.object_] = np.empty(num_slots + 1, dtype=object)  # of requests
+        self.seqs: list[Sequence | None] = [None] * num_slots
+        # The tokens of each, as far as they have landed: what the device has, too.
+        self.width = max_len + most_new
+        self._memory = sparse_memory((num_slots + 1) * self.width * ITEM)
+        flat = np.frombuffer(self._memory, dtype=np.int32)[: (num_slots + 1) * self.width]
+        self.token_ids: NDArray[np.int32] = flat.reshape(num_slots + 1, self.width)
+        self._runs: dict[int, NDArray[np.void]] = {}
+
+    def enter(self, slot: int, seq: Sequence, num_cached: int, plan_id: int) -> None:
+        """A stay begins, with the KV of `num_cached` tokens already there."""
+        num_known = len(seq.tokens)
+        self.seqs[slot], self.names[slot], self.ids[slot] = seq, seq.request.id, seq.id
+        self.token_ids[slot, :num_known] = seq.tokens
+        self.planned[slot] = self.computed[slot] = num_cached
+        self.known[slot], self.unsure[slot] = num_known, 0
+        self.end[slot] = 0 if is_watched(seq) else num_known
+        self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
+        self.is_told[slot] = not seq.request.is_quiet
+        self.asked[slot] = STREAMED * seq.request.is_streamed | HOST_BOUND * seq.host_bound
+
+    def leave(self, slot: int) -> None:
+        """It ends: rows in flight are stale from now on, and no plan may carry another."""
+        self._give_back(slot * self.width * ITEM, (slot * self.width + len(self.tokens(slot))) * ITEM)
+        self.seqs[slot], self.names[slot] = None, None
+        self.epoch[slot] += 1
+        self.ready_at[slot] = NEVER
+
+    def _give_back(self, start: int, end: int) -> None:
+        """Let go of the memory of many tokens; start, end: bytes."""
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last - first >= LONG_STAY and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def occupants(self, slots: Column) -> list[Sequence]:
+        """Who is in these slots."""
+        indices: list[int] = slots.tolist()
+        return [seq for slot in indices if (seq := self.seqs[slot]) is not None]
+
+    def is_decoding(self, slot: int) -> bool:
+        """Has every known token been planned, so that the next row samples?"""
+        return bool(self.planned[slot] >= self.known[slot])
+
+    def tokens(self, slot: int) -> NDArray[np.int32]:
+        """Those that have landed, the prompt included; a view."""
+        computed, known = self.computed[slot], self.known[slot]
+        return self.token_ids[slot, : known if computed < known else computed + 1]
+
+    def first_write(self, slot: int) -> int:
+        """The least position that a row planned from now on may write."""
+        return int(self.planned[slot] - self.unsure[slot])
+
+    def land(self, slots: Column, starts: Column, tokens: NDArray[np.int32]) -> None:
+        """Write a row of tokens [B, w] at its place for each; what is nobody's is written over later."""
+        width = tokens.shape[1]
+        runs = self._runs.get(width)
+        if runs is None:
+            # Every `width` neighbours as one item, overlapping: one store a row instead of one a token.
+            last = self.token_ids.size - width + 1
+            runs = np.ndarray(last, f"V{4 * width}", self.token_ids, strides=(4,))
+            self._runs[width] = runs
+        runs[slots * self.width + starts] = tokens.view(runs.dtype)[:, 0]
+
+
+def sparse_memory(num_bytes: int) -> mmap.mmap:
+    """Memory of which only those pages are there that somebody has touched, and small pages."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def is_watched(seq: Sequence) -> bool:
+    """Do its rows bring more than tokens, or must the host see each of them?"""
+    wants_logprobs = seq.request.sampling.logprobs is not None or seq.num_wanted_logprobs > 0
+    return seq.host_bound or wants_logprobs

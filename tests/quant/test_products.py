@@ -1,0 +1,185 @@
+"""On every GPU and CPU every kind of weights has a product, or is refused in words: none is slow unsaid."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
+from pellucid.platform import Platform
+from pellucid.quant.base import LinearShape
+from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
+from pellucid.quant.fp8_product import MULTIPLY as FP8_PRODUCTS
+from pellucid.quant.int8 import MULTIPLY as INT8_PRODUCTS
+from pellucid.quant.int8 import Int8, quantize_rows
+from pellucid.quant.products import Multiplier, Product, fp8_product, int8_product, lines, plain_product
+from tests.models.harness import CPU, load
+from tests.quant.layers import make_linear
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+BLOCKS = [None, 128, 48]
+SHAPES = [(4096, 4096), (4096, 4000 + 1), (96, 80)]
+REFUSED = [(7, 0), (7, 5)]
+SERVED = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+SLOW = {Multiplier.WIDENED, Multiplier.REFERENCE}
+
+
+def gpu(capability: tuple[int, int]) -> Platform:
+    return Platform(
+        device="cuda", name="GPU", memory_total=1, memory_free=1, num_cores=1, capability=capability
+    )
+
+
+def all_products(platform: Platform, *, packs: bool = False) -> dict[str, Product]:
+    """By what was asked for."""
+    products = {"int8": int8_product(platform, packs=packs)}
+    for dtype, (num_in, num_out) in itertools.product(DTYPES, SHAPES):
+        shape = LinearShape(in_features=num_in, out_partitions=(num_out,), split="out", dtype=dtype)
+        products[f"{dtype}"] = plain_product(dtype, platform, packs=packs)
+        for block, is_static in [(block, False) for block in BLOCKS] + [(None, True)]:
+            chosen = fp8_product(shape, platform, block=block or num_in, is_static=is_static)
+            products[f"fp8 {dtype} {num_in} {num_out} {block} {is_static}"] = chosen
+    return products
+
+
+@pytest.mark.parametrize("capability", SERVED, ids=str)
+def test_a_gpu_multiplies_all_weights_and_widens_none_in_memory(capability: tuple[int, int]) -> None:
+    for asked, product in all_products(gpu(capability)).items():
+        assert product.multiplier not in SLOW, asked
+        assert not product.rounds or capability >= (8, 9), f"{asked}: this GPU has no FP8"
+        if asked.startswith("fp8"):
+            assert product.multiplier in FP8_PRODUCTS
+        if asked == "int8":
+            assert product.multiplier in INT8_PRODUCTS
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        (gpu(each), r"the GPU is GPU \(compute capability 7\.\d\).* need 8\.0 .* device='cpu'")
+        for each in REFUSED
+    ]
+    + [
+        (replace(gpu((9, 0)), is_hip=True), "AMD one .*use an NVIDIA GPU, or device='cpu'"),
+        (replace(gpu((9, 0)), has_triton=False), r"pip install 'pellucid\[cuda\]', or use device='cpu'"),
+    ],
+    ids=["7.0", "7.5", "hip", "no Triton"],
+)
+def test_what_no_kernel_is_written_for_is_refused_with_the_way_out(platform: Platform, words: str) -> None:
+    shape = LinearShape(in_features=64, out_partitions=(64,), split="out", dtype=torch.float16)
+    for refused in (
+        lambda: plain_product(torch.float16, platform, packs=False),
+        lambda: int8_product(platform, packs=False),
+        lambda: fp8_product(shape, platform, block=64),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refused()
+
+
+# What large GPUs have had all along must be what they have; (8, 9) and (8, 0) are what they can.
+@pytest.mark.parametrize(
+    ("capability", "dtype", "block", "multiplier"),
+    [
+        ((9, 0), torch.bfloat16, None, Multiplier.FP8_ROWS),
+        ((10, 0), torch.bfloat16, None, Multiplier.FP8_ROWS),
+        ((8, 9), torch.bfloat16, None, Multiplier.FP8_ROWS),
+        ((12, 0), torch.bfloat16, None, Multiplier.FP8_KERNELS),
+        ((9, 0), torch.float16, None, Multiplier.FP8_KERNELS),
+        ((9, 0), torch.float32, None, Multiplier.FP8_KERNEL),
+        ((9, 0), torch.bfloat16, 128, Multiplier.FP8_KERNEL),
+        ((8, 9), torch.float16, 128, Multiplier.FP8_KERNEL),
+        ((8, 0), torch.bfloat16, None, Multiplier.WEIGHT_ONLY),
+        ((8, 6), torch.float16, 128, Multiplier.WEIGHT_ONLY),
+    ],
+    ids=str,
+)
+def test_fp8_is_multiplied_in_fp8_where_there_is_hardware_for_it(
+    capability: tuple[int, int], dtype: torch.dtype, block: int | None, multiplier: Multiplier
+) -> None:
+    shape = LinearShape(in_features=4096, out_partitions=(4096,), split="out", dtype=dtype)
+    for is_static in (False, True)[: 1 if block else 2]:
+        product = fp8_product(shape, gpu(capability), block=block or 4096, is_static=is_static)
+        assert product.multiplier is multiplier
+
+
+def test_a_cpu_packs_what_it_can_and_says_where_it_is_slow() -> None:
+    assert int8_product(CPU, packs=True).multiplier is Multiplier.PACKED
+    assert int8_product(CPU, packs=False).multiplier is Multiplier.WIDENED
+    slow = {product for product in all_products(CPU).values() if product.multiplier in SLOW}
+    fp8 = {"fp8 rows", "fp8 rows, static activations", "fp8 blocks of 128 inputs", "fp8 blocks of 48 inputs"}
+    assert {product.kind for product in slow} == {"int8 rows", *fp8}
+    assert all("slow" in line or "costs time" in line for line in lines(slow))
+
+
+FORMATS = [Fp8Format(), Fp8Format(activations="static"), Fp8Format(block=(32, 32)), None]
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_where_there_is_no_fp8_weights_alone_are_rounded(format: Fp8Format | None) -> None:
+    """As on an A100, by the kernel itself in Triton's interpreter."""
+    pytest.importorskip("triton")
+    method = QuantizedWhenLoaded() if format is None else Fp8(format)
+    layer = make_linear(method, torch.float16, bias=True)
+    layer.product = method.choose(layer.shape, gpu((8, 0)))
+    assert not layer.takes_rounded
+    if format is None:
+        _, scale = quantize_fp8_ref(layer.param("weight"), 96)
+    else:
+        scale = layer.param("weight_scale").clone()
+    layer.finish()
+    weight = layer.param("weight").double() * scale.repeat_interleave(96 // scale.shape[1], dim=1)
+    x = torch.randn(5, 96).half()
+    expected = F.linear(x.double(), weight) + layer.bias
+    torch.testing.assert_close(layer(x).double(), expected, atol=2e-3 * expected.abs().max().item(), rtol=0)
+    assert {name for name, _ in layer.named_parameters()} == {"weight", "weight_scale", "bias"}
+
+
+def test_int8_on_a_gpu_is_widened_in_registers() -> None:
+    pytest.importorskip("triton")
+    layer = make_linear(method := Int8(), torch.float16)
+    method.choose(layer.shape, gpu((9, 0)))
+    integers, scale = quantize_rows(layer.param("weight"))
+    layer.finish()
+    x = torch.randn(3, 96).half()
+    expected = F.linear(x.double(), integers.double() * scale.double()[:, None])
+    torch.testing.assert_close(layer(x).double(), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
+def test_the_log_says_what_multiplies_each_kind_of_weights(
+    tiny: Path, quantization: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pellucid.models.build"):
+        load(tiny, max_model_len=64, quantization=quantization, show_progress=True)
+    attention, *said = [
+        record.getMessage() for record in caplog.records if record.name == "pellucid.models.build"
+    ]
+    assert attention == "attention: torch's operations"
+    kinds = {None: [], "fp8": ["fp8 rows"], "int8": ["int8 rows"]}[quantization]
+    assert [line.split(" (")[0] for line in said] == [*kinds, "float32"]
+    assert all("layer" in line and "): " in line for line in said)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", [Int8, QuantizedWhenLoaded])
+@pytest.mark.parametrize("num_tokens", [0, 1, 100, 1000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_alone_are_widened_in_registers_on_a_gpu(
+    method: type[Int8 | QuantizedWhenLoaded], num_tokens: int, dtype: torch.dtype
+) -> None:
+    layer = make_linear(ours := method(), dtype, device="cuda")
+    ours.choose(layer.shape, gpu((8, 0)))
+    plain = layer.param("weight").double()
+    layer.finish()
+    x = torch.randn(num_tokens, 96, device="cuda").to(dtype)
+    y = layer(x)
+    assert y.dtype == dtype and y.shape == (num_tokens, 80)
+    expected = F.linear(x.double(), plain)
+    assert num_tokens == 0 or (y.double() - expected).square().mean() < 4e-3 * expected.square().mean()
