@@ -132,6 +132,9 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         results.early = figuresOf(record, 5, 10.1).rate[0];
         record.take(frame, stats(10), 10.5);
         results.busy = figuresOf(record, 5, 10.5);
+        const asleep = new Record();
+        asleep.take({...frame, num_running: 0}, stats(0), 10);
+        results.asleep = [asleep.rate(10.1), asleep.rate(10.3)];
         record.take(frame, stats(20), 12.5);
         results.late = [record.rate(12.5), record.rate(14), record.span(14), record.rate(18)];
         const rest = {...frame, num_running: 0};
@@ -152,7 +155,7 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         });
         return results;
     })()""")
-    assert said["unheard"] is None and said["early"] == "–"
+    assert said["unheard"] is None and said["early"] == "–" and said["asleep"] == [None, 0]
     assert said["busy"] == {
         "rate": ["2,000", "in the last second · chart: 20\u00a0s"],
         "ttft": ["300 ms", "median of the last 2 requests"],
