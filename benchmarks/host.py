@@ -36,11 +36,11 @@ from loads import show as show_loads
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
+from pellucid.features.worker import WorkerFeatures
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.llm import LLM
 from pellucid.resolve import Resolved
-from pellucid.sample.grammar import Constrain, TokenMasks, unconstrained
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan
 from pellucid.types import SamplingParams
@@ -92,12 +92,13 @@ class NoDeviceExecutor:
         state = SamplingState(max_rows + 1, resolved.checkpoint.vocab_size, cpu)
         inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
         static = StaticRows(max_rows, 1, slots.spare, cpu)
-        masks = TokenMasks(resolved.checkpoint.vocab_size, cpu)
+        features = WorkerFeatures({}, max_rows + 1)
         step = NoStep(max_rows, resolved.checkpoint.vocab_size)
-        launcher = GraphLauncher(EagerLauncher(step, inputs, masks), static, state, lambda: Recorder(step))
+        eager = EagerLauncher(step, inputs)
+        launcher = GraphLauncher(eager, static, state, features, lambda: Recorder(step))
         launcher.capture()
         handover = NoHandover(ResultReader(LateCompilations()))
-        self._runner = ModelRunner(slots, state, inputs, launcher, handover)
+        self._runner = ModelRunner(slots, state, inputs, launcher, handover, features)
         return Capacity(groups=(group,), num_blocks=(self.num_blocks,), max_model_len=resolved.max_model_len)
 
     def submit(self, plan: StepPlan) -> LocalTicket:
@@ -134,13 +135,11 @@ class NoStep:
     def begin(self, rows: StepRows) -> None:
         """There is no forward."""
 
-    def finish(self, rows: StepRows, begun: None, constrain: Constrain = unconstrained) -> Packed:
+    def finish(self, rows: StepRows, begun: None) -> Packed:
         num_new = (rows.num_sampled > 0).to(torch.int32)
         shapes = ((len(num_new), 1), (len(num_new),))
         flat = torch.cat([num_new, num_new])
-        return self.repeat(
-            Packed(flat=flat, shapes=shapes, has_drafts=False, has_logprobs=False, has_scores=False)
-        )
+        return self.repeat(Packed(flat=flat, shapes=shapes))
 
     def repeat(self, packed: Packed) -> Packed:
         """The same with other tokens; in memory of its own, for a device's yield is copied where it lies."""

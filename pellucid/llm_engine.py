@@ -18,9 +18,9 @@ from typing import Any, Unpack
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
-from pellucid.engine.grammars import eos_token_ids, spelling_of
 from pellucid.engine.statistics import EngineStats
 from pellucid.interrupts import held_back
+from pellucid.resolve import Resolved
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient, Question
 from pellucid.sample.grammars.wire import Verdict
@@ -371,3 +371,24 @@ def recommended(generation_config: Mapping[str, object]) -> dict[str, Any]:
             f"{error}: so says generation_config.json; generation_config='none' passes over it"
         ) from error
     return said
+
+
+def spelling_of(resolved: Resolved, tokenizer: Tokenizer) -> Spelling:
+    """The model's tokens as bytes."""
+    vocab_size = resolved.checkpoint.vocab_size
+    return Spelling(
+        token_bytes=tokenizer.spell_all()[:vocab_size],
+        vocab_size=vocab_size,
+        stop_token_ids=eos_token_ids(resolved, tokenizer),
+    )
+
+
+def eos_token_ids(resolved: Resolved, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens.
+
+    Some name one that the model has no logit for, as -1, or a tokenizer's that was added later.
+    """
+    own, vocab_size = resolved.checkpoint.eos_token_ids, resolved.checkpoint.vocab_size
+    named = None if tokenizer is None else tokenizer.eos_token_id
+    all_named = own if named is None or named in own else (*own, named)
+    return tuple(token for token in all_named if 0 <= token < vocab_size)

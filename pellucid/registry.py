@@ -29,6 +29,10 @@ class Registry(Generic[T]):
         """
         self._entries[name] = path
 
+    def unregister(self, name: str) -> None:
+        """Take back what was registered; an entry that it replaced is there again."""
+        del self._entries[name]
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 

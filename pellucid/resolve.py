@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import index
 
 from pellucid.config import FP8, EngineConfig, ParallelConfig, SpeculativeConfig
+from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform, check_platform
 
@@ -40,6 +41,8 @@ class Resolved:
     replica: int = 0  # which of the data-parallel engines this is
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
+    # All that requests may ask for: their order gives each its bit, the same one in every process.
+    features: tuple[str, ...] = field(default_factory=lambda: tuple(FEATURES))
 
     @property
     def num_spec(self) -> int:

@@ -204,6 +204,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None  # only these may be generated
     bad_words: str | list[str] | None = None  # strings whose last token may not be generated after the others
     structured_outputs: StructuredOutputsParams | None = None  # the text is of a language: JSON, a regex, ..
+    extra_args: dict[str, Any] | None = None  # features' own, which code outside this package has registered
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -269,6 +270,9 @@ class SamplingParams:
             raise ValueError("stop strings need text; set detokenize=True or use stop_token_ids")
         if any(not word.strip() for word in self.bad_words or ()):
             raise ValueError("bad_words contains an empty string; remove it")
+        args: Any = self.extra_args
+        if args is not None and not isinstance(args, dict):
+            raise ValueError(f"extra_args is {args!r:.100}, must be a dict by feature")
         wish: Any = self.structured_outputs
         if wish is not None and not isinstance(wish, StructuredOutputsParams):
             raise ValueError(f"structured_outputs is {wish!r:.100}, must be StructuredOutputsParams")
@@ -321,6 +325,11 @@ class Request:
     kv_transfer: str | None = None  # for a KV connector; none reads it yet
 
     @property
+    def cache_key(self) -> tuple[str | None, str | None]:
+        """Requests share cached prefixes only if theirs are the same."""
+        return self.lora, self.cache_salt
+
+    @property
     def stop_token_ids(self) -> frozenset[int]:
         """Every id that ends the text (and that min_tokens holds back)."""
         eos: Iterable[int] = () if self.sampling.ignore_eos else self.eos_token_ids
@@ -350,6 +359,11 @@ class SeqUpdate:
     first_scheduled: float = 0.0  # seconds of time.monotonic; both may be 0 in later updates
     error: str | None = None
     num_steps: int = 1  # that it tells of, those of `extend` included
+    extras: dict[str, Any] | None = None  # features' own, by name: plain data; newer ones replace older ones
+
+    @property
+    def says_anything(self) -> bool:
+        return bool(self.new_token_ids or self.finish_reason or self.prompt_logprobs or self.extras)
 
     def extend(self, newer: SeqUpdate) -> None:
         """Say what a later update of the same request says, too.  Neither is an error."""
@@ -362,6 +376,8 @@ class SeqUpdate:
         self.num_cached_tokens = max(self.num_cached_tokens, newer.num_cached_tokens)
         self.first_scheduled = self.first_scheduled or newer.first_scheduled
         self.num_steps += newer.num_steps
+        if newer.extras is not None:
+            self.extras = {**(self.extras or {}), **newer.extras}
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +400,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    extras: dict[str, Any] | None = None  # what features have added, by name
 
     def finished(self) -> bool:
         return self.finish_reason is not None

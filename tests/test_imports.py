@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,9 +26,17 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "no_effect": set[str](),
     "config": {"types", "platform", "no_effect"},
     "collector": set[str](),
-    "resolve": {"types", "platform", "config", "models.checkpoint"},
+    "resolve": {"types", "platform", "config", "models.checkpoint", "features.base"},
     "kv": {"types", "config"},
     "schedule": {"types", "config", "kv"},
+    "schedule.scheduler": {"schedule", "types", "config", "kv", "features.base", "features.host"},
+    # Each feature has a half on either side; what both sides call is free of torch.
+    "features.base": {"registry", "schedule.plan"},
+    "features.host": {"schedule", "registry", "resolve", "types"},
+    "features.worker": {"schedule.plan", "registry"},
+    "features.grammar.host": {"schedule", "sample.grammars", "resolve", "types"},
+    "features.logprobs.host": {"schedule", "types"},
+    "features": {"schedule.plan", "sample", "kernels", "worker.inputs", "transfer", "types"},
     "kernels": {"config", "platform", "transfer"},
     "dist": {"kernels", "config", "platform"},
     "attention": {"kernels", "dist", "kv.specs", *PLAIN},
@@ -42,6 +51,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.specs", "executor.base", "progress", *PLAIN),
+        *("features.base", "features.worker"),
     },
     # Processes and what they say; what members do is known by name only.
     "cluster": {"config", "registry", "platform"},
@@ -56,14 +66,13 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "engine": {
         *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),
     },
-    "engine.grammars": {"sample.grammars", "text.tokenizer", "types", "resolve"},
     "engine.build": {
-        *("engine", "schedule", "kv", "executor", "models.checkpoint", "kernels.compilers"),
+        *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "kernels.compilers"),
         *("config", "resolve", "platform"),
     },
     "text": {"types", "config"},
     "llm": {"llm_engine", "engine", "text", "types", "config", "progress", "interrupts"},
-    "llm_engine": {"engine", "text", "sample.grammars", "types", "config", "interrupts"},
+    "llm_engine": {"engine", "text", "sample.grammars", "types", "config", "resolve", "interrupts"},
     "async_llm": {"llm_engine", "engine", "cluster.line", "text", "types", "config", "resolve"},
     "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry", "collector"},
     "cli": {
@@ -77,6 +86,8 @@ NO_TORCH = [
     "pellucid.schedule.plan",
     "pellucid.kv.manager",
     "pellucid.engine.core",
+    "pellucid.features.grammar.host",
+    "pellucid.features.logprobs.host",
     "pellucid.cluster.messages",
     "pellucid.executor.multiproc",
     "pellucid.engine.replicas",
@@ -138,3 +149,24 @@ def test_the_scheduler_knows_no_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, (
         f"{module} imports torch"
     )
+
+
+# What requests may ask for is known to features alone: the loop calls hooks of whoever is asked for.
+LOOP = ["engine/core.py", "schedule/scheduler.py", "worker/runner.py", "worker/device_step.py"]
+OF_FEATURES = re.compile(r"grammar|logprob|mask|lora|toy|pooling|image|adapter", re.IGNORECASE)
+
+
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """All names of the code, and its texts but for docstrings and messages, which have spaces."""
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "name", "arg", "module"):
+            if isinstance(value := getattr(node, name, None), str):
+                yield value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+
+
+@pytest.mark.parametrize("path", LOOP)
+def test_the_loop_names_no_feature(path: str) -> None:
+    names = {*names_of(ast.parse((ROOT / path).read_text(encoding="utf-8")))}
+    assert not sorted(filter(OF_FEATURES.search, names))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -151,8 +151,8 @@ class NotedTicket:
     def __init__(self, ticket: Ticket, spans: HostSpans, facts: Facts) -> None:
         self._ticket, self._spans, self._facts = ticket, spans, facts
 
-    def provide(self, masks: object) -> None:
-        self._ticket.provide(masks)
+    def provide(self, late: Mapping[str, object]) -> None:
+        self._ticket.provide(late)
 
     def wait(self) -> None:
         with self._spans.noted("wait", self._facts):

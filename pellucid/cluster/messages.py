@@ -1,9 +1,9 @@
 """All that members and their owners say to each other, as msgpack: the fields of the types are the format.
 
 A *member* is a process that serves another one, its *owner*: a worker serves an engine, an engine the front.
-Plans and results travel every step; a row takes about four bytes.  What a connector puts into `kv_meta` and
-`kv_done`, and what a call is given and answers, travels with the name of its type: plain data, or a dataclass
-with typed fields that can be imported.
+Plans and results travel every step; a row takes about four bytes.  What features and connectors add to them,
+and what a call is given and answers, travels with the name of its type: plain data, or a dataclass with typed
+fields that can be imported.
 """
 
 from __future__ import annotations
@@ -84,47 +84,54 @@ class Meet(_Message):
 class Plan(_Message):
     """To a worker: a step."""
 
-    plan: StepPlan  # but for `kv_meta`
+    plan: StepPlan  # but for `kv_meta` and `ride`
     kv_meta: list[Tagged]
+    ride: dict[str, Tagged]
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
-        return cls(replace(plan, kv_meta=[]) if plan.kv_meta else plan, [tagged(m) for m in plan.kv_meta])
+        if not plan.kv_meta and not plan.ride:
+            return cls(plan, [], {})
+        bare = replace(plan, kv_meta=[], ride={})
+        return cls(bare, [*map(tagged, plan.kv_meta)], all_tagged(plan.ride))
 
     def whole(self) -> StepPlan:
-        return replace(self.plan, kv_meta=[*map(untagged, self.kv_meta)]) if self.kv_meta else self.plan
+        if not self.kv_meta and not self.ride:
+            return self.plan
+        return replace(self.plan, kv_meta=[*map(untagged, self.kv_meta)], ride=all_untagged(self.ride))
 
 
 class Late(_Message):
-    """To a worker, behind a plan with a grammar and before any other: its masks, by row."""
+    """To a worker, behind an open plan and before any other: the rest, by feature."""
 
-    masks: dict[int, list[bytes]]  # of each of the row's logits
+    parts: dict[str, Tagged]
 
     @classmethod
-    def of(cls, masks: Mapping[int, np.ndarray]) -> Self:
-        """masks: [n, W] int32 each."""
-        return cls({row: [bits.tobytes() for bits in mask] for row, mask in masks.items()})
+    def of(cls, late: Mapping[str, object]) -> Self:
+        return cls(all_tagged(late))
 
-    def arrays(self) -> dict[int, np.ndarray]:
-        return {
-            row: np.frombuffer(b"".join(bits), dtype=np.int32).reshape(len(bits), -1)
-            for row, bits in self.masks.items()
-        }
+    def whole(self) -> dict[str, object]:
+        return all_untagged(self.parts)
 
 
 class Result(_Message):
     """From the worker that reports: what a plan yielded."""
 
-    result: StepResult  # but for `kv_done`
+    result: StepResult  # but for `kv_done` and `told`
     kv_done: list[Tagged]
+    told: dict[str, Tagged]
 
     @classmethod
     def of(cls, result: StepResult) -> Self:
-        bare = replace(result, kv_done=[]) if result.kv_done else result
-        return cls(bare, [tagged(done) for done in result.kv_done])
+        if not result.kv_done and not result.told:
+            return cls(result, [], {})
+        bare = replace(result, kv_done=[], told={})
+        return cls(bare, [*map(tagged, result.kv_done)], all_tagged(result.told))
 
     def whole(self) -> StepResult:
-        return replace(self.result, kv_done=[*map(untagged, self.kv_done)]) if self.kv_done else self.result
+        if not self.kv_done and not self.told:
+            return self.result
+        return replace(self.result, kv_done=[*map(untagged, self.kv_done)], told=all_untagged(self.told))
 
 
 class Call(_Message):
@@ -218,6 +225,14 @@ def tagged(value: object) -> Tagged:
 def untagged(tagged: Tagged) -> object:
     path, raw = tagged
     return _decoder(path).decode(raw)
+
+
+def all_tagged(values: Mapping[str, object]) -> dict[str, Tagged]:
+    return {name: tagged(value) for name, value in values.items()}
+
+
+def all_untagged(values: Mapping[str, Tagged]) -> dict[str, object]:
+    return {name: untagged(value) for name, value in values.items()}
 
 
 def _plain(value: object) -> object:

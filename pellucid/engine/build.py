@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
-from pellucid.engine.grammars import Grammars
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
+from pellucid.features.host import HostFeatures
 from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint, open_draft
@@ -85,10 +85,9 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         policy=user.scheduler.scheduling_policy,
     )
     return Engine(
-        Scheduler(options, kv, prefill_budget=_prefill_budget(resolved)),
+        Scheduler(options, kv, None, _prefill_budget(resolved), HostFeatures.of(resolved)),
         executor,
         depth=resolved.depth,
-        grammar=Grammars(vocab_size=resolved.checkpoint.vocab_size),
         check_invariants=user.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )

@@ -12,61 +12,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
 from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.interrupts import held_back
 from pellucid.schedule.plan import StepPlan
-from pellucid.schedule.scheduler import HostBoundRow, Scheduler
+from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or a grammar's process
+POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or what requests wait for
 
 
-class Grammar(Protocol):
-    """The host's side of constrained decoding."""
+class Preparing(NamedTuple):
+    """A request that is not queued yet, and what it waits for, by feature."""
 
-    def attach(self, request: Request) -> Future[Any]:
-        """Make ready for a request with a grammar; an exception says why it can have none."""
-        ...
-
-    def masks(self, rows: dict[int, HostBoundRow]) -> object:
-        """What the workers need to mask these rows, by index in the plan; made while the forward runs."""
-        ...
-
-    def take_ended(self) -> dict[str, str | None]:
-        """Requests whose texts can have no further token, since the last call; what is wrong, or None."""
-        ...
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended."""
-        ...
-
-    def shutdown(self) -> None: ...
-
-
-class NullGrammar:
-    """No request is constrained."""
-
-    def attach(self, request: Request) -> Future[Any]:
-        attached: Future[Any] = Future()
-        attached.set_result(None)
-        return attached
-
-    def masks(self, rows: dict[int, HostBoundRow]) -> object:
-        raise AssertionError("a request has a grammar, but this engine was made without")
-
-    def take_ended(self) -> dict[str, str | None]:
-        return {}
-
-    def forget(self, request_id: str) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
+    request: Request
+    futures: dict[str, Future[Any]]
 
 
 class Engine:
@@ -82,21 +46,20 @@ class Engine:
         executor: Executor,
         *,
         depth: int,
-        grammar: Grammar | None = None,
         check_invariants: bool = False,
         is_synthetic: bool = False,
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
         self.xray: XRay = NullXRay()
-        self._grammar: Grammar = grammar or NullGrammar()
+        self._features = scheduler.features
         self._check_invariants = check_invariants
         self._is_synthetic = is_synthetic  # drafts stand by chance
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
         self._updates: list[SeqUpdate] = []  # that no step has returned yet
         self._is_whole = True  # else a step has begun what it must finish
-        self._attaching: dict[str, Request] = {}  # by id: its grammar is not ready
+        self._preparing: dict[str, Preparing] = {}  # by id
         self._arrived = threading.Event()
         self._clock = StepClock()
         self._sizes = StepSizes()
@@ -149,7 +112,7 @@ class Engine:
                 raise
             for update in self._updates:
                 if update.finish_reason is not None:
-                    self._grammar.forget(update.request_id)
+                    self._features.leave(update.request_id)
         updates, self._updates = self._updates, []
         return updates
 
@@ -175,7 +138,7 @@ class Engine:
             return take_in()
         except Exception as error:
             logger.exception("request %s has failed", request_id)
-            self._attaching.pop(request_id, None)
+            self._preparing.pop(request_id, None)
             update = self.scheduler.abort(request_id) or SeqUpdate(request_id)
             update.finish_reason = FinishReason.ERROR
             update.error = f"the request cannot be taken in: {type(error).__name__}: {error}"
@@ -184,36 +147,40 @@ class Engine:
     def _add(self, request: Request) -> SeqUpdate | None:
         if self.error is not None:
             return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=self.error)
-        if request.grammar is None:
+        futures = self._features.prepare(request)
+        if not futures:
             return self.scheduler.add(request)
-        attached = self._grammar.attach(request)
-        self._attaching[request.id] = request
-        if attached.done():
-            return self._begin(request.id, attached)
-        # The future keeps for good what it calls: not the request, nor, in a circle, itself.
+        self._preparing[request.id] = Preparing(request, futures)
+        # A future keeps for good what it calls: not the request, nor, in a circle, itself.
         request_id = request.id
-        attached.add_done_callback(
-            lambda done: self._post(lambda: self._alone(request_id, lambda: self._begin(request_id, done)))
-        )
-        return None
+        for future in futures.values():
+            if not future.done():
+                future.add_done_callback(
+                    lambda _: self._post(lambda: self._alone(request_id, lambda: self._begin(request_id)))
+                )
+        return self._begin(request_id)
 
-    def _begin(self, request_id: str, attached: Future[Any]) -> SeqUpdate | None:
-        """A request's grammar is ready, or never will be."""
-        request = self._attaching.pop(request_id, None)
-        if request is None:
+    def _begin(self, request_id: str) -> SeqUpdate | None:
+        """Queue a request if all is ready; answer it if something never will be."""
+        preparing = self._preparing.get(request_id)
+        if preparing is None:
             return None  # it has ended meanwhile
-        error = attached.exception()
-        if error is not None:
-            return SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=f"its grammar: {error}")
-        return self.scheduler.add(request)
+        done = {name: future for name, future in preparing.futures.items() if future.done()}
+        errors = [f"its {name}: {error}" for name, future in done.items() if (error := future.exception())]
+        if not errors and len(done) < len(preparing.futures):
+            return None
+        del self._preparing[request_id]
+        if errors:
+            return SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=errors[0])
+        return self.scheduler.add(preparing.request)
 
     def _abort(self, request_id: str) -> SeqUpdate | None:
-        if self._attaching.pop(request_id, None) is not None:
+        if self._preparing.pop(request_id, None) is not None:
             return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
         return self.scheduler.abort(request_id)
 
     def _end(self, request_id: str, error: str | None) -> SeqUpdate:
-        """A grammar lets nothing follow: what the plan under way makes of it counts no more."""
+        """A feature ends a request: what the plan under way makes of it counts no more."""
         reason = FinishReason.STOP if error is None else FinishReason.ERROR
         update = self.scheduler.abort(request_id, reason)
         assert update is not None, f"request {request_id} is not in the plan that was made last"
@@ -232,14 +199,17 @@ class Engine:
         plan = self.scheduler.next_plan()
         if plan is None:
             return False
+        features, rows_of = self._features, self.scheduler.rows_asking
+        if plan.asked:
+            plan = features.ride(plan, rows_of)
         self._clock.starts()
         ticket = self.executor.submit(plan)  # the forward starts
         self._clock.submitted()
-        if plan.has_grammar:
-            ticket.provide(self._grammar.masks(self.scheduler.host_bound_rows(plan)))
+        if plan.is_open:
+            ticket.provide(features.late(plan, rows_of))
         self._inflight.append((plan, ticket))
-        if plan.has_grammar:
-            self._updates += [self._end(*ended) for ended in self._grammar.take_ended().items()]
+        if plan.asked:
+            self._updates += [self._end(*ended) for ended in features.ended(plan).items()]
         return True
 
     def _collect(self) -> None:
@@ -249,7 +219,7 @@ class Engine:
             if self.error is None:
                 self.executor.check()  # nobody waits for a worker that could die meanwhile
             self._count_empty()
-            if self._attaching:
+            if self._preparing:
                 self._arrived.wait(POLL_SECONDS)
             return
         self._num_empty = 0
@@ -266,7 +236,9 @@ class Engine:
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         self._sizes.add(plan.num_tokens)
         self.xray.lands(plan, result, seconds)
-        self._updates += self.scheduler.commit(plan, result).one_by_one()
+        news = self.scheduler.commit(plan, result)
+        self._features.land(result.told, news, self.scheduler)
+        self._updates += news.one_by_one()
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
 
@@ -283,17 +255,17 @@ class Engine:
         """Answer every request with an error."""
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
         self._inflight.clear()
-        attaching = [
+        preparing = [
             SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=self.error)
-            for request_id in self._attaching
+            for request_id in self._preparing
         ]
-        self._attaching.clear()
-        self._updates += attaching + self.scheduler.fail_all(self.error)
+        self._preparing.clear()
+        self._updates += preparing + self.scheduler.fail_all(self.error)
 
     @property
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
-        pending = bool(self._inbox or self._inflight or self._attaching or self._updates)
+        pending = bool(self._inbox or self._inflight or self._preparing or self._updates)
         pending = pending or self.scheduler.has_unfinished
         return pending or (self.error is None and self.scheduler.has_transfers)
 
@@ -302,7 +274,7 @@ class Engine:
         """Would a step do nothing until a request arrives or a connector reports?"""
         if self._inbox or self._inflight or self._updates:
             return False
-        waits = self.scheduler.has_transfers or bool(self._attaching)
+        waits = self.scheduler.has_transfers or bool(self._preparing)
         return not self.has_work or (self._found_nothing and waits)
 
     def stats(self) -> EngineStats:
@@ -323,7 +295,7 @@ class Engine:
             wait_seconds=clock.wait_seconds,
             num_late_compilations=self._num_late_compilations,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + len(self._attaching),
+            num_waiting=scheduler.num_waiting + len(self._preparing),
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
         )
@@ -333,5 +305,5 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
-        self._grammar.shutdown()
+        self._features.shutdown()
         self.executor.shutdown()

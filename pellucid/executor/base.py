@@ -5,7 +5,7 @@ An executor names its worker by string; this room never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,10 +60,10 @@ class Pending(Protocol):
 
 
 class Ticket(Pending, Protocol):
-    """A plan under way; of one that has a grammar, the rest is launched when the masks have come."""
+    """A plan under way; of one that is open the second half is launched when the rest has come."""
 
-    def provide(self, masks: object) -> None:
-        """Hand in what the plan said would come late (grammar masks)."""
+    def provide(self, late: Mapping[str, object]) -> None:
+        """Hand in what follows an open plan, by feature."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from pellucid.executor.base import WORKER, Capacity, Pending, Seat, Ticket
@@ -16,8 +17,8 @@ class LocalTicket:
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
 
-    def provide(self, masks: object) -> None:
-        cast(Ticket, self._pending).provide(masks)
+    def provide(self, late: Mapping[str, object]) -> None:
+        cast(Ticket, self._pending).provide(late)
 
     def wait(self) -> None:
         self._pending.wait()

@@ -92,13 +92,13 @@ class Hands:
                     plan = message.whole()
                     self._progress.begin(plan.id)
                     pending = self._worker.execute(plan)
-                    if plan.has_grammar:
+                    if plan.is_open:
                         waiting = cast(Ticket, pending)
                     else:
                         self._launched(pending)
                 case Late() as late:
-                    assert waiting is not None, "no plan has a grammar"
-                    waiting.provide(late.arrays())
+                    assert waiting is not None, "no plan is open"
+                    waiting.provide(late.whole())
                     self._launched(waiting)
                 case Call(name, args):
                     answer = getattr(self._worker, name)(*map(untagged, args))

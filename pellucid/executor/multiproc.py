@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import cast
 
-import numpy as np
-
 from pellucid.cluster.messages import (
     Answer,
     Call,
@@ -45,8 +43,8 @@ class MultiprocTicket:
     def __init__(self, executor: MultiprocExecutor, plan_id: int) -> None:
         self._executor, self._plan_id = executor, plan_id
 
-    def provide(self, masks: object) -> None:
-        self._executor.provide(cast("Mapping[int, np.ndarray]", masks))
+    def provide(self, late: Mapping[str, object]) -> None:
+        self._executor.provide(late)
 
     def wait(self) -> None:
         self._executor.wait_for(self._plan_id)
@@ -92,9 +90,9 @@ class MultiprocExecutor:
         self._send(Plan.of(plan))
         return MultiprocTicket(self, plan.id)
 
-    def provide(self, masks: Mapping[int, np.ndarray]) -> None:
+    def provide(self, late: Mapping[str, object]) -> None:
         """Send what the plan that was submitted last waits for."""
-        self._send(Late.of(masks))
+        self._send(Late.of(late))
 
     def wait_for(self, plan_id: int) -> None:
         """Until a plan's result has come.  Raises RuntimeError naming the worker that failed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.types import SamplingParams, TokenLogprobs
+from pellucid.types import SamplingParams
 
 if TYPE_CHECKING:
     Ints = array[int]
@@ -27,6 +27,12 @@ def ints(values: Iterable[int] | bytes = ()) -> Ints:
     """Integers of 32 bits, or these bytes as such."""
     return array("i", values)
 
+
+# What a request wants beside tokens: bits of the column `asked`.
+STREAMED = 1  # somebody waits for each of its tokens
+HOST_BOUND = 2  # the host must see each token before the next one: not planned while in flight
+FIRST_FEATURE = 4  # this one and all above are features'
+FEATURE_BITS = -FIRST_FEATURE
 
 NOBODY: Column = np.empty(0, dtype=np.int64)
 
@@ -96,6 +102,8 @@ class Admission:
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...] = ()  # held back until sampling.min_tokens
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    asked: int = 0  # bits of the features that it asks for
+    ride: dict[str, Any] = field(default_factory=dict[str, Any])  # to these, by name: plain data
     blocks: tuple[list[int], ...] = ()  # per KV group
 
 
@@ -125,22 +133,9 @@ class StepPlan:
     grown: list[Growth] = field(default_factory=list[Growth])  # one a group at most
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
-    has_grammar: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What a plan yielded beside tokens, by row index."""
-
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    # One entry for each logit before the sampled ones; the "chosen" token is the next known one.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict[int, list[TokenLogprobs]])
-    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of host-bound rows
-    # Why the row's request cannot go on.  It alone ends; the row's tokens mean nothing.
-    failed: dict[int, str] = field(default_factory=dict[int, str])
-
-    def __bool__(self) -> bool:
-        return bool(self.logprobs or self.prompt_logprobs or self.drafts or self.failed)
+    asked: int = 0  # bits of the features that its rows ask for
+    ride: dict[str, object] = field(default_factory=dict[str, object])  # to these, by name
+    is_open: bool = False  # more follows while the forward runs, and the second half waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +150,9 @@ class StepResult:
     # [B, w], row by row; w: most tokens that a row may yield.  What lies behind `num_new` is nothing.
     token_ids: Ints = field(default_factory=ints)
     num_new: Ints = field(default_factory=ints)  # [B]: of these, each row's
-    extras: Extras | None = None  # of most steps none
+    told: dict[str, object] = field(default_factory=dict[str, object])  # by features, by name
+    # By row: why its request cannot go on.  It alone ends; the row's tokens mean nothing.
+    failed: dict[int, str] = field(default_factory=dict[int, str])
     kv_done: list[object] = field(default_factory=list[object])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 

@@ -18,15 +18,28 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid.features.base import AskingRow
+from pellucid.features.host import HostFeatures
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
-from pellucid.schedule.news import NO_NEWS, News
-from pellucid.schedule.plan import NOBODY, Admission, Column, Extras, Row, StepPlan, StepResult, ints
+from pellucid.schedule.news import NO_NEWS, Landed, News
+from pellucid.schedule.plan import (
+    FEATURE_BITS,
+    HOST_BOUND,
+    NOBODY,
+    STREAMED,
+    Admission,
+    Column,
+    Row,
+    StepPlan,
+    StepResult,
+    ints,
+)
 from pellucid.schedule.prefill_budget import PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
-from pellucid.schedule.table import HOST_BOUND, NEVER, STREAMED, Table, is_watched
+from pellucid.schedule.table import NEVER, Table
 from pellucid.schedule.transfers import Transfers
 from pellucid.types import FinishReason, Request, SeqUpdate
 
@@ -58,15 +71,6 @@ class SchedulerCounters:
                 self.num_accepted_per_position[position] += num_rows
 
 
-@dataclass(frozen=True, slots=True)
-class HostBoundRow:
-    """What a grammar must see of a sequence to mask its next tokens."""
-
-    request: Request
-    token_ids: NDArray[np.int32]  # committed, prompt included; not to be changed
-    drafts: list[int]
-
-
 class Scheduler:
     """Owns all sequences, slots and (through `kv`) blocks.  One thread."""
 
@@ -76,10 +80,13 @@ class Scheduler:
         kv: KVManager,
         connector: KVConnector | None = None,
         prefill_budget: PrefillBudget | None = None,
+        features: HostFeatures | None = None,
     ) -> None:
         assert connector is None or kv.enable_prefix_caching, "loads arrive through the prefix cache"
         self.options, self.kv = options, kv
-        self.table = Table(options.num_slots, options.max_model_len, 1 + options.num_spec)
+        self.features = features or HostFeatures()
+        most_new = 1 + options.num_spec
+        self.table = Table(options.num_slots, options.max_model_len, most_new, self.features.watched)
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
         self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
@@ -97,7 +104,7 @@ class Scheduler:
         self._watermark = [int(options.watermark * pool.num_blocks) for pool in kv.pools]
         self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
-        self._num_host_bound = 0  # sequences in slots
+        self._num_asking = 0  # sequences in slots that ask for any feature
         self._newest = -1  # plan that was made
         self._num_landed = 0  # plans with rows
         self._committed = -1
@@ -118,12 +125,14 @@ class Scheduler:
             request=request,
             key=(request.priority, request.arrival, seq_id) if by_priority else (0, 0.0, seq_id),
             limit=self._limit(request),
-            table=self.kv.new_table(request.lora, request.cache_salt),
+            table=self.kv.new_table(*request.cache_key),
             prompt_len=len(prompt),
             tokens=ints(prompt),
             stop_token_ids=request.stop_token_ids,
+            asked=self.features.asks(request),
             num_told=len(prompt),
         )
+        self.features.enter(seq)
         self._waiting.add(seq)
         self._sequences[seq_id] = self._by_request[request.id] = seq
         return None
@@ -211,7 +220,8 @@ class Scheduler:
         rows = step.rows()
         self._newest = step.id
         self._inflight.append(Flight(step.id, rows, *self._stays(rows.slots)))
-        return step.to_plan(rows, self._committed, retired, kv_meta)
+        is_open = bool(step.asked & self.features.with_late)
+        return step.to_plan(rows, self._committed, retired, kv_meta, is_open=is_open)
 
     def _stays(self, slots: Column) -> Stays:
         """Whose stays these are; of all that decode they are the same until somebody comes or goes."""
@@ -237,9 +247,9 @@ class Scheduler:
         if self.options.pp > 1:
             t.ready_at[slots] = step.id + self.options.pp
         step.decodes = slots
-        if self._num_host_bound:
-            step.has_grammar = bool(np.bitwise_or.reduce(t.asked[slots]) & HOST_BOUND)
-        if num_late or step.has_grammar:
+        if self._num_asking:
+            step.asked = int(np.bitwise_or.reduce(t.asked[slots]))
+        if num_late or step.asked & HOST_BOUND:
             self._hold_back(slots)
 
     def _ready(self, step: Step, kept: int) -> Column:
@@ -256,7 +266,7 @@ class Scheduler:
         return slots
 
     def _hold_back(self, slots: Column) -> None:
-        """No further row until the host has seen this one: it ends the text, or a grammar must read it."""
+        """No further row until the host has seen this one: it ends the text, or the host must read it."""
         t = self.table
         certain = t.planned[slots] + 1 - t.unsure[slots]
         is_held = (certain >= t.limit[slots]) | (t.asked[slots] & HOST_BOUND > 0)
@@ -276,7 +286,7 @@ class Scheduler:
         for row in step.chunks:  # their drafts are there for the next step
             t.drafts[row.slot] = step.num_propose
         t.drafts[slots] = step.num_propose
-        if step.has_grammar:  # of theirs the host learns later
+        if step.asked & HOST_BOUND:  # of theirs the host learns later
             sampled = np.concatenate((slots, [row.slot for row in step.chunks])).astype(np.int64)
             t.drafts[sampled[t.asked[sampled] & HOST_BOUND > 0]] = 0
 
@@ -333,7 +343,10 @@ class Scheduler:
         step.add_chunk(Row(slot, end - start, 0, seq.num_logits(start, end, num_known)))
         t.planned[slot] = end
         if end == num_known:
+            step.asked |= seq.asked
             self._begin_decoding(step, seq)
+        else:
+            step.asked |= seq.asked & ~self.features.sampling_only
         if end >= t.publish_at[slot]:
             # Law 8: known tokens are published when planned; stream order makes the blocks valid in time.
             self._publish(seq, t.token_ids[slot, :num_known], end)
@@ -347,7 +360,6 @@ class Scheduler:
         place = np.count_nonzero(t.planned[slots] >= t.planned[slot])
         self._decoding = np.concatenate((slots[:place], [slot], slots[place:]))
         t.ready_at[slot] = step.id + self.options.pp
-        step.has_grammar |= seq.host_bound
         if seq.host_bound or t.planned[slot] + 1 >= seq.limit:
             t.ready_at[slot] = NEVER
 
@@ -357,6 +369,9 @@ class Scheduler:
         while len(self._waiting) and self._slots and step.budget > 0 and not step.has_preempted:
             seq = self._waiting.oldest
             hit = self.kv.match(seq.table, seq.tokens, seq.max_cached)
+            if not self.features.may_run(seq, self._running()):
+                self._blocked = seq
+                break
             if self._transfers.start_load(seq, hit, self._watermark):
                 self._waiting.remove(seq)
                 seq.status = Status.WAITING_KV  # without slot and blocks
@@ -392,7 +407,7 @@ class Scheduler:
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
         self._measure([seq])
         self.table.publish_at[seq.slot] = seq.table.publish_at
-        self._num_host_bound += seq.host_bound
+        self._num_asking += seq.asked > 0
         self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
             seq.first_scheduled = time.monotonic()
@@ -416,6 +431,8 @@ class Scheduler:
             sampling=request.sampling,
             stop_token_ids=tuple(sorted(seq.stop_token_ids)),
             bad_words_token_ids=request.bad_words_token_ids,
+            asked=seq.asked & FEATURE_BITS,
+            ride=seq.ride,
             blocks=hit.blocks,
         )
 
@@ -531,10 +548,10 @@ class Scheduler:
             self._decoding = self._decoding[self._decoding != slot]
         else:
             self._prefilling.remove(seq)
-        self._num_host_bound -= seq.host_bound
+        self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
         t.leave(slot)
-        seq.slot, seq.drafts = -1, []
+        seq.slot = -1
 
     def poll(self) -> None:
         """Take back what the connector has done with, whether or not a step comes home."""
@@ -566,7 +583,7 @@ class Scheduler:
 
     def _land(self, flight: Flight, result: StepResult) -> News:
         """All rows at once; then one by one those that begin, end, or have more to tell than tokens."""
-        t, extras = self.table, result.extras or None
+        t = self.table
         slots, query, draft = flight.rows.slots, flight.rows.num_query, flight.rows.num_draft
         num_new = np.frombuffer(result.num_new, dtype=np.int32)
         tokens = np.frombuffer(result.token_ids, dtype=np.int32).reshape(len(slots), -1)
@@ -586,22 +603,20 @@ class Scheduler:
         is_due = computed >= t.end[slots]
         if self._stops:
             self._find_stops(slots, tokens, is_due)
-        if extras is not None and extras.failed:
-            failed = list(extras.failed)
-            is_due |= np.isin(np.arange(len(slots)) if index is None else index, failed)
-        num_due = np.count_nonzero(is_due)
+        if result.failed:
+            is_due |= np.isin(np.arange(len(slots)) if index is None else index, list(result.failed))
         is_told = t.is_told[slots]
-        updates: list[SeqUpdate] = []
-        if num_due:
+        landed: dict[int, Landed] = {}
+        if np.count_nonzero(is_due):
             for row in np.flatnonzero(is_due).tolist():
-                new, place = tokens[row, : num_new[row]], _index(index, row)
-                if update := self._land_row(int(slots[row]), new, place, extras):
-                    updates.append(update)
+                place = row if index is None else int(index[row])  # in the plan
+                message = result.failed.get(place)
+                landed[place] = self._land_row(int(slots[row]), tokens[row, : num_new[row]], message)
             is_told &= ~is_due
         self._num_landed += 1
         if self._num_landed % TURN == 0:
             self._publish_some()
-        return self._news(updates, slots, num_new, tokens, is_told)
+        return self._news(landed, slots, num_new, tokens, is_told)
 
     def _alive(self, flight: Flight) -> Column | None:
         """Law 4: which rows are not stale; None: all."""
@@ -611,16 +626,16 @@ class Scheduler:
         return None if np.count_nonzero(is_alive) == len(is_alive) else np.flatnonzero(is_alive)
 
     def _news(
-        self, updates: list[SeqUpdate], slots: Column, num_new: NDArray[np.int32],
+        self, landed: dict[int, Landed], slots: Column, num_new: NDArray[np.int32],
         tokens: NDArray[np.int32], is_told: NDArray[np.bool_],
     ) -> News:  # fmt: skip
         """is_told: who merely goes on, and has a reader for each token."""
         num_told = np.count_nonzero(is_told)
         if not num_told:
-            return News(updates) if updates else NO_NEWS
+            return News(landed) if landed else NO_NEWS
         if num_told < len(slots):
             slots, num_new, tokens = slots[is_told], num_new[is_told], tokens[is_told]
-        return News(updates, self.table.names[slots], num_new, tokens)
+        return News(landed, self.table.names[slots], num_new, tokens)
 
     def _find_stops(self, slots: Column, tokens: NDArray[np.int32], is_due: NDArray[np.bool_]) -> None:
         """Who has got one of its own stop tokens is due, and nobody for another's."""
@@ -651,38 +666,22 @@ class Scheduler:
         t.computed[slots] = computed
         return computed
 
-    def _land_row(
-        self, slot: int, new: NDArray[np.int32], index: int, extras: Extras | None
-    ) -> SeqUpdate | None:
-        """A row that is due.  index: in its plan."""
+    def _land_row(self, slot: int, new: NDArray[np.int32], message: str | None) -> Landed:
+        """A row that is due.  message: why its request cannot go on, or None."""
         t = self.table
         seq = t.seqs[slot]
         assert seq is not None, f"a row of slot {slot} is alive, but nobody is there"
-        if extras is not None and index in extras.failed:
+        if message is not None:
             t.computed[slot] -= len(new)  # its tokens mean nothing
-            return self._fail(seq, extras.failed[index])
+            return Landed(seq, self._fail(seq, message), 0)
         update = seq.update(new.tolist())
         if len(new):
-            self._land_tokens(seq, update)
-        else:
-            assert t.computed[slot] < t.known[slot], f"a row yielded nothing, below the limit of {seq.limit}"
-        if extras is not None:
-            _add_extras(update, seq, index, extras)
-            if index in extras.drafts and not seq.is_finished:
-                self._take_drafts(seq, extras.drafts[index])
-        return update if update.new_token_ids or update.prompt_logprobs or update.finish_reason else None
+            return Landed(seq, update, self._land_tokens(seq, update))
+        assert t.computed[slot] < t.known[slot], f"a row yielded nothing, below the limit of {seq.limit}"
+        return Landed(seq, update, 0)
 
-    def _take_drafts(self, seq: Sequence, drafts: list[int]) -> None:
-        """A host-bound sequence's next row verifies these; its grammar is shown them before.
-
-        Not where no token may end the text: there the grammar ends it, which it cannot do behind a draft.
-        """
-        if seq.request.eos_token_ids and self.table.computed[seq.slot] + 1 >= seq.min_len:
-            seq.drafts = drafts
-            self.table.drafts[seq.slot] = len(drafts)
-
-    def _land_tokens(self, seq: Sequence, update: SeqUpdate) -> None:
-        """Of a sequence that begins, ends, or is watched."""
+    def _land_tokens(self, seq: Sequence, update: SeqUpdate) -> int:
+        """Of a sequence that begins, ends, or is watched.  Returns how many of its new tokens count."""
         t, slot, num_new = self.table, seq.slot, len(update.new_token_ids)
         num_tokens = int(t.computed[slot]) + 1
         if not seq.stop_token_ids.isdisjoint(update.new_token_ids):
@@ -698,10 +697,12 @@ class Scheduler:
         if update.finish_reason is not None:
             self._retire(seq, dropped)
             self._forget(seq)
-            return
-        t.end[slot] = 0 if is_watched(seq) else seq.limit - 1
+            return num_new - dropped
+        t.asked[slot] &= ~self.features.prompt_only
+        t.end[slot] = 0 if t.is_watched(slot) else seq.limit - 1
         if seq.host_bound:
             t.ready_at[slot] = 0
+        return num_new
 
     def _publish_some(self) -> None:
         """Law 8: blocks of sampled tokens, of those that are overdue most; of the others in other turns."""
@@ -749,17 +750,26 @@ class Scheduler:
         """The first `most` sequences of the queue."""
         return self._waiting.first(most)
 
-    def host_bound_rows(self, plan: StepPlan) -> dict[int, HostBoundRow]:
-        """By row index, what a grammar must see; asked for the plan that was made last."""
+    def rows_asking(self, plan: StepPlan, bits: int) -> list[AskingRow]:
+        """Whose requests ask for one of these features; of the plan that was made last."""
         t, slots = self.table, plan.rows.slots
-        rows: dict[int, HostBoundRow] = {}
-        for index in np.flatnonzero(t.asked[slots] & HOST_BOUND > 0).tolist():
+        rows: list[AskingRow] = []
+        for index in np.flatnonzero(t.asked[slots] & bits).tolist():
             slot = int(slots[index])
             seq = t.seqs[slot]
-            if seq is not None and t.is_decoding(slot):
+            if seq is not None:
                 num_draft = 0 if plan.rows.num_draft is None else int(plan.rows.num_draft[index])
-                rows[index] = HostBoundRow(seq.request, t.tokens(slot), seq.drafts[:num_draft])
+                tokens, samples = t.tokens(slot), t.is_decoding(slot)
+                rows.append(AskingRow(index, seq.request, tokens, num_draft, samples))
         return rows
+
+    def num_tokens(self, seq: Sequence) -> int:
+        """Those of a running sequence that have landed, the prompt included."""
+        return len(self.table.tokens(seq.slot))
+
+    def expect_drafts(self, seq: Sequence, num_draft: int) -> None:
+        """The host has seen what a host-bound sequence has drafted; its next row may verify so many."""
+        self.table.drafts[seq.slot] = num_draft
 
     def rows_in_flight(self) -> Flight:
         """The plan that comes home next."""
@@ -840,18 +850,3 @@ class StopTokens:
 
     def _note(self) -> None:
         self._ids = np.array(sorted(set(chain.from_iterable(self._counts))), dtype=np.int64)
-
-
-def _index(index: Column | None, row: int) -> int:
-    """In its plan, of a row of those that are left."""
-    return row if index is None else int(index[row])
-
-
-def _add_extras(update: SeqUpdate, seq: Sequence, index: int, extras: Extras) -> None:
-    """Log-probabilities, of what was sampled and of the prompt."""
-    if index in extras.logprobs:
-        update.logprobs = extras.logprobs[index][: len(update.new_token_ids)]
-    if index in extras.prompt_logprobs:
-        # A chunk asks for what has not arrived, and chunks come home in order: none comes twice.
-        update.prompt_logprobs = extras.prompt_logprobs[index]
-        seq.num_prompt_logprobs += len(update.prompt_logprobs)

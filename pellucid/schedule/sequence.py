@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from pellucid.kv.manager import BlockTable
-from pellucid.schedule.plan import Ints
+from pellucid.schedule.plan import HOST_BOUND, Ints
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 Key = tuple[int, float, int]  # the order of age: (priority, arrival, id)
@@ -36,8 +36,12 @@ class Sequence:
     stop_token_ids: frozenset[int]
     status: Status = Status.WAITING
     slot: int = -1  # while it runs
-    drafts: list[int] = field(default_factory=list[int])  # of a host-bound sequence, for its next row
-    num_prompt_logprobs: int = 0  # that have arrived, over all stays: of the first positions
+    asked: int = 0  # bits of what it asks for: table.py
+    ride: dict[str, object] = field(default_factory=dict[str, object])  # to its features in workers, by name
+    # Positions of the prompt whose logits are wanted, too: from the first one that has not arrived, over all
+    # stays, to the end of them.
+    num_scored: int = 0
+    scored_end: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
     num_told: int = 0  # of a quiet one's tokens, the prompt and those that updates have brought
@@ -46,7 +50,7 @@ class Sequence:
     @property
     def host_bound(self) -> bool:
         """Must the host see each token before the next one?  Then it has one row in flight at most."""
-        return self.request.grammar is not None
+        return bool(self.asked & HOST_BOUND)
 
     @property
     def is_finished(self) -> bool:
@@ -58,21 +62,14 @@ class Sequence:
         return self.prompt_len + self.request.sampling.min_tokens
 
     @property
-    def num_wanted_logprobs(self) -> int:
-        """Prompt positions whose successor's log-probability the user wants."""
-        return 0 if self.request.sampling.prompt_logprobs is None else self.prompt_len - 1
-
-    @property
     def max_cached(self) -> int:
-        """Most tokens to take from the prefix cache; the next token and wanted logprobs need a forward."""
-        if self.num_prompt_logprobs < self.num_wanted_logprobs:
-            return self.num_prompt_logprobs
-        return len(self.tokens) - 1
+        """Most tokens to take from the prefix cache; the next token and wanted logits need a forward."""
+        return self.num_scored if self.num_scored < self.scored_end else len(self.tokens) - 1
 
     def num_logits(self, start: int, end: int, num_known: int) -> int:
         """Trailing positions of a chunk of known tokens whose logits are wanted."""
-        first_wanted = max(start, self.num_prompt_logprobs)
-        num_logits = end - first_wanted if first_wanted < min(end, self.num_wanted_logprobs) else 0
+        first_wanted = max(start, self.num_scored)
+        num_logits = end - first_wanted if first_wanted < min(end, self.scored_end) else 0
         return max(1, num_logits) if end == num_known else num_logits  # the last one is sampled
 
     def update(self, new: list[int]) -> SeqUpdate:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pellucid.kv.manager import NewBlocks
-from pellucid.schedule.plan import NOBODY, Admission, Column, Growth, Row, Rows, StepPlan
+from pellucid.schedule.plan import FEATURE_BITS, NOBODY, Admission, Column, Growth, Row, Rows, StepPlan
 from pellucid.schedule.sequence import Sequence
 
 
@@ -69,7 +69,8 @@ class Step:
         self.num_chunked = self.num_drafts = 0  # tokens
         self.admitted: list[Admission] = []
         self.grown: list[Growth] = []
-        self.has_grammar = self.has_preempted = False
+        self.asked = 0  # bits of what its rows ask for
+        self.has_preempted = False
 
     @property
     def num_rows(self) -> int:
@@ -138,7 +139,9 @@ class Step:
             merged.append(Growth(group, [slot for slot, _ in pairs], [block for _, block in pairs]))
         return merged
 
-    def to_plan(self, rows: Rows, committed: int, retired: list[int], kv_meta: list[object]) -> StepPlan:
+    def to_plan(
+        self, rows: Rows, committed: int, retired: list[int], kv_meta: list[object], *, is_open: bool
+    ) -> StepPlan:
         return StepPlan(
             id=self.id,
             committed=committed,
@@ -149,7 +152,8 @@ class Step:
             grown=self._grown_once(),
             retired=retired,
             kv_meta=kv_meta,
-            has_grammar=self.has_grammar,
+            asked=self.asked & FEATURE_BITS,
+            is_open=is_open,
         )
 
 

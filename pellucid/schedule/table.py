@@ -17,24 +17,20 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.schedule.plan import Column
+from pellucid.schedule.plan import STREAMED, Column
 from pellucid.schedule.sequence import Sequence
 
 NEVER = sys.maxsize
 ITEM = 4  # bytes of a token's id
 LONG_STAY = 1 << 20  # bytes of tokens whose memory is given back at once
 
-# What a slot's request wants beside tokens: bits of `asked`.
-STREAMED = 1  # somebody waits for each of its tokens
-HOST_BOUND = 2  # the host must see each token before the next one: not planned while in flight
-
 
 class Table:
     """One row a slot, and a spare one at the end, which takes what belongs to nobody.  Counts are tokens."""
 
-    def __init__(self, num_slots: int, max_len: int, most_new: int) -> None:
-        """max_len: tokens of a sequence.  most_new: of a row, w."""
-        self.spare = num_slots
+    def __init__(self, num_slots: int, max_len: int, most_new: int, watched: int = 0) -> None:
+        """max_len: tokens of a sequence.  most_new: of a row, w.  watched: whose rows are all looked at."""
+        self.spare, self.watched = num_slots, watched
 
         def column() -> Column:
             return np.zeros(num_slots + 1, dtype=np.int64)
@@ -52,7 +48,7 @@ class Table:
         self.drafts = column()  # that the device holds for the next row
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
         self.ids = column()  # of sequences
-        self.asked = column()  # bits
+        self.asked = column()  # bits: plan.py
         # Is each token told when it has landed?  Else only the first ones and, at the end, all others.
         self.is_told: NDArray[np.bool_] = np.zeros(num_slots + 1, dtype=bool)
         self.names: NDArray[np.object_] = np.empty(num_slots + 1, dtype=object)  # of requests
@@ -71,10 +67,10 @@ class Table:
         self.token_ids[slot, :num_known] = seq.tokens
         self.planned[slot] = self.computed[slot] = num_cached
         self.known[slot], self.unsure[slot] = num_known, 0
-        self.end[slot] = 0 if is_watched(seq) else num_known
+        self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
+        self.end[slot] = 0 if self.is_watched(slot) else num_known
         self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
         self.is_told[slot] = not seq.request.is_quiet
-        self.asked[slot] = STREAMED * seq.request.is_streamed | HOST_BOUND * seq.host_bound
 
     def leave(self, slot: int) -> None:
         """It ends: rows in flight are stale from now on, and no plan may carry another."""
@@ -93,6 +89,10 @@ class Table:
         """Who is in these slots."""
         indices: list[int] = slots.tolist()
         return [seq for slot in indices if (seq := self.seqs[slot]) is not None]
+
+    def is_watched(self, slot: int) -> bool:
+        """Do its rows bring more than tokens?"""
+        return bool(self.asked[slot] & self.watched)
 
     def is_decoding(self, slot: int) -> bool:
         """Has every known token been planned, so that the next row samples?"""
@@ -126,9 +126,3 @@ def sparse_memory(num_bytes: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
-
-
-def is_watched(seq: Sequence) -> bool:
-    """Do its rows bring more than tokens, or must the host see each of them?"""
-    wants_logprobs = seq.request.sampling.logprobs is not None or seq.num_wanted_logprobs > 0
-    return seq.host_bound or wants_logprobs

@@ -7,6 +7,7 @@ Knows nothing about other requests or about time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pellucid.text.detokenizer import Detokenizer, make_detokenizer
 from pellucid.text.stop import StopStrings
@@ -29,6 +30,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
         self.cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
+        self.extras: dict[str, Any] | None = None
         self._request = request
         self._tokenizer = tokenizer if sampling.detokenize else None
         self._detokenizer: Detokenizer | None = None  # until the first tokens come
@@ -59,6 +61,8 @@ class Completion:
         self.token_ids += new
         if self.logprobs is not None and update.logprobs is not None:
             self._add_logprobs(self.logprobs, update.logprobs[: len(new)])
+        if update.extras is not None:
+            self.extras = {**(self.extras or {}), **update.extras}
         if self._stops is not None and self._stops.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched
         elif update.finish_reason is not None:
@@ -100,6 +104,7 @@ class Completion:
             logprobs=logprobs,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
+            extras=self.extras,
         )
 
     def _read(self, end: int) -> None:

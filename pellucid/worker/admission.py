@@ -15,7 +15,7 @@ import numpy as np
 
 from pellucid.executor.base import Pending
 from pellucid.sample.state import SamplingState, SlotParameters
-from pellucid.schedule.plan import Admission, Extras, StepResult, ints
+from pellucid.schedule.plan import Admission, StepResult, ints
 from pellucid.types import SamplingParams
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.slots import Slots
@@ -102,6 +102,4 @@ class WithFailures:
 
     def result(self) -> StepResult:
         result = self._pending.result()
-        extras = result.extras or Extras()
-        extras.failed.update(self._failed)
-        return replace(result, extras=extras)
+        return replace(result, failed=result.failed | self._failed)

@@ -1,6 +1,6 @@
 """The device's part of a step, from slots to slots: gather, forward, sample, advance, propose, pack.
 
-A function of a step's rows, in two halves, for a grammar's masks may come when the forward is under way.  It
+A function of a step's rows, in two halves, for what features need may come when the forward is under way.  It
 reads nothing back and waits for nothing, so it can be recorded as a CUDA graph (graphs.py), whole or by
 halves, and it is the same function when it is not.
 """
@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
+from pellucid.features.base import Yielded
 from pellucid.forward import ForwardInput, TileMaps
 from pellucid.kernels.advance_slots import RowState
-from pellucid.sample.grammar import Constrain, unconstrained
-from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput, StepRows
-from pellucid.worker.results import Asked, Packed, pack
+from pellucid.worker.results import Packed, pack
 
 
 class Model(Protocol):
@@ -78,7 +76,7 @@ class StageStep:
         self.forward.slots.advance_chunks(step.rows)
         return stream
 
-    def finish(self, rows: StepRows, begun: Tensor, constrain: Constrain = unconstrained) -> Tensor:
+    def finish(self, rows: StepRows, begun: Tensor) -> Tensor:
         """There is nothing left to do: another stage samples."""
         return begun
 
@@ -105,12 +103,13 @@ class DeviceStep:
         """Gather and run the forward."""
         return self.forward(rows)
 
-    def finish(self, rows: StepRows, begun: Begun, constrain: Constrain = unconstrained) -> Packed:
+    def finish(self, rows: StepRows, begun: Begun) -> Packed:
         """Sample, and all that follows; what the host will want of the step, in one tensor."""
         step, hidden = begun
-        fwd = step.fwd
+        fwd, riders = step.fwd, rows.counts.riders
         logits = self.model.logits(fwd.sampled(hidden))
-        constrain(logits)
+        for _, feature in riders.between:
+            feature.between(rows, logits)
         output = self._sample(rows, step, logits)
         self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
         newest = self.slots.advance(step.rows, output)
@@ -119,12 +118,8 @@ class DeviceStep:
         self.slots.write_drafts(step.rows, newest, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)
-        # A tree's are read by nobody: rows with a grammar go without.
-        is_read = constrain.reads_drafts and self.proposer.shape.parents is None
-        read = drafts.tokens if is_read else drafts.tokens[:, :0]
-        scores = self._score(rows, fwd, hidden)
-        are_asked = output.logprobs is not None or scores is not None
-        return pack(output, read, scores, told, asked=self._asked(rows.counts) if are_asked else None)
+        yielded = Yielded(step, hidden, output, drafts.tokens)
+        return pack(output, {name: each.after(rows, yielded) for name, each in riders.after}, told)
 
     def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
@@ -151,24 +146,3 @@ class DeviceStep:
             has_chunks=counts.has_chunks,
             num_wanted=counts.num_propose,
         )
-
-    def _score(self, rows: StepRows, fwd: ForwardInput, hidden: Tensor) -> LogprobTensors | None:
-        """Prompt logprobs: of each known token that follows a wanted place."""
-        counts = rows.counts
-        if not counts.num_scores.any():
-            return None
-        at = rows.score_index
-        known = self.slots.token_ids[rows.score_slots, fwd.positions[at] + 1]
-        wanted = int(self.slots.num_prompt_logprobs[counts.slots[counts.num_scores > 0]].max())
-        return score(hidden[at], self._whole_logits, known, wanted, vocab_size=self.sampler.state.vocab_size)
-
-    def _asked(self, counts: StepCounts) -> Asked:
-        """How many logprobs each row wants of what it samples, and of what is scored."""
-        sampled, scored = self.sampler.state.num_logprobs, self.slots.num_prompt_logprobs
-        return Asked(
-            np.where(counts.num_sampled > 0, sampled[counts.slots], -1),
-            np.where(counts.num_scores > 0, scored[counts.slots], -1),
-        )
-
-    def _whole_logits(self, hidden: Tensor) -> Tensor:
-        return self.sampler.vocabulary.whole(self.model.logits(hidden))

@@ -3,7 +3,8 @@
 Graphs serve steps whose rows all have the same number of queries, padded to the next recorded number of rows.
 One graph holds the whole of a DeviceStep, for rows that sample with nothing but a temperature: gathering
 inputs from the slots, the forward, sampling, advancing the slots, drafting.  Two more hold its halves: the
-forward, behind which other rows sample kernel by kernel, and what follows it under a grammar's masks.  A
+forward, behind which other rows sample kernel by kernel, and what follows it with the features that change
+logits.  A
 padding row is the spare slot, with no room for a token; it reads and writes block 0 alone.  Steps with prompt
 chunks have recordings of another kind (chunks.py).  Whatever is not recorded is launched kernel by kernel.
 """
@@ -13,14 +14,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from pellucid.sample.grammar import Constrain, Masks, TokenMasks
+from pellucid.features.base import Halves
+from pellucid.features.worker import NO_RIDERS, Riders, WorkerFeatures
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.transfer import upload
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
@@ -47,7 +49,7 @@ class Step(Protocol[B, Y_co]):
         """Up to the forward's end."""
         ...
 
-    def finish(self, rows: StepRows, begun: B, constrain: Constrain = ...) -> Y_co:
+    def finish(self, rows: StepRows, begun: B) -> Y_co:
         """What follows."""
         ...
 
@@ -59,7 +61,7 @@ class Launcher(Protocol[Y_co]):
         """The step's yield, on the device; valid until the next call."""
         ...
 
-    def begin(self, counts: StepCounts) -> Callable[[Masks], Y_co]:
+    def begin(self, counts: StepCounts) -> Callable[[], Y_co]:
         """Launch the forward alone; what is returned launches the rest, before any other step."""
         ...
 
@@ -97,20 +99,16 @@ class ChunkSteps(Protocol[B_co, Y]):
 class EagerLauncher(Generic[B, Y]):
     """Kernel by kernel."""
 
-    def __init__(self, step: Step[B, Y], inputs: InputBuilder, masks: TokenMasks) -> None:
-        self.step, self.inputs, self.masks = step, inputs, masks
+    def __init__(self, step: Step[B, Y], inputs: InputBuilder) -> None:
+        self.step, self.inputs = step, inputs
 
     def __call__(self, counts: StepCounts) -> Y:
-        rows = self.inputs.ship(counts)
-        return self.step.finish(rows, self.step.begin(rows))
+        return self.begin(counts)()
 
-    def begin(self, counts: StepCounts) -> Callable[[Masks], Y]:
+    def begin(self, counts: StepCounts) -> Callable[[], Y]:
         rows = self.inputs.ship(counts)
         begun = self.step.begin(rows)
-        return lambda masks: self.step.finish(rows, begun, self._constrain(masks, counts))
-
-    def _constrain(self, masks: Masks, counts: StepCounts) -> Constrain:
-        return self.masks.constrain(self.masks.ship(masks, counts.num_sampled))
+        return lambda: self.step.finish(rows, begun)
 
     def measure(self) -> int:
         return 0
@@ -144,13 +142,15 @@ class StaticRows:
         host[: len(slots)], host[len(slots) :] = slots, self.spare
         self._slots[:num_rows].copy_(upload(host.copy(), self.device))
 
-    def view(self, num_rows: int, host_slots: Sequence[int] | np.ndarray = ()) -> StepRows:
+    def view(
+        self, num_rows: int, host_slots: Sequence[int] | np.ndarray = (), riders: Riders = NO_RIDERS
+    ) -> StepRows:
         """The first rows.  host_slots: of the rows that are no padding, as far as the host is to know."""
         slots, num_tokens = self._slots[:num_rows], num_rows * self.num_query
         known = np.full(num_rows, self.spare)
         known[: len(host_slots)] = host_slots
         return StepRows(
-            counts=StepCounts.uniform(known, self.num_query),
+            counts=replace(StepCounts.uniform(known, self.num_query), riders=riders),
             slots=slots,
             num_query=self._num_query[:num_rows],
             num_drafts=self._num_drafts[:num_rows],
@@ -165,11 +165,11 @@ class StaticRows:
 
 @dataclass(frozen=True, slots=True)
 class Recording(Generic[B, Y]):
-    """The replays of a step of so many rows: the whole, or its forward and then the rest under masks."""
+    """The replays of a step of so many rows: the whole, or its forward and then the rest with features."""
 
     whole: Run[Y]
     first: Run[B]
-    rest: Run[Y]  # behind `first`, with the masks that lie in the launcher's buffer
+    rest: Run[Y]  # behind `first`, with what features have filled
 
 
 class GraphLauncher(Generic[B, Y]):
@@ -181,46 +181,46 @@ class GraphLauncher(Generic[B, Y]):
     """
 
     def __init__(
-        self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState,
+        self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState, features: WorkerFeatures,
         make_recorder: Callable[[], Recorder], chunks: ChunkSteps[B, Y] | None = None,
     ) -> None:  # fmt: skip
-        self.eager, self.static, self.state, self._make_recorder = eager, static, state, make_recorder
+        self.eager, self.static, self.state, self.features = eager, static, state, features
+        self._make_recorder = make_recorder
         self._chunks = chunks
         self._recordings: dict[int, Recording[B, Y]] = {}  # by rows
         self._sizes: list[int] = []  # of these, ascending
         self._begun: list[B] = []  # what the last replay of a forward has begun
-        self._bits = eager.masks.room(static.max_rows * static.num_query)
+        features.make_room(static.max_rows * static.num_query)
 
     def __call__(self, counts: StepCounts) -> Y:
         num_rows = self.num_rows_for(counts)
         if num_rows is None:
             return self._chunked(counts) or self.eager(counts)
+        if self._may_replay(counts) > Halves.WHOLE:
+            return self.begin(counts)()
         self.static.load(counts.slots, num_rows)
-        recording = self._recordings[num_rows]
-        if self._is_plain(counts):
-            return recording.whole()
-        self._begun = [recording.first()]
-        return self.eager.step.finish(self.static.view(num_rows, counts.slots), self._begun[0])
+        return self._recordings[num_rows].whole()
 
-    def begin(self, counts: StepCounts) -> Callable[[Masks], Y]:
+    def begin(self, counts: StepCounts) -> Callable[[], Y]:
         num_rows = self.num_rows_for(counts)
         if num_rows is None:
             return self.eager.begin(counts)
         self.static.load(counts.slots, num_rows)
         self._begun = [self._recordings[num_rows].first()]
-        return lambda masks: self._finish(counts, num_rows, masks)
+        return lambda: self._finish(counts, num_rows)
 
     def _chunked(self, counts: StepCounts) -> Y | None:
         """Replay a step with chunks; None: there is no recording."""
-        return self._chunks.step(counts) if self._chunks is not None and self._is_plain(counts) else None
+        if self._chunks is None or self._may_replay(counts) > Halves.WHOLE:
+            return None
+        return self._chunks.step(counts)
 
-    def _finish(self, counts: StepCounts, num_rows: int, masks: Masks) -> Y:
-        bits, num_logits = self.eager.masks.ship(masks, counts.num_sampled), num_rows * self.static.num_query
-        self._bits[: len(bits)].copy_(bits)
-        if self._is_plain(counts):
+    def _finish(self, counts: StepCounts, num_rows: int) -> Y:
+        if self._may_replay(counts) < Halves.EAGER:
+            self.features.clear(counts)
             return self._recordings[num_rows].rest()
-        constrain = self.eager.masks.constrain(self._bits[:num_logits])
-        return self.eager.step.finish(self.static.view(num_rows, counts.slots), self._begun[0], constrain)
+        rows = self.static.view(num_rows, counts.slots, counts.riders)
+        return self.eager.step.finish(rows, self._begun[0])
 
     def num_rows_for(self, counts: StepCounts) -> int | None:
         """The rows of the recording that serves this step, or at least its forward."""
@@ -229,9 +229,9 @@ class GraphLauncher(Generic[B, Y]):
         place = bisect_left(self._sizes, counts.num_rows)
         return self._sizes[place] if place < len(self._sizes) else None
 
-    def _is_plain(self, counts: StepCounts) -> bool:
-        """Does no row that samples ask for more than a temperature?"""
-        return self.state.is_plain(counts.sampled_slots)
+    def _may_replay(self, counts: StepCounts) -> Halves:
+        """A row that samples with more than a temperature, or a feature, may ask for kernels of its own."""
+        return counts.riders.halves if self.state.is_plain(counts.sampled_slots) else Halves.EAGER
 
     def measure(self) -> int:
         """Record the largest graphs, whose memory the others share, and forget them again."""
@@ -265,11 +265,11 @@ class GraphLauncher(Generic[B, Y]):
 
     def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
         step, rows = self.eager.step, self.static.view(num_rows)
-        constrain = self.eager.masks.constrain(self._bits[: num_rows * self.static.num_query])
+        with_features = self.static.view(num_rows, riders=self.features.split_riders(num_rows))
         whole = record(lambda: step.finish(rows, step.begin(rows)))
         first = record(lambda: step.begin(rows))
         self._begun = [first()]
-        return Recording(whole, first, record(lambda: step.finish(rows, self._begun[0], constrain)))
+        return Recording(whole, first, record(lambda: step.finish(with_features, self._begun[0])))
 
 
 def bucket_sizes(max_rows: int) -> list[int]:

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import ForwardInput
 from pellucid.kernels.advance_slots import RowState
 from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
@@ -33,7 +34,7 @@ class StepCounts:
     num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
     num_scores: np.ndarray  # prompt positions to score, before the sampled ones
     num_propose: int = 0  # drafts wanted of each row that samples
-    host_bound: tuple[int, ...] = ()  # rows whose drafts the host must see
+    riders: Riders = NO_RIDERS  # what its rows ask for beside tokens
 
     @property
     def num_rows(self) -> int:
@@ -132,19 +133,20 @@ class InputBuilder:
         # Of the last step, if it had nothing but decodes; and what had been admitted by then.
         self._last: tuple[StepCounts, int] | None = None
 
-    def count(self, rows: Rows, num_propose: int) -> StepCounts:
+    def count(self, rows: Rows, num_propose: int, riders: Riders = NO_RIDERS) -> StepCounts:
         """What the plan asks for.  Tells the slots that it was planned, so call it once a step."""
         if self._last is not None and rows.num_query is None and rows.num_logits is None:
             counts, generation = self._last
             is_same = counts.num_propose == num_propose and generation == self.slots.generation
+            is_same &= counts.riders.bits == riders.bits
             if is_same and (rows.slots is counts.slots or np.array_equal(rows.slots, counts.slots)):
                 return counts  # decodes all, the same as before: the slots have nothing to be told
-        counts = self._count(rows, num_propose)
+        counts = self._count(rows, num_propose, riders)
         is_steady = rows.num_query is None and (counts.num_sampled == 1).all()
         self._last = (counts, self.slots.generation) if is_steady else None
         return counts
 
-    def _count(self, rows: Rows, num_propose: int) -> StepCounts:
+    def _count(self, rows: Rows, num_propose: int, riders: Riders) -> StepCounts:
         num_query = np.ones_like(rows.slots) if rows.num_query is None else rows.num_query
         num_draft = np.zeros_like(rows.slots) if rows.num_draft is None else rows.num_draft
         num_logits = 1 + num_draft if rows.num_logits is None else rows.num_logits
@@ -157,6 +159,7 @@ class InputBuilder:
             num_sampled=num_sampled,
             num_scores=num_logits - num_sampled,
             num_propose=num_propose,
+            riders=riders,
         )
 
     def ship(self, counts: StepCounts) -> StepRows:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -15,26 +16,16 @@ import torch
 from torch import Tensor
 
 from pellucid.executor.base import Pending
+from pellucid.features.base import Home
 from pellucid.kernels.compilations import LateCompilations
-from pellucid.sample.output import LogprobTensors, SampleOutput
-from pellucid.schedule.plan import Extras, StepResult, ints
-from pellucid.transfer import upload
-from pellucid.types import TokenLogprobs
+from pellucid.sample.output import SampleOutput
+from pellucid.schedule.plan import StepResult, ints
 from pellucid.worker.inputs import StepCounts
 
-logger = logging.getLogger(__name__)
 STUCK = (
     "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and the grammar, as far "
     "as the request has them, together rule out all; loosen one of them"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """How many of the most likely tokens each row wants to know, on the host; -1: not even the chosen."""
-
-    logprobs: np.ndarray  # [B], of tokens that this step yields
-    prompt_logprobs: np.ndarray  # [B], of scored ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,39 +33,25 @@ class Packed:
     """A step's yield as one row of 32-bit integers, on the device.  It may have more rows than the step."""
 
     flat: Tensor  # [N] int32
-    # Of the parts: tokens, num_new, drafts, logprobs (3) of the rows that ask, scores (3), is_stuck.
-    shapes: tuple[tuple[int, ...], ...]
-    has_drafts: bool
-    has_logprobs: bool
-    has_scores: bool
+    shapes: tuple[tuple[int, ...], ...]  # of the parts: tokens, num_new, what features bring, is_stuck
+    homes: Mapping[str, Home] = field(default_factory=dict)  # what features bring, by name
     has_stuck: bool = False
-    asked: Asked | None = None  # if there are logprobs or scores
     places: np.ndarray | None = None  # of the step's rows among those of the parts; None: the first ones
     feedback: Tensor | None = None  # [B, ...], for the other stages of a pipeline: feedback.py
 
 
-def pack(
-    output: SampleOutput,
-    drafts: Tensor,
-    scores: LogprobTensors | None,
-    feedback: Tensor | None = None,
-    *,
-    asked: Asked | None = None,
-) -> Packed:
-    """All that the host will want, side by side.  drafts: [B, k], a chain; of trees none."""
-    has_drafts = drafts.shape[1] > 0
-    own = [output.tokens, output.num_new, *([drafts] if has_drafts else [])]
+def pack(output: SampleOutput, homes: Mapping[str, Home | None], feedback: Tensor | None = None) -> Packed:
+    """All that the host will want, side by side.  homes: of features, by name."""
+    bringing = {name: home for name, home in homes.items() if home is not None}
     stuck = [] if output.is_stuck is None else [output.is_stuck]
-    tensors = [*own, *_parts(_of_askers(output.logprobs, asked)), *_parts(scores), *stuck]
+    brought = chain.from_iterable(home.tensors for home in bringing.values())
+    tensors = [output.tokens, output.num_new, *brought, *stuck]
     flat = output.flat if len(tensors) == 2 else None
     return Packed(
         flat=torch.cat([_as_int32(tensor).flatten() for tensor in tensors]) if flat is None else flat,
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-        has_drafts=has_drafts,
-        has_logprobs=output.logprobs is not None,
-        has_scores=scores is not None,
+        homes=bringing,
         has_stuck=output.is_stuck is not None,
-        asked=asked,
         feedback=feedback,
     )
 
@@ -223,55 +200,36 @@ class PendingResult:
         places = slice(self._counts.num_rows) if packed.places is None else packed.places
         tokens = flat[:size].reshape(num_rows, most_new)[places]
         num_new = flat[size : size + num_rows][places]
-        extras = None
+        told, failed = dict[str, object](), dict[int, str]()
         if len(packed.shapes) > 2:
-            extras = self._extras(num_new, _unpack(flat[size + num_rows :], packed.shapes[2:]))
+            arrays = _unpack(flat[size + num_rows :], packed.shapes[2:])
+            told, failed = self._read(num_new, arrays)
         return StepResult(
             plan_id=self.plan_id,
             token_ids=ints(tokens.tobytes()),
             num_new=ints(num_new.tobytes()),
-            extras=extras,
+            told=told,
+            failed=failed,
             num_late_compilations=self._late.num,
         )
 
-    def _extras(self, num_new: np.ndarray, rest: list[np.ndarray]) -> Extras:
-        """rest: what lies behind tokens and their numbers."""
-        packed, extras = self._packed, Extras()
-        if packed.has_stuck:
-            *rest, is_stuck = rest
+    def _read(
+        self, num_new: np.ndarray, arrays: list[np.ndarray]
+    ) -> tuple[dict[str, object], dict[int, str]]:
+        """What features are told, and which rows have failed.  arrays: behind tokens and their numbers."""
+        told, failed = dict[str, object](), dict[int, str]()
+        if self._packed.has_stuck:
+            is_stuck = arrays.pop()
             is_new = np.arange(is_stuck.shape[1]) < num_new[:, None]
             rows = np.flatnonzero((is_stuck[: len(num_new)] & is_new).any(1)).tolist()
-            extras.failed.update(dict.fromkeys(rows, STUCK))
-        if packed.has_drafts:
-            drafts, *rest = rest
-            rows = [row for row in self._counts.host_bound if num_new[row]]
-            extras.drafts.update({row: drafts[row].tolist() for row in rows})
-        if packed.has_logprobs:
-            self._add_logprobs(extras, rest[:3], num_new)
-        if packed.has_scores:
-            self._add_scores(extras, rest[-3:])
-        return extras
-
-    def _add_logprobs(self, extras: Extras, arrays: list[np.ndarray], num_new: np.ndarray) -> None:
-        """arrays: of the rows that ask."""
-        asked = self._asked.logprobs
-        for place, row in enumerate(np.flatnonzero(asked >= 0).tolist()):
-            if num_new[row]:
-                parts = [array[place, : num_new[row]] for array in arrays]
-                _tell(extras, extras.logprobs, row, parts, asked[row])
-
-    def _add_scores(self, extras: Extras, arrays: list[np.ndarray]) -> None:
-        """arrays: of all scored places, row by row."""
-        num_scores, asked = self._counts.num_scores, self._asked.prompt_logprobs
-        ends = np.cumsum(num_scores)
-        for row in np.flatnonzero(num_scores).tolist():
-            parts = [array[ends[row] - num_scores[row] : ends[row]] for array in arrays]
-            _tell(extras, extras.prompt_logprobs, row, parts, asked[row])
-
-    @property
-    def _asked(self) -> Asked:
-        assert self._packed.asked is not None, "logprobs that nobody has asked for"
-        return self._packed.asked
+            failed.update(dict.fromkeys(rows, STUCK))
+        left = iter(arrays)
+        for name, home in self._packed.homes.items():
+            own = [next(left) for _ in home.tensors]
+            said = home.read(self._counts, num_new, own, failed)
+            if said is not None:
+                told[name] = said
+        return told, failed
 
 
 def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
@@ -283,35 +241,6 @@ def _unpack(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.nd
     return arrays
 
 
-def _parts(logprobs: LogprobTensors | None) -> list[Tensor]:
-    return [] if logprobs is None else [logprobs.token_ids, logprobs.logprobs, logprobs.ranks]
-
-
 def _as_int32(tensor: Tensor) -> Tensor:
     """The same 32 bits as integers; counts and ids of 64 bits fit, too."""
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
-
-
-def _of_askers(logprobs: LogprobTensors | None, asked: Asked | None) -> LogprobTensors | None:
-    """Logprobs [B, ...] of the rows that ask for some; others' are not worth their way."""
-    if logprobs is None or asked is None or (asked.logprobs >= 0).all():
-        return logprobs
-    return logprobs.take(upload(np.flatnonzero(asked.logprobs >= 0), logprobs.ranks.device))
-
-
-def _tell(
-    extras: Extras, into: dict[int, list[TokenLogprobs]], row: int, arrays: list[np.ndarray], num_top: int
-) -> None:
-    """Make a row's entries; if that fails, no other row does."""
-    try:
-        into[row] = entries_of(*arrays, num_top=num_top)
-    except Exception as error:
-        logger.exception("the logprobs of row %d cannot be told", row)
-        extras.failed[row] = f"its logprobs cannot be told: {type(error).__name__}: {error}"
-
-
-def entries_of(ids: np.ndarray, bits: np.ndarray, ranks: np.ndarray, *, num_top: int) -> list[TokenLogprobs]:
-    """Logprob arrays [K, n + 1], [K, n + 1] and [K] as K entries, of the chosen token and num_top others."""
-    ids, bits = ids[:, : 1 + num_top], bits[:, : 1 + num_top]
-    columns = ids.tolist(), bits.view(np.float32).tolist(), ranks.tolist()
-    return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import torch
 
 from pellucid.executor.base import Pending
-from pellucid.sample.grammar import Masks
+from pellucid.features.worker import WorkerFeatures
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.admission import Admitter
@@ -28,10 +26,10 @@ class ModelRunner(Generic[Y]):
 
     def __init__(
         self, slots: Slots, state: SamplingState, inputs: InputBuilder, launcher: Launcher[Y],
-        handover: Handover[Y], *, num_stages: int = 1,
+        handover: Handover[Y], features: WorkerFeatures, *, num_stages: int = 1,
     ) -> None:  # fmt: skip
         self.slots, self.state, self.inputs, self.launcher = slots, state, inputs, launcher
-        self.handover, self.num_stages = handover, num_stages
+        self.handover, self.features, self.num_stages = handover, features, num_stages
         self.admitter = Admitter(slots, state)
         self._inference = torch.inference_mode()  # to be entered again and again: a decorator makes it anew
 
@@ -41,14 +39,17 @@ class ModelRunner(Generic[Y]):
             self.handover.learn(max(plan.id - self.num_stages, plan.committed))  # law 6: before what follows
             self.admitter.retire(plan.retired)
             self.admitter.admit(plan.admitted)
+            self.features.admit(plan.admitted)
             self.slots.grow(plan.grown)
             if not plan.rows:
                 return EmptyResult(plan.id)
-            counts = self.inputs.count(plan.rows, plan.num_propose)
+            counts = self.inputs.count(plan.rows, plan.num_propose, self.features.riders(plan))
+            for name, feature in counts.riders.before:
+                feature.before(counts, plan.ride.get(name))
             self.handover.receive(counts)
-            if plan.has_grammar:
-                deliver = partial(self._deliver, plan.id)
-                return OpenStep(counts, self.launcher.begin(counts), deliver)
+            if plan.is_open:
+                finish = self.launcher.begin(counts)
+                return OpenStep(counts, lambda: self._deliver(plan.id, counts, finish()))
             yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
             return self._deliver(plan.id, counts, yielded)
 
@@ -56,25 +57,27 @@ class ModelRunner(Generic[Y]):
         return self.admitter.tell(counts, self.handover.deliver(plan_id, counts, yielded))
 
 
-class OpenStep(Generic[Y]):
-    """A step whose forward is under way; what follows waits for a grammar's masks."""
+class OpenStep:
+    """A step whose forward is under way; its second half waits for what features need."""
 
-    def __init__(
-        self, counts: StepCounts, finish: Callable[[Masks], Y], deliver: Callable[[StepCounts, Y], Pending]
-    ) -> None:
-        self._counts, self._finish, self._deliver = counts, finish, deliver
+    def __init__(self, counts: StepCounts, finish: Callable[[], Pending]) -> None:
+        self._counts, self._finish = counts, finish
         self._pending: Pending | None = None
 
     @torch.inference_mode()
-    def provide(self, masks: Masks) -> None:
+    def provide(self, late: Mapping[str, object]) -> None:
         """Launch the rest.  No other step may have been launched meanwhile."""
-        counts = replace(self._counts, host_bound=tuple(masks))
-        self._pending = self._deliver(counts, self._finish(masks))
+        for name, feature in self._counts.riders.fill:
+            feature.fill(self._counts, late[name])
+        self._pending = self._finish()
 
     def wait(self) -> None:
-        assert self._pending is not None, "the grammar's masks have not come"
-        self._pending.wait()
+        self._launched.wait()
 
     def result(self) -> StepResult:
-        assert self._pending is not None, "the grammar's masks have not come"
-        return self._pending.result()
+        return self._launched.result()
+
+    @property
+    def _launched(self) -> Pending:
+        assert self._pending is not None, "what the step waits for has not come"
+        return self._pending

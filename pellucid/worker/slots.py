@@ -50,7 +50,6 @@ class Slots:
         # What the host can know exactly: while a prompt is computed nothing is sampled.
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
-        self.num_prompt_logprobs = np.zeros(rows, dtype=np.int64)  # most likely tokens to report of each
         self._table_lens = [np.zeros(rows, dtype=np.int64) for _ in groups]  # blocks
         self._alive = np.zeros(rows, dtype=bool)
         self.generation = 0  # another one behind every admission
@@ -73,7 +72,6 @@ class Slots:
         lengths = np.array([len(a.token_ids) for a in admissions])
         self.num_known[slots] = lengths
         self.num_prefilled[slots] = [a.num_computed for a in admissions]
-        self.num_prompt_logprobs[slots] = [a.sampling.prompt_logprobs or 0 for a in admissions]
         self._alive[slots] = True
         for lens in self._table_lens:
             lens[slots] = 0

@@ -20,6 +20,8 @@ from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Pending, Seat
+from pellucid.features.base import WorkerFacts
+from pellucid.features.worker import WorkerFeatures
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
@@ -30,7 +32,6 @@ from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.progress import tell
 from pellucid.resolve import Resolved
-from pellucid.sample.grammar import TokenMasks
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
@@ -179,10 +180,20 @@ class Worker:
             depth=resolved.depth,
         )
         step = self._make_step(chunks or forward, sampler, proposer)
-        masks = TokenMasks(target.vocab_size, self.device, sampler.vocabulary.first)
-        eager = EagerLauncher(step, inputs, masks)
-        launcher = self._make_launcher(eager, state, chunks, num_query=1 + proposer.shape.num_drafts)
-        self.runner = ModelRunner(slots, state, inputs, launcher, handover, num_stages=self.mesh.pp)
+        facts = WorkerFacts(
+            vocab_size=target.vocab_size,
+            device=self.device,
+            slots=slots,
+            sampler=sampler,
+            head=lambda hidden: sampler.vocabulary.whole(target.model.logits(hidden)),
+            shape=proposer.shape,
+        )
+        features = WorkerFeatures.of(resolved.features, facts)
+        num_query = 1 + proposer.shape.num_drafts
+        launcher = self._make_launcher(
+            EagerLauncher(step, inputs), state, features, chunks, num_query=num_query
+        )
+        self.runner = ModelRunner(slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp)
 
     def _make_layout(
         self, target: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]
@@ -205,6 +216,7 @@ class Worker:
         self,
         eager: EagerLauncher[Any, Any],
         state: SamplingState,
+        features: WorkerFeatures,
         chunks: ChunkForward | None,
         *,
         num_query: int,
@@ -214,7 +226,7 @@ class Worker:
             return eager
         max_rows = min(self.resolved.max_num_seqs, LARGEST)
         static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
-        return GraphLauncher(eager, static, state, partial(CudaRecorder, self.abridged), chunks)
+        return GraphLauncher(eager, static, state, features, partial(CudaRecorder, self.abridged), chunks)
 
     @property
     def _wants_graphs(self) -> bool:
@@ -263,11 +275,11 @@ class Worker:
         self._bind_kv(tuple(0 for _ in self.groups))
         with compiled_together(self.device, running=self._running(), compilers=compilers):
             with self.abridged():
-                for plan in warm_up_steps(self.resolved, len(self.groups)):
+                for plan in warm_up_steps(self.resolved, len(self.groups), self.runner.features.eager_bits):
                     self._try(plan)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            self._try(largest_step(self.resolved, len(self.groups)))
+            self._try(largest_step(self.resolved, len(self.groups), self.runner.features.eager_bits))
             most_bytes = torch.cuda.max_memory_reserved()
             phases.end("warm-up")
         return most_bytes

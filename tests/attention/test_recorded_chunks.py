@@ -99,7 +99,8 @@ def recorded(llm: LLM) -> Seen:
         eager.step.forward, weight_bytes=1, max_tokens=32, max_rows=5, num_drafts=num_drafts
     )
     static = StaticRows(5, 1 + num_drafts, eager.inputs.slots.spare, torch.device("cpu"))
-    worker.runner.launcher = GraphLauncher(eager, static, worker.runner.state, lambda: run_again, forward)
+    runner = worker.runner
+    runner.launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: run_again, forward)
     worker.runner.launcher.capture()
     return Seen(forward)
 

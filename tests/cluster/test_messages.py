@@ -39,11 +39,13 @@ from pellucid.engine.member import Facts
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame, SeqView, StepView
 from pellucid.executor.base import Capacity
+from pellucid.features.grammar.host import Drafts, Masks
+from pellucid.features.logprobs.host import Entries
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import resolve
-from pellucid.schedule.plan import Admission, Extras, Growth, Row, Rows, StepPlan, StepResult, ints
+from pellucid.schedule.plan import Admission, Growth, Row, Rows, StepPlan, StepResult, ints
 from pellucid.types import (
     FinishReason,
     Request,
@@ -88,6 +90,7 @@ SAMPLING = SamplingParams(
     allowed_token_ids=[1, 2, 3],
     bad_words=["no"],
     structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+    extra_args={"toy": [1, 2.5]},
 )
 ADMISSION = Admission(
     seq_id=2**40,
@@ -100,6 +103,8 @@ ADMISSION = Admission(
     sampling=SAMPLING,
     stop_token_ids=(1, 2),
     bad_words_token_ids=((3, 4), (5,)),
+    asked=4,
+    ride={"toy": [1, {"a": 2.5}]},
     blocks=([6, 7], [8]),
 )
 PLAN = StepPlan(
@@ -112,19 +117,17 @@ PLAN = StepPlan(
     grown=[Growth(1, [3, 255], [70000, 2])],
     retired=[9, 10],
     kv_meta=[JOB, {"load": [1, 2]}, "plain"],
-    has_grammar=True,
+    asked=12,
+    ride={"toy": JOB},
+    is_open=True,
 )
 ENTRY = TokenLogprobs([4, 9], [-0.25, float("-inf")], 1)
 RESULT = StepResult(
     plan_id=41,
     token_ids=ints([1, 2, 3, 151643]),
     num_new=ints([1, 0, 3]),
-    extras=Extras(
-        logprobs={2: [ENTRY, ENTRY]},
-        prompt_logprobs={1: [ENTRY]},
-        drafts={0: [5, 6]},
-        failed={1: "no token is left"},
-    ),
+    told={"logprobs": Entries({2: [ENTRY, ENTRY]}), "grammar": Drafts({0: [5, 6]}), "plain": [1]},
+    failed={1: "no token is left"},
     kv_done=[JOB],
     num_late_compilations=2,
 )
@@ -144,7 +147,7 @@ def test_every_field_comes_through(thing: StepPlan | StepResult) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [PLAN, ADMISSION, SAMPLING, RESULT, RESULT.extras], ids=lambda example: type(example).__name__
+    "example", [PLAN, ADMISSION, SAMPLING, RESULT], ids=lambda example: type(example).__name__
 )
 def test_the_examples_above_leave_no_field_at_its_default(example: StepPlan) -> None:
     for f in fields(example):
@@ -198,7 +201,7 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
         plan_id=number(),
         token_ids=ints(rng.randrange(1 << 31) for _ in range(rng.randrange(600))),
         num_new=ints(rng.randrange(6) for _ in range(rng.randrange(300))),
-        extras=Extras({number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9) for _ in range(9)], number())]}),
+        told={"logprobs": Entries({number(): [TokenLogprobs(numbers(9), [rng.gauss(0, 9)], number())]})},
     )
     assert through(plan) == plan
     assert through(result) == result
@@ -242,10 +245,12 @@ def test_what_a_worker_could_not_import_is_refused_by_name() -> None:
 
 def test_masks_come_through() -> None:
     masks = {3: np.arange(6, dtype=np.int32).reshape(2, 3), 0: np.full((1, 3), -1, dtype=np.int32)}
-    late = decode(encode(Late.of(masks)))
+    late = decode(encode(Late.of({"grammar": Masks({row: mask.data for row, mask in masks.items()})})))
     assert isinstance(late, Late)
-    arrays = late.arrays()
-    assert arrays.keys() == masks.keys() and all(np.array_equal(arrays[row], masks[row]) for row in masks)
+    there = late.whole()["grammar"]
+    assert isinstance(there, Masks) and there.rows.keys() == masks.keys()
+    for row, mask in masks.items():
+        assert np.array_equal(np.frombuffer(there.rows[row], dtype=np.int32).reshape(mask.shape), mask)
 
 
 RESOLVED = resolve(

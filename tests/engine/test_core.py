@@ -8,17 +8,18 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
-from pellucid.engine.core import Engine, NullGrammar
+from pellucid.engine.core import Engine
+from pellucid.features.base import AskingRow
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.prefill_budget import UnlimitedPrefill
-from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import FinishReason, Request, SeqUpdate
-from tests.schedule.device import Device, make_request, make_scheduler
+from tests.schedule.device import Device, ToyGrammar, make_request, make_scheduler
 from tests.schedule.store import Store
 
 
@@ -28,12 +29,12 @@ class EagerTicket:
 
     executor: EagerExecutor
     answer: StepResult
-    masks: object = None
+    late: object = None
     wait_seconds: float = 0.0  # that each call takes
     result_seconds: float = 0.0
 
-    def provide(self, masks: object) -> None:
-        self.masks = masks
+    def provide(self, late: Mapping[str, object]) -> None:
+        self.late = late["grammar"]
 
     def wait(self) -> None:
         time.sleep(self.wait_seconds)
@@ -224,30 +225,36 @@ def test_something_may_be_run_between_two_steps() -> None:
     assert engine.step() == [] and ran == [1]
 
 
-class OddTokens(NullGrammar):
+class OddTokens(ToyGrammar):
     """A grammar that remembers what it was shown."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
-        self.forgotten: list[str] = []
+        self.gone: list[str] = []
 
-    def masks(self, rows: dict[int, HostBoundRow]) -> list[int]:
-        self.seen += [list(row.token_ids) for row in rows.values()]
-        return list(rows)
+    def late(self, rows: Sequence[AskingRow]) -> list[int]:
+        self.seen += [row.token_ids.tolist() for row in rows]
+        return [row.index for row in rows]
 
-    def forget(self, request_id: str) -> None:
-        self.forgotten.append(request_id)
+    def leave(self, request_id: str) -> None:
+        self.gone.append(request_id)
+
+
+def engine_with(grammar: ToyGrammar, *, depth: int = 1, check_invariants: bool = False) -> Engine:
+    scheduler = make_scheduler(features={"grammar": grammar})
+    return Engine(scheduler, EagerExecutor(), depth=depth, check_invariants=check_invariants)
 
 
 def test_a_grammar_sees_every_token_before_it_masks_the_next_one() -> None:
-    grammar, executor = OddTokens(), EagerExecutor()
-    engine = Engine(make_scheduler(), executor, depth=2, grammar=grammar)
+    grammar = OddTokens()
+    engine = engine_with(grammar, depth=2)
     engine.add(make_request("a", [1, 2, 3], max_tokens=3, grammar="odd"))
     engine.add(make_request("b", [4, 5, 6], max_tokens=3))
     tokens = [t for u in drain(engine)["a"] for t in u.new_token_ids]
     assert grammar.seen == [[1, 2, 3], [1, 2, 3, *tokens[:1]], [1, 2, 3, *tokens[:2]]]
-    assert [ticket.masks for ticket in executor.tickets if ticket.masks is not None] == [[0], [0], [0]]
-    assert sorted(grammar.forgotten) == ["a", "b"]
+    assert isinstance(engine.executor, EagerExecutor)
+    assert [t.late for t in engine.executor.tickets if t.late is not None] == [[0], [0], [0]]
+    assert sorted(grammar.gone) == ["a", "b"]
 
 
 class SlowGrammar(OddTokens):
@@ -256,19 +263,19 @@ class SlowGrammar(OddTokens):
     def __init__(self) -> None:
         super().__init__()
         self.attaching: Future[object] = Future()
-        self.ended: dict[str, str | None] = {}
+        self.over: dict[str, str | None] = {}
 
-    def attach(self, request: Request) -> Future[object]:
+    def prepare(self, request: Request) -> Future[object]:
         return self.attaching
 
-    def take_ended(self) -> dict[str, str | None]:
-        ended, self.ended = self.ended, {}
-        return ended
+    def ended(self) -> dict[str, str | None]:
+        over, self.over = self.over, {}
+        return over
 
 
 def test_a_request_waits_for_its_grammar_and_no_other_does() -> None:
     grammar = SlowGrammar()
-    engine = Engine(make_scheduler(), EagerExecutor(), depth=2, grammar=grammar)
+    engine = engine_with(grammar, depth=2)
     engine.add(make_request("a", [1, 2, 3], max_tokens=2, grammar="odd"))
     engine.add(make_request("b", [4, 5, 6], max_tokens=2))
     ended = [update.request_id for _ in range(5) for update in engine.step() if update.finish_reason]
@@ -281,7 +288,7 @@ def test_a_request_waits_for_its_grammar_and_no_other_does() -> None:
 
 def test_a_grammar_that_cannot_be_is_its_requests_error() -> None:
     grammar = SlowGrammar()
-    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    engine = engine_with(grammar)
     engine.add(make_request("a", [1, 2, 3], grammar="odd"))
     assert engine.step() == []
     grammar.attaching.set_exception(ValueError("no language"))
@@ -291,7 +298,7 @@ def test_a_grammar_that_cannot_be_is_its_requests_error() -> None:
 
 def test_a_grammar_keeps_neither_the_requests_that_have_waited_for_it_nor_itself() -> None:
     grammar = SlowGrammar()
-    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    engine = engine_with(grammar)
     request = make_request("a", [1, 2, 3], grammar="odd")
     num_held = sys.getrefcount(request)
     engine.add(request)
@@ -311,7 +318,7 @@ def test_a_grammar_keeps_neither_the_requests_that_have_waited_for_it_nor_itself
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_dies_with_the_engine() -> None:
     grammar = SlowGrammar()
-    engine = Engine(make_scheduler(), EagerExecutor(), depth=1, grammar=grammar)
+    engine = engine_with(grammar)
     engine.add(make_request("a", [1, 2, 3], grammar="odd"))
     engine.add(make_request("b", [1, 2, 3], grammar="odd"))
     engine.abort("a")
@@ -328,10 +335,10 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_dies_with_the_e
 def test_a_text_behind_which_nothing_may_come_ends_at_once(error: str | None) -> None:
     grammar = SlowGrammar()
     grammar.attaching.set_result(None)
-    engine = Engine(make_scheduler(), EagerExecutor(), depth=2, grammar=grammar, check_invariants=True)
+    engine = engine_with(grammar, depth=2, check_invariants=True)
     engine.add(make_request("a", [1, 2, 3], max_tokens=9, grammar="odd"))
     first = engine.step()
-    grammar.ended = {"a": error}
+    grammar.over = {"a": error}
     updates = [*first, *drain(engine)["a"]]
     assert [len(update.new_token_ids) for update in updates] == [1, 0]
     assert updates[-1].error == error

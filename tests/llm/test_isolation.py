@@ -12,11 +12,11 @@ import pytest
 import tests.worker.pipeline  # noqa: F401 (registers the executor "lazy")
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.engine.core import Engine
-from pellucid.engine.grammars import Grammars
+from pellucid.features.grammar.host import Grammars
+from pellucid.features.logprobs import worker as logprobs_worker
 from pellucid.kv.manager import KVManager
 from pellucid.sample.state import SamplingState
 from pellucid.types import StructuredOutputsParams
-from pellucid.worker import results
 from tests.llm.test_invariance import NGRAM
 
 NUM_SLOTS = 6
@@ -65,8 +65,8 @@ PLACES: dict[str, Break] = {
     "its parameters are read": fails_for(SamplingState, "prepare", lambda _, a: a.sampling.seed == MARK),
     "its numbers are read": fails_for(SamplingState, "_write_numbers", lambda _, a, __: a.seed == MARK),
     "its lists are read": fails_for(SamplingState, "_lists_of", lambda _, a: a.sampling.seed == MARK),
-    "its logprobs are made": fails_for(results, "entries_of", lambda *_, num_top: num_top == 7),
-    "its prompt's are made": fails_for(results, "entries_of", lambda *_, num_top: num_top == 6),
+    "its logprobs are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 7),
+    "its prompt's are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 6),
     "it is taken in": fails_for(Engine, "_add", lambda _, request: request.sampling.seed == MARK),
     "its blocks are begun": fails_for(KVManager, "new_table", lambda _, __, salt: salt == "chosen"),
 }
@@ -124,7 +124,7 @@ def test_a_request_that_fails_on_its_way_in_fails_alone(
     assert [tokens_of(output) for output in ask(llm, [4, 3, 0])] == [alone[4], alone[3], alone[0]]
 
 
-@pytest.mark.parametrize("name", ["attach", "_row"])
+@pytest.mark.parametrize("name", ["prepare", "_row"])
 def test_a_grammar_that_fails_ends_its_own_request(
     llm: LLM, alone: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_an_interruption_within_a_forward_leaves_the_engine_as_it_was(llm: LLM) 
             return launcher(counts)
 
     assert isinstance(launcher, EagerLauncher)
-    runner.launcher = Interrupted(launcher.step, launcher.inputs, launcher.masks)
+    runner.launcher = Interrupted(launcher.step, launcher.inputs)
     num_steps = llm.llm_engine.stats.num_steps
     with pytest.raises(KeyboardInterrupt):
         tokens(llm, PROMPT)

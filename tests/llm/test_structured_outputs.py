@@ -191,7 +191,7 @@ def test_an_aborted_text_is_forgotten(llm: LLM) -> None:
     engine.abort(new)  # before anything is known of it
     while not engine.is_finished():
         engine.step()
-    assert not engine.engine._grammar._texts  # type: ignore[attr-defined]
+    assert not engine.engine.scheduler.features._features["grammar"]._texts  # type: ignore[attr-defined]
     assert texts(llm)
 
 

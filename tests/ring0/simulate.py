@@ -14,21 +14,28 @@ import random
 import sys
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from pellucid.engine.core import Engine, NullGrammar
+from pellucid.engine.core import Engine
+from pellucid.features.base import AskingRow, HostFeature, RowKind
+from pellucid.features.grammar.host import Drafts
+from pellucid.features.host import HostFeatures
+from pellucid.features.logprobs.host import Logprobs, PromptLogprobs
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.scheduler import HostBoundRow, Scheduler
+from pellucid.schedule.news import News
+from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
 from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregression, grammar_bit
-from tests.ring0.worker import TREES, ToyExecutor, WorkerConfig, tree_paths
+from tests.ring0.worker import TREES, ToyExecutor, Toys, WorkerConfig, tree_paths
 
 MAX_STEPS = 3000
+MOST_TOYS = 2  # that run at once
 GROUPS = [(4,), (4,), (4, 4), (8, 4), (4, 8), (2, 4, 4)]  # block sizes
 
 
@@ -57,6 +64,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    toys: list[int] = field(default_factory=list)
     end: SeqUpdate | None = None
 
     def add(self, update: SeqUpdate) -> None:
@@ -64,6 +72,7 @@ class Answer:
         self.tokens += update.new_token_ids
         self.logprobs += update.logprobs or []
         self.prompt_logprobs += update.prompt_logprobs or []
+        self.toys += (update.extras or {}).get("toy", [])
         if update.finish_reason is not None:
             self.end = update
 
@@ -117,18 +126,89 @@ class WatchedScheduler(Scheduler):
         return self.counters.num_preemptions, len(self._transfers)
 
 
-class ToyGrammar(NullGrammar):
+class ToyGrammar(HostFeature):
     """Masks of a row: for each draft node the parity of the token that follows it."""
 
+    rows, is_watched, is_host_bound = RowKind.SAMPLING, True, True
+
     def __init__(self, parents: list[int]) -> None:
-        self.paths = tree_paths(parents)
+        self.paths, self.drafts = tree_paths(parents), dict[str, list[int]]()
 
-    def masks(self, rows: dict[int, HostBoundRow]) -> dict[int, list[int]]:
-        return {index: [self.bit(row, path) for path in self.paths] for index, row in rows.items()}
+    def asks(self, request: Request) -> bool:
+        return request.grammar is not None
 
-    def bit(self, row: HostBoundRow, path: list[int]) -> int:
-        drafts = [row.drafts[node - 1] for node in path if node <= len(row.drafts)]
+    def late(self, rows: list[AskingRow]) -> dict[int, list[int]]:  # type: ignore[override]
+        return {row.index: [self.bit(row, path) for path in self.paths] for row in rows}
+
+    def bit(self, row: AskingRow, path: list[int]) -> int:
+        assert row.samples, "its bit is for rows that sample"
+        shown = self.drafts.get(row.request.id, [])[: row.num_draft]
+        assert len(shown) == row.num_draft, "drafts that the host has not seen"
+        drafts = [shown[node - 1] for node in path if node <= len(shown)]
         return grammar_bit(row.token_ids.tolist() + drafts)
+
+    def land(self, told: Drafts, news: News, scheduler: Scheduler) -> None:
+        for index, drafts in told.rows.items():
+            landed = news.landed.get(index)
+            if landed is None or landed.seq.is_finished:
+                continue
+            if scheduler.num_tokens(landed.seq) >= landed.seq.min_len:
+                self.drafts[landed.seq.request.id] = drafts
+                scheduler.expect_drafts(landed.seq, len(drafts))
+
+    def leave(self, request_id: str) -> None:
+        self.drafts.pop(request_id, None)
+
+
+class ToyFeature(HostFeature):
+    """Of each token, seven times it and the seed; and two requests of this kind at most run at once.
+
+    What plans carry is checked by the workers (worker.py).
+    """
+
+    is_watched = True
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.held = rng, set[str]()
+        self.preparing: list[Future[None]] = []
+        self.num_plans = 0
+
+    def asks(self, request: Request) -> bool:
+        return request.sampling.extra_args is not None
+
+    def prepare(self, request: Request) -> Future[None] | None:
+        self.held.add(request.id)
+        if self.rng.random() < 0.5:
+            return None
+        self.preparing.append(Future())
+        return self.preparing[-1]
+
+    def finish_some(self) -> None:
+        while self.preparing and self.rng.random() < 0.5:
+            self.preparing.pop().set_result(None)
+
+    def enter(self, seq: Sequence) -> int:
+        return seq.request.seed
+
+    def gate(self, seq: Sequence, beside: list[Sequence]) -> bool:  # type: ignore[override]
+        assert seq not in beside and all(other.request.sampling.extra_args for other in beside)
+        return len(beside) < MOST_TOYS
+
+    def ride(self, rows: list[AskingRow]) -> Toys:  # type: ignore[override]
+        self.num_plans += 1
+        return Toys(self.num_plans, {row.index: row.request.seed for row in rows})
+
+    def late(self, rows: list[AskingRow]) -> Toys:  # type: ignore[override]
+        return Toys(self.num_plans, {row.index: row.request.seed for row in rows})
+
+    def land(self, told: dict[int, list[int]], news: News, scheduler: Scheduler) -> None:
+        for index, values in told.items():
+            if landed := news.landed.get(index):
+                assert landed.seq.request.id in self.held, "it has left"
+                landed.update.extras = {"toy": values[: landed.num_new]}
+
+    def leave(self, request_id: str) -> None:
+        self.held.discard(request_id)
 
 
 def random_config(rng: random.Random) -> Config:
@@ -193,6 +273,7 @@ def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request
         ignore_eos=rng.random() < 0.3,
         logprobs=rng.choice([None, 0]),
         prompt_logprobs=rng.choice([None, None, None, 0]),
+        extra_args=rng.choice([None, None, None, {"toy": True}]),
     )
     return Request(
         id=f"request-{index}",
@@ -240,12 +321,12 @@ class Simulation:
         oracle = {(r.seed, *r.prompt_token_ids): t.beyond for r, t in requests}
         self.executor = ToyExecutor(worker, self.connector, oracle, rng)
         self.prefill_budget = RandomPrefillBudget(rng)
+        self.toy = ToyFeature(rng)
         self.scheduler = self.make_scheduler()
         self.engine = Engine(
             self.scheduler,
             self.executor,  # type: ignore[arg-type]
             depth=config.depth,
-            grammar=ToyGrammar(worker.parents),
             check_invariants=True,
         )
         self.answers = {request.id: Answer() for request, _ in requests}
@@ -271,7 +352,13 @@ class Simulation:
         )
         kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
         connector = self.connector if config.caching else None
-        return WatchedScheduler(options, kv, connector, self.prefill_budget)
+        features = {
+            "grammar": ToyGrammar(worker.parents),
+            "logprobs": Logprobs(None),  # type: ignore[arg-type]
+            "prompt_logprobs": PromptLogprobs(None),  # type: ignore[arg-type]
+            "toy": self.toy,
+        }
+        return WatchedScheduler(options, kv, connector, self.prefill_budget, HostFeatures(features))
 
     def run(self) -> Counter[str]:
         """Until everything is answered.  Returns statistics."""
@@ -294,13 +381,15 @@ class Simulation:
             victim = self.rng.choice(living)
             self.aborted.add(victim)
             self.engine.abort(victim)
+        self.toy.finish_some()
         if self.rng.random() < self.config.clear_rate:
             self.engine.call(self.scheduler.clear_prefix_cache)
 
     def step(self) -> None:
         running = self.scheduler.running()
         oldest = running[0] if running else None
-        blocks_on_inbox = self.engine.idle and self.engine.has_work and not self.scheduler.has_transfers
+        waits = self.scheduler.has_transfers or self.toy.preparing
+        blocks_on_inbox = self.engine.idle and self.engine.has_work and not waits
         assert not blocks_on_inbox, "would wait for ever"
         self.prefill_budget.most = sys.maxsize  # no plan may have come of the last room
         updates = self.engine.step()
@@ -329,6 +418,8 @@ class Simulation:
                 assert end.finish_reason is (FinishReason.STOP if truth.stopped else FinishReason.LENGTH)
             assert answer.tokens == expected[: len(answer.tokens)], "wrong tokens"
             self.check_logprobs(request, truth, answer)
+            toys = [7 * token + request.seed for token in answer.tokens]
+            assert answer.toys == (toys if request.sampling.extra_args else []), "the toy's values"
 
     def check_logprobs(self, request: Request, truth: Truth, answer: Answer) -> None:
         if request.sampling.logprobs is not None:

@@ -7,10 +7,14 @@ as it likes, samples and drafts behind the last stage, and may be told to die.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
-from pellucid.schedule.plan import Extras, Row, StepPlan, StepResult
+from pellucid.features.grammar.host import Drafts
+from pellucid.features.logprobs.host import Entries
+from pellucid.schedule.plan import Row, StepPlan, StepResult
 from pellucid.types import SamplingParams, TokenLogprobs
 from tests.ring0.connector import Job, ToyConnector
 from tests.ring0.model import MASKED, MAX_LEN, NUM_LAYERS, VOCAB, attend, banned_at, draw, kv_entry, logprob
@@ -30,6 +34,14 @@ def tree_paths(parents: list[int]) -> list[list[int]]:
     return paths
 
 
+@dataclass(frozen=True, slots=True)
+class Toys:
+    """What a plan carries for the toy feature (simulate.py)."""
+
+    num: int  # of the plan among those that carry any
+    rows: dict[int, int]  # seeds
+
+
 @dataclass(slots=True)
 class Slot:
     """A sequence on one stage."""
@@ -42,6 +54,7 @@ class Slot:
     seed: int
     sampling: SamplingParams
     stops: frozenset[int]
+    toy: int | None  # what its admission brought the toy feature
     tables: list[list[int]]  # per KV group
 
     def samples(self, row: Row, start: int) -> bool:
@@ -98,6 +111,7 @@ class Stage:
         for phase in (self.apply_feedback, self.retire, self.admit):  # law 6: in this order
             phase(plan)
         self.starts = [self.slot(row.slot).num_computed for row in plan.rows]
+        self.check_toys(plan)
         return self.forward(plan, hidden)
 
     def apply_feedback(self, plan: StepPlan) -> None:
@@ -135,6 +149,7 @@ class Stage:
                 seed=new.seed,
                 sampling=new.sampling,
                 stops=frozenset(new.stop_token_ids),
+                toy=new.ride.get("toy"),
                 tables=[list(blocks) for blocks in new.blocks],
             )
         for group, slots, blocks in plan.grown:
@@ -146,6 +161,16 @@ class Stage:
         for job in plan.kv_meta:
             assert isinstance(job, Job)
             self.pipeline.connector.start(job, self)
+
+    def check_toys(self, plan: StepPlan) -> None:
+        """Law 11: the plan carries what its own rows ask for."""
+        ride = plan.ride.get("toy")
+        slots = [self.slot(row.slot) for row in plan.rows]
+        asking = {i: slot.seed for i, slot in enumerate(slots) if slot.sampling.extra_args}
+        assert isinstance(ride, Toys) or not asking, "no ride"
+        assert all(slot.toy == (slot.seed if i in asking else None) for i, slot in enumerate(slots))
+        if isinstance(ride, Toys):
+            assert ride.rows == asking, "another plan's ride"
 
     def slot(self, index: int) -> Slot:
         slot = self.slots[index]
@@ -194,17 +219,17 @@ class Flight:
 
     plan: StepPlan
     pipeline: ToyExecutor
-    masks: dict[int, list[int]] | None = None  # by row: the grammar's bit for each node
+    late: Mapping[str, Any] | None = None  # of the grammar, by row: a bit for each node
     hidden: list[list[int]] | None = None
     result_: StepResult | None = None
 
-    def provide(self, masks: object) -> None:
-        assert isinstance(masks, dict)
-        self.masks = masks
+    def provide(self, late: Mapping[str, object]) -> None:
+        assert self.plan.is_open and self.late is None, "nothing is to follow"
+        self.late = late
 
     @property
-    def has_masks(self) -> bool:
-        return not self.plan.has_grammar or self.masks is not None
+    def is_whole(self) -> bool:
+        return not self.plan.is_open or self.late is not None
 
     def wait(self) -> None:
         self.pipeline.die_if_told("result", self.plan.id)
@@ -279,7 +304,7 @@ class ToyExecutor:
         if stage.num_run == (self.stages[stage.index - 1].num_run if stage.index else len(self.flights)):
             return False
         flight = self.flights[stage.num_run]
-        if stage is self.stages[-1] and not flight.has_masks:
+        if stage is self.stages[-1] and not flight.is_whole:
             return False
         return self.has_left(max(flight.plan.id - self.config.pp, flight.plan.committed))
 
@@ -301,27 +326,36 @@ class ToyExecutor:
         """The last stage: forward, logits, sample or verify, propose."""
         plan = flight.plan
         hidden = last.execute(plan, flight.hidden)
-        extras = Extras()
+        logprobs, prompt_logprobs, drafts = Entries(), Entries(), Drafts({})
+        late, toys = flight.late or {}, dict[int, list[int]]()
+        masks = late.get("grammar", {})
+        assert late.get("toy") == plan.ride.get("toy"), "late for another plan"
         tokens: list[list[int]] = []
         learned: list[Feedback] = []
         for i, row in enumerate(plan.rows):
             slot, start = last.slot(row.slot), last.starts[i]
             scores = self.score_prompt(row, slot, start, hidden[i])
             if scores:
-                extras.prompt_logprobs[i] = scores
+                prompt_logprobs.rows[i] = scores
             if not slot.samples(row, start):
                 tokens.append([])
                 continue
             assert row.num_logits > row.num_draft, "a row samples, but asks for no logits"
-            bits = (flight.masks or {}).get(i)
+            bits = masks.get(i)
             learned.append(self.verify(plan, row, slot, hidden[i], bits))
             tokens.append(learned[-1].tokens)
             if slot.sampling.logprobs is not None:
-                extras.logprobs[i] = learned[-1].logprobs
+                logprobs.rows[i] = learned[-1].logprobs
             if bits is not None:
-                extras.drafts[i] = list(learned[-1].drafts)
+                drafts.rows[i] = list(learned[-1].drafts)
+            if slot.toy is not None:
+                toys[i] = [7 * token + slot.toy for token in learned[-1].tokens]
         self.feedback.append((plan.id, learned))
-        flight.result_ = StepResult.of(plan.id, tokens, extras=extras, kv_done=self.connector.report())
+        parts = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "grammar": drafts}
+        told: dict[str, object] = {name: part for name, part in parts.items() if part.rows}
+        if toys:
+            told["toy"] = toys
+        flight.result_ = StepResult.of(plan.id, tokens, told=told, kv_done=self.connector.report())
 
     def score_prompt(self, row: Row, slot: Slot, start: int, hidden: list[int]) -> list[TokenLogprobs]:
         """Prompt logprobs: an entry for each logit before the sampled ones."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from pellucid.features.base import AskingRow, HostFeature, RowKind
+from pellucid.features.host import HostFeatures
+from pellucid.features.logprobs.host import Entries, Logprobs, PromptLogprobs
 from pellucid.kv.connector import KVConnector
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
-from pellucid.schedule.plan import Extras, StepPlan, StepResult
+from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import Request, SamplingParams, SeqUpdate, TokenLogprobs
 
@@ -52,6 +56,7 @@ def make_scheduler(
     policy: str = "fcfs",
     watermark: float = 0.0,
     connector: KVConnector | None = None,
+    features: Mapping[str, HostFeature] | None = None,
 ) -> Scheduler:
     group = KVGroupSpec(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1)
     options = SchedulerOptions(
@@ -63,7 +68,29 @@ def make_scheduler(
         policy=policy,
         watermark=watermark,
     )
-    return Scheduler(options, KVManager((group,), (num_blocks,)), connector)
+    kv = KVManager((group,), (num_blocks,))
+    return Scheduler(options, kv, connector, features=HostFeatures(features or make_features()))
+
+
+class ToyGrammar(HostFeature):
+    """The host must see each token."""
+
+    rows, is_watched, is_host_bound = RowKind.SAMPLING, True, True
+
+    def asks(self, request: Request) -> bool:
+        return request.grammar is not None
+
+    def late(self, rows: Sequence[AskingRow]) -> dict[int, AskingRow]:
+        return {row.index: row for row in rows}
+
+
+def make_features() -> dict[str, HostFeature]:
+    unused: Any = None
+    return {
+        "grammar": ToyGrammar(unused),
+        "logprobs": Logprobs(unused),
+        "prompt_logprobs": PromptLogprobs(unused),
+    }
 
 
 @dataclass
@@ -81,7 +108,7 @@ class Device:
         for new in plan.admitted:
             self.known[new.slot], self.limit[new.slot] = len(new.token_ids), new.limit
             self.computed[new.slot], self.seq_ids[new.slot] = new.num_computed, new.seq_id
-        extras, tokens = Extras(), list[list[int]]()
+        scores, tokens = Entries(), list[list[int]]()
         for index, row in enumerate(plan.rows):
             start = self.computed[row.slot]
             end = start + row.num_query - row.num_draft
@@ -93,18 +120,22 @@ class Device:
             num_entries = row.num_logits - (1 + row.num_draft if new else 0)
             if num_entries > 0:
                 first = start + row.num_query - row.num_logits
-                scores = [TokenLogprobs([p + 1], [0.0], 1) for p in range(first, first + num_entries)]
-                extras.prompt_logprobs[index] = scores
+                places = range(first, first + num_entries)
+                scores.rows[index] = [TokenLogprobs([p + 1], [0.0], 1) for p in places]
             self.computed[row.slot] = end + max(0, len(new) - 1)
             tokens.append(new)
-        return StepResult.of(plan.id, tokens, extras=extras)
+        told: dict[str, object] = {"prompt_logprobs": scores} if scores.rows else {}
+        return StepResult.of(plan.id, tokens, told=told)
 
 
 def step(scheduler: Scheduler, device: Device) -> tuple[StepPlan, list[SeqUpdate]]:
     """Plan, run, commit; there must be something to do."""
     plan = scheduler.next_plan()
     assert plan is not None, "nothing to do"
-    updates = scheduler.commit(plan, device.run(plan)).one_by_one()
+    result = device.run(plan)
+    news = scheduler.commit(plan, result)
+    scheduler.features.land(result.told, news, scheduler)
+    updates = news.one_by_one()
     scheduler.check([])
     return plan, updates
 

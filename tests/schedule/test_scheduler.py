@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pellucid.schedule.plan import Extras, Row
+from pellucid.features.base import HostFeature
+from pellucid.schedule.plan import Row, StepPlan
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
-from pellucid.types import FinishReason, SamplingParams
+from pellucid.schedule.sequence import Sequence
+from pellucid.types import FinishReason, Request, SamplingParams
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
 
@@ -111,10 +115,11 @@ def test_a_grammar_keeps_its_sequence_and_no_other_out_of_flight() -> None:
     scheduler.add(make_request("bound", 4, grammar="json"))
     first, second = scheduler.next_plan(), scheduler.next_plan()
     assert first and second
-    assert first.has_grammar and [row.slot for row in first.rows] == [0, 1]
-    assert not second.has_grammar and [row.slot for row in second.rows] == [0]
-    rows = scheduler.host_bound_rows(first)
-    assert [row.request.id for row in rows.values()] == ["bound"] and list(rows) == [1]
+    bit = scheduler.features.bits["grammar"]
+    assert first.is_open and first.asked == bit and [row.slot for row in first.rows] == [0, 1]
+    assert not second.is_open and not second.asked and [row.slot for row in second.rows] == [0]
+    (row,) = scheduler.rows_asking(first, bit)
+    assert row.request.id == "bound" and row.index == 1 and row.samples
     scheduler.commit(first, device.run(first))
     third = scheduler.next_plan()
     assert third and sorted(row.slot for row in third.rows) == [0, 1]
@@ -125,25 +130,44 @@ def test_a_grammars_sequence_is_verified_with_the_drafts_that_the_host_has_seen(
     scheduler.add(make_request("bound", 4, grammar="json", eos=(99,)))
     first = scheduler.next_plan()
     assert first
-    scheduler.commit(first, replace(device.run(first), extras=Extras(drafts={0: [7, 8]})))
+    show_drafts(scheduler, first, device, [7, 8])
     second, _ = step(scheduler, device)
-    assert shape(second.rows[0]) == (3, 2, 3) and scheduler.host_bound_rows(second)[0].drafts == [7, 8]
+    assert shape(second.rows[0]) == (3, 2, 3)
     third, _ = step(scheduler, device)
     assert shape(third.rows[0]) == (1, 0, 1), "this time the device has sent none"
 
 
-@pytest.mark.parametrize("eos,min_tokens", [((), 0), ((99,), 3)])
-def test_a_grammars_sequence_has_no_drafts_where_no_token_may_end_it(
-    eos: tuple[int, ...], min_tokens: int
-) -> None:
-    scheduler, device = make_scheduler(num_spec=3), Device()
-    sampling = SamplingParams(min_tokens=min_tokens)
-    scheduler.add(make_request("bound", 4, grammar="json", eos=eos, sampling=sampling))
-    first = scheduler.next_plan()
-    assert first
-    scheduler.commit(first, replace(device.run(first), extras=Extras(drafts={0: [7, 8]})))
-    second, _ = step(scheduler, device)
-    assert shape(second.rows[0]) == (1, 0, 1)
+def show_drafts(scheduler: Scheduler, plan: StepPlan, device: Device, drafts: list[int]) -> None:
+    """The first row of the plan comes home, and the host has seen what it drafted."""
+    news = scheduler.commit(plan, device.run(plan))
+    scheduler.expect_drafts(news.landed[0].seq, len(drafts))
+
+
+def test_what_a_prompt_asks_for_is_asked_of_its_chunks_alone() -> None:
+    scheduler, device = make_scheduler(budget=4), Device()
+    scheduler.add(make_request("a", 6, sampling=SamplingParams(max_tokens=3, prompt_logprobs=0, logprobs=0)))
+    bits = scheduler.features.bits
+    asked = [step(scheduler, device)[0].asked for _ in range(4)]
+    both = bits["prompt_logprobs"] | bits["logprobs"]
+    assert asked == [bits["prompt_logprobs"], both, bits["logprobs"], bits["logprobs"]]
+
+
+class OneAtATime(HostFeature):
+    def asks(self, request: Request) -> bool:
+        return request.sampling.extra_args is not None
+
+    def gate(self, seq: Sequence, beside: Collection[Sequence]) -> bool:
+        return not beside
+
+
+def test_a_gate_keeps_a_request_out_until_another_has_left() -> None:
+    unused: Any = None
+    scheduler, device = make_scheduler(features={"alone": OneAtATime(unused)}), Device()
+    wish = SamplingParams(max_tokens=2, extra_args={"alone": True})
+    for name in "abc":
+        scheduler.add(make_request(name, 4, sampling=wish if name != "c" else None))
+    admitted = [[a.seq_id for a in step(scheduler, device)[0].admitted] for _ in range(3)]
+    assert admitted == [[0], [], [1, 2]]
 
 
 # The end of a request

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pellucid import LLM
-from pellucid.engine.core import Engine, NullGrammar
-from pellucid.sample.grammar import TokenMasks
-from pellucid.schedule.scheduler import HostBoundRow
+from pellucid.engine.core import Engine
+from pellucid.features.base import AskingRow, HostFeature, RowKind
+from pellucid.features.grammar.host import Masks
+from pellucid.features.grammar.worker import TokenMasks
+from pellucid.features.host import HostFeatures
 from pellucid.types import Request
 from tests.llm.test_invariance import random_requests
 from tests.worker.test_graphs import OPTIONS, graphed, worker_of
@@ -19,15 +24,20 @@ from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 Texts = dict[str, list[int]]
 
 
-class EveryThird(NullGrammar):
+class EveryThird(HostFeature):
     """Of the token at place n, n and the token's number leave the same remainder by three."""
+
+    rows, is_watched, is_host_bound = RowKind.SAMPLING, True, True
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size, self.num_asked = vocab_size, 0
 
-    def masks(self, rows: dict[int, HostBoundRow]) -> dict[int, np.ndarray]:
+    def asks(self, request: Request) -> bool:
+        return request.grammar is not None
+
+    def late(self, rows: Sequence[AskingRow]) -> Masks:
         self.num_asked += 1
-        return {index: self.mask(len(row.token_ids), len(row.drafts)) for index, row in rows.items()}
+        return Masks({row.index: self.mask(len(row.token_ids), row.num_draft).data for row in rows})
 
     def mask(self, length: int, num_drafts: int) -> np.ndarray:
         may_come = np.zeros((1 + num_drafts, -(-self.vocab_size // 32) * 32), dtype=np.uint8)
@@ -36,11 +46,18 @@ class EveryThird(NullGrammar):
         return np.packbits(may_come, axis=1, bitorder="little").view(np.int32)
 
 
+def replace_feature(engine: Engine, name: str, feature: HostFeature) -> None:
+    """All others stay, and its bit is the same."""
+    features = {**engine.scheduler.features._features, name: feature}
+    engine._features = engine.scheduler.features = HostFeatures(features)
+
+
 def run(llm: LLM, *, every: int) -> Texts:
     """30 requests with all kinds of sampling, of which each `every`th has the grammar."""
     engine = llm.llm_engine.engine
     assert isinstance(engine, Engine)
-    grammar = engine._grammar = EveryThird(llm.llm_engine.vocab_size)
+    grammar = EveryThird(llm.llm_engine.vocab_size)
+    replace_feature(engine, "grammar", grammar)
     prompts, params = random_requests(30, seed=7)
     texts: Texts = {}
     for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
@@ -105,7 +122,19 @@ def test_on_a_gpu(tiny: Path, expected: dict[int, Texts], options: dict) -> None
     assert sum(texts[name] != expected[3][name] for name in texts) <= 1
 
 
-def test_masks_lie_where_their_rows_sample() -> None:
-    masks = TokenMasks(vocab_size=40, device=torch.device("cpu"))
-    bits = masks.ship({2: np.array([[5, 6], [7, 8]])}, np.array([1, 0, 2, 1]))
-    assert bits.tolist() == [[-1, -1], [5, 6], [7, 8], [-1, -1]]
+def test_masks_lie_where_their_rows_sample(tiny: Path) -> None:
+    with LLM(str(tiny), **OPTIONS) as llm:
+        features = worker_of(llm).runner.features._features
+    masks = features["grammar"]
+    assert isinstance(masks, TokenMasks)
+    words = masks._num_words
+    mask = np.arange(2 * words, dtype=np.int32).reshape(2, words)
+    counts: Any = SimpleNamespace(num_sampled=np.array([1, 0, 2, 1]))
+    masks.fill(counts, Masks({2: mask.data}))
+    anything = [-1] * words
+    assert masks._bits.tolist() == [anything, *mask.tolist(), anything]
+    masks.make_room(6)
+    masks.fill(counts, Masks({2: mask.data}))
+    assert masks._bits.tolist() == [anything, *mask.tolist(), anything, anything, anything]
+    masks.clear(counts)
+    assert masks._bits.tolist() == [anything] * 6, "what is recorded reads them, asked for or not"

@@ -37,7 +37,8 @@ def graphed(worker: Worker) -> GraphLauncher:
     eager, slots = worker.runner.launcher, worker.runner.slots
     assert isinstance(eager, EagerLauncher)
     static = StaticRows(20, 1 + worker.resolved.num_spec, slots.spare, torch.device("cpu"))
-    launcher = GraphLauncher(eager, static, worker.runner.state, make_recorder=lambda: lambda run: run)
+    runner = worker.runner
+    launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: lambda run: run)
     launcher.capture()
     worker.runner.launcher = launcher
     return launcher

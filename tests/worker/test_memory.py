@@ -25,7 +25,7 @@ def test_a_first_plan_of_the_same_shape_is_not_taken_for_it(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         executor = llm.llm_engine.engine.executor
         assert isinstance(executor, LocalExecutor)
-        plan = largest_step(executor.worker.resolved, num_groups=1)
+        plan = largest_step(executor.worker.resolved, 1, executor.worker.runner.features.eager_bits)
         executor.worker.runner.execute(plan).result()
         executor.worker.runner.slots.retire(plan.rows.slots.tolist())
         tokens = [o.outputs[0].token_ids for o in llm.generate(prompts, sampling, use_tqdm=False)]

@@ -130,7 +130,7 @@ def record(worker: Worker) -> None:
     eager, runner = worker.runner.launcher, worker.runner
     assert isinstance(eager, EagerLauncher)
     static = StaticRows(20, 1 + worker.resolved.num_spec, runner.slots.spare, torch.device("cpu"))
-    runner.launcher = GraphLauncher(eager, static, runner.state, make_recorder=lambda: replay_in_place)
+    runner.launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: replay_in_place)
     runner.launcher.capture()
 
 

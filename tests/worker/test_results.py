@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pellucid.features.logprobs import worker as logprobs_worker
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import StepResult
 from pellucid.types import TokenLogprobs
-from pellucid.worker import results
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.results import Asked, Packed, ResultReader, pack
+from pellucid.worker.results import Packed, ResultReader, pack
 
 
 def packed(tokens: list[list[int]], num_new: list[int]) -> Packed:
@@ -23,7 +25,7 @@ def packed(tokens: list[list[int]], num_new: list[int]) -> Packed:
     output = SampleOutput(
         tokens=torch.tensor(tokens, dtype=torch.int32), num_new=torch.tensor(num_new, dtype=torch.int32)
     )
-    return pack(output, torch.empty(len(tokens), 0, dtype=torch.int32), None)
+    return pack(output, {})
 
 
 def read(step: Packed, num_rows: int) -> StepResult:
@@ -52,26 +54,22 @@ def test_several_tokens_a_row() -> None:
 
 def test_rows_that_lie_elsewhere() -> None:
     step = packed([[11], [0], [13], [14]], [1, 0, 1, 1])
-    there = Packed(
-        flat=step.flat,
-        shapes=step.shapes,
-        has_drafts=False,
-        has_logprobs=False,
-        has_scores=False,
-        places=np.array([0, 2]),
-    )
+    there = Packed(flat=step.flat, shapes=step.shapes, places=np.array([0, 2]))
     assert read(there, 2).tokens == [[11], [13]]
 
 
 def with_logprobs(num_rows: int, asked: np.ndarray) -> Packed:
     """Of a step in which some rows want so many logprobs; each has as many as any wants."""
-    n, rows = int(asked.max()), torch.arange(num_rows, dtype=torch.int32)
-    tokens, num_new = rows[:, None], torch.ones(num_rows, dtype=torch.int32)
-    ids = rows[:, None, None] * 10_000 + torch.arange(n + 1, dtype=torch.int32)
-    logprobs = LogprobTensors(ids, -ids.float(), rows[:, None])
+    n, numbers = int(asked.max()), torch.arange(num_rows, dtype=torch.int32)
+    tokens, num_new = numbers[:, None], torch.ones(num_rows, dtype=torch.int32)
+    ids = numbers[:, None, None] * 10_000 + torch.arange(n + 1, dtype=torch.int32)
+    logprobs = LogprobTensors(ids, -ids.float(), numbers[:, None])
     output = SampleOutput(tokens=tokens, num_new=num_new, logprobs=logprobs)
-    nobody = np.full(num_rows, -1)
-    return pack(output, tokens[:, :0], None, asked=Asked(asked, nobody))
+    facts: Any = SimpleNamespace(sampler=SimpleNamespace(state=SimpleNamespace(num_logprobs=asked)))
+    rows: Any = SimpleNamespace(counts=StepCounts.uniform(np.arange(num_rows), 1))
+    yielded: Any = SimpleNamespace(output=output)
+    home = logprobs_worker.Logprobs(facts).after(rows, yielded)
+    return pack(output, {"logprobs": home, "other": None})
 
 
 def test_logprobs_cost_the_rows_that_ask_and_those_as_many_as_they_ask_for(
@@ -83,14 +81,14 @@ def test_logprobs_cost_the_rows_that_ask_and_those_as_many_as_they_ask_for(
         made.append(len(ids))
         return TokenLogprobs(ids, logprobs, rank)
 
-    monkeypatch.setattr(results, "TokenLogprobs", count)
+    monkeypatch.setattr(logprobs_worker, "TokenLogprobs", count)
     asked = np.full(256, -1)
     asked[17], asked[200] = 1000, 2
     step = with_logprobs(256, asked)
     result = read(step, 256)
-    assert result.extras is not None
-    assert made == [1001, 3] and sorted(result.extras.logprobs) == [17, 200]
-    (entry,) = result.extras.logprobs[200]
+    entries = result.told["logprobs"].rows
+    assert made == [1001, 3] and sorted(entries) == [17, 200]
+    (entry,) = entries[200]
     assert entry == TokenLogprobs([2_000_000, 2_000_001, 2_000_002], [-2e6, -2_000_001, -2_000_002], 200)
     assert step.flat.numel() == 2 * 256 + 2 * (2 * 1001 + 1), "others' logprobs come home, too"
 
@@ -101,9 +99,9 @@ def test_a_row_with_nothing_left_to_take_says_so_and_no_other_does() -> None:
         num_new=torch.tensor([2, 1, 0], dtype=torch.int32),
         is_stuck=torch.tensor([[False, True], [False, True], [True, True]]),
     )
-    result = read(pack(output, torch.empty(3, 0, dtype=torch.int32), None), 3)
+    result = read(pack(output, {}), 3)
     assert result.tokens == [[1, 2], [3], []]
-    assert result.extras is not None and result.extras.failed.keys() == {0}, "row 1 has not got so far"
+    assert result.failed.keys() == {0}, "row 1 has not got so far"
 
 
 def test_it_may_be_asked_twice() -> None:

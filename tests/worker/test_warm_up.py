@@ -47,7 +47,7 @@ def test_warm_up_steps_run_and_are_forgotten(tiny: Path, drafts: Callable[[], di
         expected = tokens(llm)
     with LLM(str(tiny), **options) as llm:
         worker = worker_of(llm)
-        for plan in warm_up_steps(worker.resolved, len(worker.groups)):
+        for plan in warm_up_steps(worker.resolved, len(worker.groups), worker.runner.features.eager_bits):
             worker._try(plan)
         assert tokens(llm) == expected
 
@@ -55,7 +55,7 @@ def test_warm_up_steps_run_and_are_forgotten(tiny: Path, drafts: Callable[[], di
 def test_warm_up_steps_fit_and_differ(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS, speculative_config=NGRAM) as llm:
         worker = worker_of(llm)
-        plans = list(warm_up_steps(worker.resolved, len(worker.groups)))
+        plans = list(warm_up_steps(worker.resolved, len(worker.groups), worker.runner.features.eager_bits))
     sums = [sum(row.num_query for row in plan.rows) for plan in plans]
     assert max(sums) <= 64 and max(len(plan.rows) for plan in plans) == 6
     kinds = {tuple((row.num_query, row.num_draft) for row in plan.rows) for plan in plans}

@@ -116,8 +116,8 @@ def workers_of(llm: LLM) -> list[Worker]:
 @torch.inference_mode()
 def warm_up(workers: list[Worker]) -> None:
     """All steps, one stage after another."""
-    resolved, num_groups = workers[0].resolved, len(workers[0].groups)
-    for plan in [*warm_up_steps(resolved, num_groups), largest_step(resolved, num_groups)]:
+    given = workers[0].resolved, len(workers[0].groups), workers[0].runner.features.eager_bits
+    for plan in [*warm_up_steps(*given), largest_step(*given)]:
         for result in [worker.runner.execute(plan) for worker in workers]:
             result.result()
         for worker in workers:

@@ -15,13 +15,14 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
-from pellucid.engine.grammars import Grammars
+from pellucid.features.base import AskingRow
+from pellucid.features.grammar.host import Grammars
 from pellucid.sample.grammars import client as client_module
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient
 from pellucid.sample.grammars.wire import Verdict
-from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import Request, SamplingParams
+from tests.sample.grammars.engine import grammars_of
 from tests.server.conftest import eventually
 
 SPELLING = Spelling(token_bytes=[bytes([i]) for i in range(128)], vocab_size=130, stop_token_ids=(0,))
@@ -168,14 +169,14 @@ def request(client: GrammarClient, name: str, text: str) -> Request:
 
 
 def allowed(grammars: Grammars, request: Request, text: str) -> set[int]:
-    row = HostBoundRow(request, [1, 2, *map(ord, text)], [])  # type: ignore[arg-type]
-    (mask,) = grammars.masks({3: row})[3]
-    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+    row = AskingRow(3, request, np.array([1, 2, *map(ord, text)], dtype=np.int32), 0, samples=True)
+    mask = np.frombuffer(grammars.late([row]).rows[3], dtype=np.uint8)
+    return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
 @pytest.fixture
 def grammars() -> Generator[Grammars, None, None]:
-    grammars = Grammars(vocab_size=SPELLING.vocab_size)
+    grammars = grammars_of(SPELLING.vocab_size)
     yield grammars
     grammars.shutdown()
 
@@ -190,7 +191,7 @@ def test_languages_that_are_kept_no_longer_are_there_again_when_their_requests_b
     eventually(lambda: len(languages(client)) == 2)
     requests = {text: request(client, text, text) for text in texts}
     began = time.perf_counter()
-    attached = {name: grammars.attach(each) for name, each in requests.items()}
+    attached = {name: grammars.prepare(each) for name, each in requests.items()}
     assert time.perf_counter() - began < 0.1
     time.sleep(0.5)
     assert not all(future.done() for future in attached.values()), "some wait until others have ended"
@@ -200,7 +201,7 @@ def test_languages_that_are_kept_no_longer_are_there_again_when_their_requests_b
         del attached[name]
         assert allowed(grammars, requests[name], "") == {ord(name[0])}
         assert allowed(grammars, requests[name], name[0]) == {ord(name[1])}
-        grammars.forget(name)
+        grammars.leave(name)
     assert grammars._texts == {} and grammars._languages == {}
 
 
@@ -209,19 +210,19 @@ def test_who_waits_for_a_language_can_leave(client: GrammarClient, grammars: Gra
     for text in texts:
         assert ask(client, regex(text)) is None
     requests = [request(client, text, text) for text in texts]
-    first = [grammars.attach(each) for each in requests[:2]]
+    first = [grammars.prepare(each) for each in requests[:2]]
     eventually(lambda: all(future.done() for future in first))
-    waiting = grammars.attach(requests[2])
+    waiting = grammars.prepare(requests[2])
     time.sleep(0.1)
     assert not waiting.done()
-    grammars.forget("three")
+    grammars.leave("three")
     assert isinstance(waiting.exception(5), ValueError)
     assert allowed(grammars, requests[0], "") == {ord("o")}
 
 
 def test_a_language_that_nobody_knows_is_told(client: GrammarClient, grammars: Grammars) -> None:
     unknown = request(client, "x", "never checked")
-    assert "not known any more" in str(grammars.attach(unknown).exception(10))
+    assert "not known any more" in str(grammars.prepare(unknown).exception(10))
 
 
 def test_texts_whose_language_dies_end_and_the_next_request_attaches_anew(
@@ -229,14 +230,14 @@ def test_texts_whose_language_dies_end_and_the_next_request_attaches_anew(
 ) -> None:
     assert ask(client, regex("mortal")) is None
     first, second = request(client, "1", "mortal"), request(client, "2", "mortal")
-    grammars.attach(first).result(10)
+    grammars.prepare(first).result(10)
     before = allowed(grammars, first, "")
     for process in languages(client):
         process.kill()
     assert len(allowed(grammars, first, "m")) == 160 and before == {ord("m")}
-    assert "process of its grammar has ended" in str(grammars.take_ended()["1"])
-    grammars.forget("1")
-    grammars.attach(second).result(10)
+    assert "process of its grammar has ended" in str(grammars.ended()["1"])
+    grammars.leave("1")
+    grammars.prepare(second).result(10)
     assert allowed(grammars, second, "mo") == {ord("r")}
 
 

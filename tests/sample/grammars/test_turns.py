@@ -16,15 +16,15 @@ import numpy as np
 import psutil
 import pytest
 
-from pellucid.engine import grammars as engine_side
-from pellucid.engine.grammars import Grammars
+from pellucid.features.base import AskingRow
+from pellucid.features.grammar import host as engine_side
 from pellucid.sample.grammars import server as server_side
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Matcher, Spelling
 from pellucid.sample.grammars.server import GrammarServer, Language
 from pellucid.sample.grammars.wire import Compile, Filled, Verdict, decode_verdict, frame, read_frame
-from pellucid.schedule.scheduler import HostBoundRow
 from pellucid.types import Request, SamplingParams
 from tests.patience import PATIENCE, eventually
+from tests.sample.grammars.engine import grammars_of
 
 SPELLING = Spelling(token_bytes=[b"a"] * 64, vocab_size=64, stop_token_ids=(0,))
 
@@ -149,17 +149,17 @@ def test_who_leaves_while_a_language_is_attached_to_takes_nobody_along(
 
     monkeypatch.setattr(setting.server, "_accept", accept_late)
     setting.server._selector.modify(setting.server._listener, select.EPOLLIN, accept_late)
-    grammars = Grammars(vocab_size=64)
-    attached = [grammars.attach(setting.request(name, "0")) for name in "AB"]
+    grammars = grammars_of(64)
+    attached = [grammars.prepare(setting.request(name, "0")) for name in "AB"]
     time.sleep(0.05)
-    grammars.forget("A")
+    grammars.leave("A")
     heard.set()
     attached[1].result(30)
     grammars.shutdown()
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars = Grammars(vocab_size=64)
+    grammars = grammars_of(64)
     ours, theirs = socket.socketpair()
     ours.settimeout(0.05)
     done = engine_side.Future[None]()
@@ -174,12 +174,12 @@ def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: p
         language.request_ids.add(name)
         request = Request(id=name, prompt_token_ids=[1], sampling=SamplingParams())
         grammars._texts[name] = engine_side.Text(language, key, 1, None, done)
-        rows[name] = HostBoundRow(request, [1], [])  # type: ignore[arg-type]
-    grammars.masks({0: rows["A"]})
-    assert "its grammar has ended" in str(grammars.take_ended()["A"])
+        rows[name] = AskingRow(0, request, np.array([1], dtype=np.int32), 0, samples=True)
+    grammars.late([rows["A"]])
+    assert "its grammar has ended" in str(grammars.ended()["A"])
     with suppress(BrokenPipeError):
         theirs.sendall(frame(Filled({})))
-    grammars.masks({0: rows["B"]})
-    assert "its grammar has ended" in str(grammars.take_ended()["B"])
+    grammars.late([rows["B"]])
+    assert "its grammar has ended" in str(grammars.ended()["B"])
     theirs.close()
     grammars.shutdown()

@@ -1,7 +1,7 @@
 """Grammars as an engine sees them: the processes that hold the languages read texts and fill masks.
 
-Whoever handed a request in has had its grammar checked; the engine attaches to the language's process, in a
-thread, and from then on only sends it what has come home.
+Whoever handed a request in has had its grammar checked; `prepare` attaches to the language's process, in a
+thread, and from then on only what has come home is sent there.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.resolve import Resolved
-from pellucid.sample.grammars.base import ANY_TOKEN, GrammarRef, Spelling
+from pellucid.sample.grammars.base import ANY_TOKEN, GrammarRef
 from pellucid.sample.grammars.wire import (
     SHARED_BYTES,
     Attach,
@@ -33,11 +34,9 @@ from pellucid.sample.grammars.wire import (
     map_masks,
     read_frame,
 )
-from pellucid.text.tokenizer import Tokenizer
+from pellucid.schedule.news import News
+from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import Request
-
-if TYPE_CHECKING:
-    from pellucid.schedule.scheduler import HostBoundRow
 
 logger = logging.getLogger(__name__)
 NUM_THREADS = 32  # that attach; they only wait
@@ -94,13 +93,34 @@ class Text:
     num_read: int
     thinking: tuple[int | None, int] | None
     attached: Future[None] = field(repr=False)
+    drafts: list[int] = field(default_factory=list[int])  # that its next row may verify
 
 
-class Grammars:
-    """The engine's `Grammar`.  vocab_size: the model's, V; a mask has W = ceil(V / 32) words."""
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Bits [n, W] int32 of each row's n logits, by the row's index in the plan; W = ceil(V / 32).
 
-    def __init__(self, *, vocab_size: int) -> None:
-        self._num_words = -(-vocab_size // 32)
+    Bit t % 32 of word t // 32 says whether token t may come (xgrammar's form).
+    """
+
+    rows: dict[int, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What rows with a grammar have drafted, by index in the plan."""
+
+    rows: dict[int, list[int]]
+
+
+class Grammars(HostFeature):
+    """Constrained decoding, beside the scheduler."""
+
+    rows = RowKind.SAMPLING
+    is_watched = is_host_bound = True
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._num_words = -(-resolved.checkpoint.vocab_size // 32)
         self._texts: dict[str, Text] = {}  # by request id
         self._languages: dict[tuple[str, str], tuple[Language, Future[None]]] = {}  # by address and digest
         self._ended: dict[str, str | None] = {}
@@ -108,8 +128,11 @@ class Grammars:
         self._memory, self._is_shut_down = shared_file(SHARED_BYTES), False
         self._masks = map_masks(self._memory, self._num_words)
 
-    def attach(self, request: Request) -> Future[None]:
-        """Begin, unless another request of this language has.  The result may be a ValueError."""
+    def asks(self, request: Request) -> bool:
+        return request.grammar is not None
+
+    def prepare(self, request: Request) -> Future[None]:
+        """Attach to its language, unless another request has.  The result may be a ValueError."""
         assert request.grammar is not None
         ref = GrammarRef.decode(request.grammar)
         key = ref.address, ref.digest
@@ -121,37 +144,46 @@ class Grammars:
         self._texts[request.id] = Text(language, key, len(request.prompt_token_ids), ref.thinking, attached)
         return attached
 
-    def masks(self, rows: dict[int, HostBoundRow]) -> dict[int, np.ndarray]:
-        """Of each row [1 + drafts, W] int32: what may come behind its text, and behind each of its drafts.
-
-        They stay as they are until this is called again.
-        """
-        asked: dict[Language, list[int]] = {}
-        for index, row in rows.items():
-            asked.setdefault(self._texts[row.request.id].language, []).append(index)
+    def late(self, rows: Sequence[AskingRow]) -> Masks:
+        """What may come behind each row's text, and behind each of its drafts."""
+        asked: dict[Language, list[AskingRow]] = {}
+        for row in rows:
+            asked.setdefault(self._texts[row.request.id].language, []).append(row)
         masks: dict[int, np.ndarray] = {}
         place = 0
-        for language, indices in asked.items():  # each fills its masks while the others do
-            language.send(Read([self._row_or_end(rows[index]) for index in indices], place))
-            for index in indices:
-                num_masks = 1 + len(rows[index].drafts)
-                masks[index] = self._masks[place : place + num_masks]
-                place += num_masks
-        for language, indices in asked.items():
+        for language, its_rows in asked.items():  # each fills its masks while the others do
+            language.send(Read([self._row_or_end(row) for row in its_rows], place))
+            for row in its_rows:
+                masks[row.index] = self._masks[place : place + 1 + row.num_draft]
+                place += 1 + row.num_draft
+        for language, its_rows in asked.items():
             filled = language.receive()
             if filled is None:
-                self._lose(language, {rows[index].request.id: masks[index] for index in indices})
+                self._lose(language, {row.request.id: masks[row.index] for row in its_rows})
             else:
                 self._ended = filled.ended | self._ended
-        return masks
+        return Masks({index: mask.data for index, mask in masks.items()})
 
-    def take_ended(self) -> dict[str, str | None]:
-        """Requests behind whose text nothing may come, and of those that left their grammar why."""
+    def ended(self) -> dict[str, str | None]:
+        """Those behind whose text nothing may come, and of those that left their grammar why."""
         ended, self._ended = self._ended, {}
         return ended
 
-    def forget(self, request_id: str) -> None:
-        """A request has ended; with its last one an engine lets go of a language."""
+    def land(self, told: Drafts, news: News, scheduler: Scheduler) -> None:
+        """A row's drafts may be verified now: the grammar is shown them before.
+
+        Not where no token may end the text: there the grammar ends it, which it cannot do behind a draft.
+        """
+        for index, drafts in told.rows.items():
+            landed = news.landed.get(index)
+            if landed is None or landed.seq.is_finished or not landed.seq.request.eos_token_ids:
+                continue
+            if scheduler.num_tokens(landed.seq) >= landed.seq.min_len:
+                self._texts[landed.seq.request.id].drafts = drafts
+                scheduler.expect_drafts(landed.seq, len(drafts))
+
+    def leave(self, request_id: str) -> None:
+        """With its last request an engine lets go of a language."""
         text = self._texts.pop(request_id, None)
         if text is None:
             return
@@ -175,22 +207,25 @@ class Grammars:
             os.close(self._memory)
         self._is_shut_down = True
 
-    def _row_or_end(self, row: HostBoundRow) -> Row:
+    def _row_or_end(self, row: AskingRow) -> Row:
         """A row that cannot be asked for ends its own text and no other; its masks count no more."""
         try:
             return self._row(row)
         except Exception as error:
             logger.exception("the grammar of request %s has failed", row.request.id)
             self._ended[row.request.id] = f"its grammar has failed: {type(error).__name__}: {error}"
-            return Row(row.request.id, [], row.drafts, may_stop=True, thinking=None)
+            return Row(row.request.id, [], self._drafts(row), may_stop=True, thinking=None)
 
-    def _row(self, row: HostBoundRow) -> Row:
+    def _drafts(self, row: AskingRow) -> list[int]:
+        return self._texts[row.request.id].drafts[: row.num_draft]
+
+    def _row(self, row: AskingRow) -> Row:
         request, text = row.request, self._texts[row.request.id]
         new_token_ids = [int(token) for token in row.token_ids[text.num_read :]]
         num_tokens = text.num_read + len(new_token_ids) - len(request.prompt_token_ids)
         text.num_read += len(new_token_ids)
         may_stop = num_tokens >= request.sampling.min_tokens
-        return Row(request.id, new_token_ids, row.drafts, may_stop, text.thinking)
+        return Row(request.id, new_token_ids, self._drafts(row), may_stop, text.thinking)
 
     def _lose(self, language: Language, masks: dict[str, np.ndarray]) -> None:
         """A language's process has ended, or says nothing: its texts end, and the next request attaches anew.
@@ -213,24 +248,3 @@ def shared_file(num_bytes: int) -> int:
             file = os.dup(unnamed.fileno())
     os.truncate(file, num_bytes)
     return file
-
-
-def spelling_of(resolved: Resolved, tokenizer: Tokenizer) -> Spelling:
-    """The model's tokens as bytes."""
-    vocab_size = resolved.checkpoint.vocab_size
-    return Spelling(
-        token_bytes=tokenizer.spell_all()[:vocab_size],
-        vocab_size=vocab_size,
-        stop_token_ids=eos_token_ids(resolved, tokenizer),
-    )
-
-
-def eos_token_ids(resolved: Resolved, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """What ends a text: config.json, generation_config.json and the tokenizer each may name tokens.
-
-    Some name one that the model has no logit for, as -1, or a tokenizer's that was added later.
-    """
-    own, vocab_size = resolved.checkpoint.eos_token_ids, resolved.checkpoint.vocab_size
-    named = None if tokenizer is None else tokenizer.eos_token_id
-    all_named = own if named is None or named in own else (*own, named)
-    return tuple(token for token in all_named if 0 <= token < vocab_size)

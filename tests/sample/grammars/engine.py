@@ -1,0 +1,13 @@
+"""An engine's grammars, without the engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pellucid.features.grammar.host import Grammars
+
+
+def grammars_of(vocab_size: int) -> Grammars:
+    resolved: Any = SimpleNamespace(checkpoint=SimpleNamespace(vocab_size=vocab_size))
+    return Grammars(resolved)
