@@ -192,6 +192,10 @@ class LLMEngine:
         sampling.check_token_ids(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):
             raise ValueError("stop and bad_words are strings and need a tokenizer; use stop_token_ids")
+        unknown = [name for name in sampling.extra_args or () if name not in self.resolved.features]
+        if unknown:
+            known = ", ".join(self.resolved.features)
+            raise ValueError(f"extra_args has {unknown[0]!r}, which is no feature here (known: {known})")
         self._check_lists(sampling)
         if grammar is None:
             self.check_grammar(sampling)

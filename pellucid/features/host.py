@@ -91,7 +91,9 @@ class HostFeatures:
             ride = feature.ride(self._rows(name, plan, rows_of))
             if ride is not None:
                 rides[name] = ride
-        return replace(plan, ride=rides) if rides else plan
+        if rides:
+            plan = replace(plan, ride=rides)
+        return plan
 
     def late(self, plan: StepPlan, rows_of: RowsOf) -> dict[str, object]:
         """What follows the plan, by feature; `plan.is_open` says that something does."""

@@ -108,3 +108,5 @@ def test_a_wish_that_cannot_be_is_its_requests_error(tiny: Path) -> None:
         wrong, right = llm.generate([{"prompt_token_ids": [1, 2]}] * 2, wishes, use_tqdm=False)
         assert "extra_args['toy'] is 'x', must be a token id" in str(wrong.error)
         assert right.error is None and len(right.outputs[0].token_ids) == 3
+        with pytest.raises(ValueError, match="extra_args has 'toys', which is no feature here"):
+            llm.generate("Once", SamplingParams(extra_args={"toys": 1}), use_tqdm=False)

@@ -26,7 +26,9 @@ MODULES = {  # in the order of import
     "transfers": "pellucid.schedule.transfers",
     "table": "pellucid.schedule.table",
     "news": "pellucid.schedule.news",
+    "features": "pellucid.features.host",
     "scheduler": "pellucid.schedule.scheduler",
+    "logprobs": "pellucid.features.logprobs.host",
     "core": "pellucid.engine.core",
     "model": "tests.ring0.model",
     "connector": "tests.ring0.connector",
@@ -129,7 +131,7 @@ FAULTS: dict[str, list[Edit]] = {
         )
     ],
     "7 an arrival preempts its elders": [("scheduler", "if v.key[0] > seq.key[0] and", "if")],
-    "8 full hit without recompute": [("sequence", "return len(self.tokens) - 1", "return len(self.tokens)")],
+    "8 full hit without recompute": [("sequence", "else len(self.tokens) - 1", "else len(self.tokens)")],
     "8 failed load published": [
         ("transfers", "publish=transfer.is_load and end.ok", "publish=transfer.is_load")
     ],
@@ -166,11 +168,9 @@ FAULTS: dict[str, list[Edit]] = {
     "9 noise depends on the step": [
         ("worker", "slot.seed, position, bits", "slot.seed + plan.id, position, bits")
     ],
-    "9 prompt logprobs counted twice": [
-        ("scheduler", "seq.num_prompt_logprobs += len(update.prompt_logprobs)", "pass")
-    ],
+    "9 prompt logprobs counted twice": [("logprobs", "landed.seq.num_scored += len(entries)", "pass")],
     "9 prompt logprobs behind a prefix hit": [
-        ("sequence", "if self.num_prompt_logprobs < self.num_wanted_logprobs:", "if False:")
+        ("sequence", "self.num_scored if self.num_scored < self.scored_end else", "")
     ],
     "10 too long is not answered": [("scheduler", "if prompt_len >= longest:", "if False:")],
     "10 a dead worker is not noticed": [
@@ -181,7 +181,7 @@ FAULTS: dict[str, list[Edit]] = {
         )
     ],
     "10 death answers nobody": [
-        ("core", "self._updates += attaching + self.scheduler.fail_all(self.error)", "pass")
+        ("core", "self._updates += preparing + self.scheduler.fail_all(self.error)", "pass")
     ],
     "10 who comes after death waits for ever": [
         ("core", "        if self.error is not None:\n", "        if False:\n")
@@ -293,7 +293,11 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "is_due = computed >= t.end[slots]", "is_due = computed > t.end[slots]"),
     ],
     "10 what a watched row brings is overlooked": [
-        ("scheduler", "t.end[slot] = 0 if is_watched(seq) else seq.limit - 1", "t.end[slot] = seq.limit - 1"),
+        (
+            "scheduler",
+            "t.end[slot] = 0 if t.is_watched(slot) else seq.limit - 1",
+            "t.end[slot] = seq.limit - 1",
+        ),
     ],
     "3 tokens land a place too late": [
         ("scheduler", "t.land(slots, computed, tokens)", "t.land(slots, computed + 1, tokens)"),
@@ -343,7 +347,41 @@ FAULTS: dict[str, list[Edit]] = {
         ("table", "self.epoch[slot] += 1", "pass"),
     ],
     "4 extras by the rows that are left": [
-        ("scheduler", "return row if index is None else int(index[row])", "return row"),
+        ("scheduler", "place = row if index is None else int(index[row])", "place = row"),
+    ],
+    "11 a ride of the plan before": [
+        (
+            "features",
+            "        if rides:\n",
+            "        rides, self.kept = self.__dict__.get('kept', rides), rides\n$",
+        ),
+    ],
+    "11 what lands is not watched": [
+        ("features", "self.watched = self._mask(lambda feature: feature.is_watched)", "self.watched = 0")
+    ],
+    "11 a chunk's bits are forgotten": [
+        ("scheduler", "step.asked |= seq.asked & ~self.features.sampling_only", "pass"),
+    ],
+    "11 the last chunk's bits are forgotten": [
+        ("scheduler", "            step.asked |= seq.asked\n", "            pass\n"),
+    ],
+    "11 bits of decodes are forgotten": [
+        ("scheduler", "step.asked = int(np.bitwise_or.reduce(t.asked[slots]))", "pass"),
+    ],
+    "11 a grammar's bit opens steps in which its rows do not sample": [
+        ("features", "return [row for row in rows if row.samples]", "return rows"),
+    ],
+    "11 features do not hear who has left": [
+        ("core", "self._features.leave(update.request_id)", "pass"),
+    ],
+    "11 nobody asks the gate": [
+        ("scheduler", "if not self.features.may_run(seq, self._running()):", "if False:"),
+    ],
+    "11 what is behind a stop is told": [
+        ("scheduler", "return num_new - dropped\n", "return num_new\n"),
+    ],
+    "11 a request is queued before it is ready": [
+        ("core", "if not errors and len(done) < len(preparing.futures):", "if False:"),
     ],
     "5 no quarantine of slots": [
         ("scheduler", "        if t.planned[slot] > num_computed:\n", "        if False:\n"),
@@ -390,7 +428,7 @@ FAULTS: dict[str, list[Edit]] = {
         ),
     ],
     "10 who merely goes on is told nothing": [
-        ("news", "return [*self.updates, *map(SeqUpdate, names, tokens)]", "return self.updates"),
+        ("news", "return [*updates, *map(SeqUpdate, names, tokens)]", "return updates"),
     ],
     "10 who is looked at is told twice": [
         ("scheduler", "            is_told &= ~is_due\n", "            pass\n"),
@@ -473,7 +511,7 @@ EQUIVALENT: dict[str, list[Edit]] = {
     "6 feedback as soon as it has come": [("worker", "log[self.num_applied][0] <= newest", "True")],
     # Rows behind the certain end yield nothing, and are stale when they land.
     "3 who surely ends is planned on": [
-        ("scheduler", "        if num_late or step.has_grammar:\n", "        if step.has_grammar:\n")
+        ("scheduler", "if num_late or step.asked & HOST_BOUND:", "if step.asked & HOST_BOUND:")
     ],
     "3 a chunk's sequence that surely ends is planned on": [
         ("scheduler", "if seq.host_bound or t.planned[slot] + 1 >= seq.limit:", "if seq.host_bound:")

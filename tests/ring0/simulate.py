@@ -170,7 +170,7 @@ class ToyFeature(HostFeature):
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.held = rng, set[str]()
-        self.preparing: list[Future[None]] = []
+        self.preparing: dict[str, Future[None]] = {}
         self.num_plans = 0
 
     def asks(self, request: Request) -> bool:
@@ -180,14 +180,15 @@ class ToyFeature(HostFeature):
         self.held.add(request.id)
         if self.rng.random() < 0.5:
             return None
-        self.preparing.append(Future())
-        return self.preparing[-1]
+        self.preparing[request.id] = Future()
+        return self.preparing[request.id]
 
     def finish_some(self) -> None:
         while self.preparing and self.rng.random() < 0.5:
-            self.preparing.pop().set_result(None)
+            self.preparing.popitem()[1].set_result(None)
 
     def enter(self, seq: Sequence) -> int:
+        assert seq.request.id not in self.preparing, "it is not ready"
         return seq.request.seed
 
     def gate(self, seq: Sequence, beside: list[Sequence]) -> bool:  # type: ignore[override]
@@ -371,6 +372,7 @@ class Simulation:
             num_steps += 1
             assert num_steps < MAX_STEPS, "livelock"
         self.check_answers()
+        assert not self.toy.held, "features do not hear who has left"
         if self.engine.error is None:
             self.check_leaks()
         return self.statistics()
@@ -388,6 +390,8 @@ class Simulation:
     def step(self) -> None:
         running = self.scheduler.running()
         oldest = running[0] if running else None
+        toys = [seq for seq in running if seq.request.sampling.extra_args]
+        assert len(toys) <= MOST_TOYS, "nobody asks the gate"
         waits = self.scheduler.has_transfers or self.toy.preparing
         blocks_on_inbox = self.engine.idle and self.engine.has_work and not waits
         assert not blocks_on_inbox, "would wait for ever"
