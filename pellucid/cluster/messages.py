@@ -25,7 +25,7 @@ from msgspec import Raw
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.registry import load_object
-from pellucid.schedule.plan import StepPlan, StepResult, ints
+from pellucid.schedule.plan import Ints, StepPlan, StepResult, ints
 from pellucid.types import Request, SeqUpdate
 
 Tagged = tuple[str, Raw]  # "module:Class", and an object of it; "" for plain data
@@ -195,6 +195,10 @@ class Turn(_Message):
     num_heard: int  # `Orders` that it has read
     has_work: bool
     error: str | None  # why it answers every request with an error
+    # Requests of which there is nothing to tell but tokens: [B] names, [B] numbers and [B, w] tokens.
+    going: list[str] = []
+    num_new: Ints = msgspec.field(default_factory=ints)
+    tokens: Ints = msgspec.field(default_factory=ints)
 
 
 class View(_Message):

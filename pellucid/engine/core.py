@@ -18,6 +18,7 @@ from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
 from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.interrupts import held_back
+from pellucid.schedule.news import NOBODY_GOES_ON, Going
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.types import FinishReason, Request, SeqUpdate
@@ -57,7 +58,9 @@ class Engine:
         self._is_synthetic = is_synthetic  # drafts stand by chance
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
-        self._updates: list[SeqUpdate] = []  # that no step has returned yet
+        # What no step has returned yet, `_going` behind `_updates`.
+        self._updates: list[SeqUpdate] = []
+        self._going = NOBODY_GOES_ON
         self._is_whole = True  # else a step has begun what it must finish
         self._preparing: dict[str, Preparing] = {}  # by id
         self._arrived = threading.Event()
@@ -98,23 +101,41 @@ class Engine:
         A Ctrl-C is held back until all is whole, and loses nothing: what has changed, the next step returns.
         """
         with held_back:
-            self._is_whole = False
-            try:
-                self._drain_inbox()
-                self._submit()
-                self._collect()
-            except Exception as error:
-                logger.exception("the engine has failed")
-                self._die(error)
-            except BaseException as error:
-                if not self._is_whole:  # a second Ctrl-C; what is planned may never run, and is published
-                    self._die(error)
-                raise
-            for update in self._updates:
-                if update.finish_reason is not None:
-                    self._features.leave(update.request_id)
+            self._turn()
+            self._tell_one_by_one()
         updates, self._updates = self._updates, []
         return updates
+
+    def turn(self) -> tuple[list[SeqUpdate], Going]:
+        """The same, with arrays for those of which there is nothing to tell but tokens."""
+        with held_back:
+            self._turn()
+        updates, self._updates = self._updates, []
+        going, self._going = self._going, NOBODY_GOES_ON
+        return updates, going
+
+    def _turn(self) -> None:
+        self._is_whole = False
+        self._tell_one_by_one()  # of a turn that was interrupted
+        try:
+            self._drain_inbox()
+            self._submit()
+            self._collect()
+        except Exception as error:
+            logger.exception("the engine has failed")
+            self._die(error)
+        except BaseException as error:
+            if not self._is_whole:  # a second Ctrl-C; what is planned may never run, and is published
+                self._die(error)
+            raise
+        for update in self._updates:
+            if update.finish_reason is not None:
+                self._features.leave(update.request_id)
+
+    def _tell_one_by_one(self) -> None:
+        """What comes now is newer than what merely goes on."""
+        self._updates += self._going.one_by_one()
+        self._going = NOBODY_GOES_ON
 
     def _let_through(self) -> None:
         """Here the state is whole: a Ctrl-C that has come may interrupt."""
@@ -238,7 +259,8 @@ class Engine:
         self.xray.lands(plan, result, seconds)
         news = self.scheduler.commit(plan, result)
         self._features.land(result.told, news, self.scheduler)
-        self._updates += news.one_by_one()
+        self._updates += news.updates
+        self._going = news.going
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
 
@@ -255,6 +277,7 @@ class Engine:
         """Answer every request with an error."""
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
         self._inflight.clear()
+        self._tell_one_by_one()
         preparing = [
             SeqUpdate(request_id, finish_reason=FinishReason.ERROR, error=self.error)
             for request_id in self._preparing
@@ -265,14 +288,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
-        pending = bool(self._inbox or self._inflight or self._preparing or self._updates)
+        pending = bool(self._inbox or self._inflight or self._preparing or self._updates or self._going)
         pending = pending or self.scheduler.has_unfinished
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property
     def idle(self) -> bool:
         """Would a step do nothing until a request arrives or a connector reports?"""
-        if self._inbox or self._inflight or self._updates:
+        if self._inbox or self._inflight or self._updates or self._going:
             return False
         waits = self.scheduler.has_transfers or bool(self._preparing)
         return not self.has_work or (self._found_nothing and waits)

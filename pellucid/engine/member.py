@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
@@ -30,6 +31,7 @@ from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import LiveXRay, NullXRay
 from pellucid.executor.base import Capacity
 from pellucid.resolve import Resolved
+from pellucid.schedule.plan import ints
 from pellucid.types import FinishReason, SeqUpdate
 
 IDLE_SECONDS = 1.0  # between two looks at the workers of an engine that has nothing to do
@@ -73,8 +75,17 @@ def serve(engine: Engine, desk: Desk) -> None:
                     return
                 case _:
                     raise AssertionError(f"{message} is not for engines")
-        updates += engine.step()
-        turn = Turn([pack(u) for u in updates], engine.stats(), num_heard, engine.has_work, engine.error)
+        changed, going = engine.turn()
+        turn = Turn(
+            [pack(update) for update in chain(updates, changed)],
+            engine.stats(),
+            num_heard,
+            engine.has_work,
+            engine.error,
+            going.request_ids.tolist(),
+            ints(going.num_new.tobytes()),
+            ints(going.tokens.tobytes()),
+        )
         is_news = turn != said
         if is_news:
             desk.post(turn)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
+
 from pellucid.cluster.launchers.local import own_cpus
 from pellucid.cluster.line import Line, wait
 from pellucid.cluster.messages import (
@@ -37,6 +39,7 @@ from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.executor.base import Capacity
 from pellucid.resolve import Resolved
+from pellucid.schedule.news import Going
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
@@ -285,6 +288,12 @@ class Replicas:
         """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
         self._replicas[index].note(turn)
         news = [SeqUpdate(*packed) for packed in turn.updates]
+        if turn.going:
+            num_new, tokens = (
+                np.frombuffer(column, dtype=np.int32) for column in (turn.num_new, turn.tokens)
+            )
+            going = Going(np.array(turn.going, dtype=object), num_new, tokens.reshape(len(num_new), -1))
+            news += going.one_by_one()
         if turn.error is not None:
             error = f"engine {index}: {turn.error}"
             self._close(index, error)

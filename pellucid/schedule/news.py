@@ -1,4 +1,4 @@
-"""What a commit has changed, for whoever waits for it."""
+"""What a commit has changed, for whoever waits for it: objects for the few, arrays for the many."""
 
 from __future__ import annotations
 
@@ -21,25 +21,46 @@ class Landed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """Updates of requests that begin, end, or have more to tell; of those that merely go on, their tokens."""
+class Going:
+    """Requests of which there is nothing to tell but new tokens; of hundreds at once."""
 
-    landed: dict[int, Landed] = field(default_factory=dict[int, Landed])  # by index in the plan
-    request_ids: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))  # [B], that go on
+    request_ids: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))  # [B]
     num_new: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [B]
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))  # [B, w]
 
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
     def one_by_one(self) -> list[SeqUpdate]:
         """An update a request."""
-        updates = [each.update for each in self.landed.values() if each.update.says_anything]
-        if not len(self.request_ids):
-            return updates
+        if not len(self):
+            return []
         names, tokens = self.request_ids.tolist(), self.tokens.tolist()
         if np.count_nonzero(self.num_new < self.tokens.shape[1]):
             tokens = [row[:num_new] for row, num_new in zip(tokens, self.num_new.tolist(), strict=True)]
             names = [name for name, row in zip(names, tokens, strict=True) if row]
             tokens = [row for row in tokens if row]
-        return [*updates, *map(SeqUpdate, names, tokens)]
+        return [*map(SeqUpdate, names, tokens)]
+
+
+NOBODY_GOES_ON = Going()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a plan has changed."""
+
+    landed: dict[int, Landed] = field(default_factory=dict[int, Landed])  # by index in the plan
+    going: Going = NOBODY_GOES_ON
+
+    @property
+    def updates(self) -> list[SeqUpdate]:
+        """Of requests that begin, end, or have more to tell than tokens; once features have added to them."""
+        return [each.update for each in self.landed.values() if each.update.says_anything]
+
+    def one_by_one(self) -> list[SeqUpdate]:
+        """An update a request."""
+        return [*self.updates, *self.going.one_by_one()]
 
 
 NO_NEWS = News()

@@ -22,7 +22,7 @@ from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
-from pellucid.schedule.news import NO_NEWS, Landed, News
+from pellucid.schedule.news import NO_NEWS, Going, Landed, News
 from pellucid.schedule.plan import (
     FEATURE_BITS,
     HOST_BOUND,
@@ -635,7 +635,7 @@ class Scheduler:
             return News(landed) if landed else NO_NEWS
         if num_told < len(slots):
             slots, num_new, tokens = slots[is_told], num_new[is_told], tokens[is_told]
-        return News(landed, self.table.names[slots], num_new, tokens)
+        return News(landed, Going(self.table.names[slots], num_new, tokens))
 
     def _find_stops(self, slots: Column, tokens: NDArray[np.int32], is_due: NDArray[np.bool_]) -> None:
         """Who has got one of its own stop tokens is due, and nobody for another's."""

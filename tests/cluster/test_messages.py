@@ -349,3 +349,7 @@ def test_an_update_arrives_as_it_was_sent() -> None:
     turn = decode(encode(Turn([pack(update) for update in updates], STATS, 3, True, "dead")))
     assert isinstance(turn, Turn)
     assert [SeqUpdate(*packed) for packed in turn.updates] == updates
+    assert turn.going == [] and not turn.num_new and not turn.tokens
+    going = ["a", "b"], ints([1, 2]), ints([5, 0, 6, 7])
+    turn = decode(encode(Turn([], STATS, 3, True, None, *going)))
+    assert isinstance(turn, Turn) and (turn.going, turn.num_new, turn.tokens) == going
