@@ -11,9 +11,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from operator import add, mul
+from functools import reduce
+from operator import mul
 from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.kv.hashes import BlockHasher, Tokens, root_digest
 from pellucid.kv.pool import BlockPool
@@ -21,6 +24,7 @@ from pellucid.kv.specs import KVGroupSpec
 
 NEVER = sys.maxsize
 T = TypeVar("T")
+Column = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -31,8 +35,6 @@ class BlockTable:
     digests: dict[int, list[bytes]]  # by block size
     blocks: list[list[int]]  # per KV group, in the order of positions
     num_published: list[int]  # per KV group: leading blocks already offered to the pool
-    capacity: int = 0  # tokens that fit into the blocks of every group
-    publish_at: int = NEVER  # tokens with KV at which the next block is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,11 @@ class PrefixHit:
 
 
 class NewBlocks(NamedTuple):
-    """What several tables got of one KV group, each at its end."""
+    """What several tables got, each at its end, and the capacity that they have now."""
 
-    group: int
-    owners: list[int]  # the index of each block's table, ascending
-    blocks: list[int]
+    capacity: Column  # [B] tokens
+    counts: list[Column]  # per KV group [B]
+    blocks: list[list[int]]  # per KV group, table by table
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -154,46 +156,68 @@ class KVManager:
                 pool.hold(block)
             table.blocks[group] = list(blocks)
             table.num_published[group] = len(blocks)
-        self._measure_capacity(table)
-        self._measure_publish(table)
 
-    def grow(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> list[NewBlocks] | None:
-        """Add to each table the blocks that so many tokens lack; None, and no block, if a pool is short."""
+    def grow(self, table: BlockTable, num_tokens: int) -> list[list[int]] | None:
+        """Add the blocks that so many tokens lack, per KV group; None, and no block, if a pool is short."""
         counts = [
-            [
-                max(0, -(-num // size) - len(table.blocks[group]))
-                for table, num in zip(tables, num_tokens, strict=True)
-            ]
-            for group, size in enumerate(self.block_sizes)
+            max(0, -(-num_tokens // size) - len(blocks))
+            for size, blocks in zip(self.block_sizes, table.blocks, strict=True)
         ]
-        if any(pool.num_free < sum(each) for pool, each in zip(self.pools, counts, strict=True)):
+        if any(pool.num_free < count for pool, count in zip(self.pools, counts, strict=True)):
             return None
-        grown = [self._grow_group(group, tables, each) for group, each in enumerate(counts) if any(each)]
-        for table in tables:
-            self._measure_capacity(table)
+        grown = [pool.take(count) for pool, count in zip(self.pools, counts, strict=True)]
+        for blocks, new in zip(table.blocks, grown, strict=True):
+            blocks += new
         return grown
 
-    def _grow_group(self, group: int, tables: Sequence[BlockTable], counts: list[int]) -> NewBlocks:
-        """So many blocks of one KV group for each table."""
-        blocks, start = self.pools[group].take(sum(counts)), 0
-        for table, count in zip(tables, counts, strict=True):
-            table.blocks[group] += blocks[start : start + count]
-            start += count
-        owners = chain.from_iterable(map(repeat, range(len(tables)), counts))
-        return NewBlocks(group, list(owners), blocks)
+    def grow_all(
+        self, tables: Sequence[BlockTable], capacity: Column, num_tokens: Column
+    ) -> NewBlocks | None:
+        """The same for several tables, all or none of them.
 
-    def publish(self, table: BlockTable, tokens: Tokens, num_tokens: int) -> None:
-        """Offer the full blocks of the first `num_tokens` tokens, whose KV is there in stream order."""
+        capacity: what each has, less than `num_tokens`.  A table grows in all groups to the same number of
+        tokens, so its capacity tells how many blocks of each it has.
+        """
+        num_blocks = [(num_tokens + size - 1) // size for size in self.block_sizes]
+        counts = [
+            num - (capacity + size - 1) // size
+            for num, size in zip(num_blocks, self.block_sizes, strict=True)
+        ]
+        if any(pool.num_free < each.sum() for pool, each in zip(self.pools, counts, strict=True)):
+            return None
+        blocks = [self._grow_group(group, tables, each) for group, each in enumerate(counts)]
+        return NewBlocks(reduce(np.minimum, map(mul, num_blocks, self.block_sizes)), counts, blocks)
+
+    def _grow_group(self, group: int, tables: Sequence[BlockTable], counts: Column) -> list[int]:
+        ends: list[int] = np.cumsum(counts).tolist()
+        blocks, start = self.pools[group].take(ends[-1]), 0
+        for table, end in zip(tables, ends, strict=True):
+            own = table.blocks[group]
+            own += blocks[start:end]
+            start = end
+        return blocks
+
+    def capacity(self, table: BlockTable) -> int:
+        """Tokens that fit into its blocks of every group."""
+        return min(size * len(blocks) for size, blocks in zip(self.block_sizes, table.blocks, strict=True))
+
+    def publish(self, table: BlockTable, tokens: Tokens) -> None:
+        """Offer the full blocks of these tokens, the first ones, whose KV is there in stream order."""
         if not self.enable_prefix_caching:
             return
         self._hash(table, tokens)
         for group, size in enumerate(self.block_sizes):
-            num_full, num_published = num_tokens // size, table.num_published[group]
+            num_full, num_published = len(tokens) // size, table.num_published[group]
             if num_full > num_published:
                 fresh = slice(num_published, num_full)
                 self.pools[group].publish(table.blocks[group][fresh], table.digests[size][fresh])
                 table.num_published[group] = num_full
-        self._measure_publish(table)
+
+    def publish_at(self, table: BlockTable) -> int:
+        """Tokens with KV at which the next block is full that nobody finds yet."""
+        if not self.enable_prefix_caching:
+            return NEVER
+        return min(size * (1 + num) for num, size in zip(table.num_published, self.block_sizes, strict=True))
 
     def release(self, table: BlockTable) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
@@ -202,7 +226,6 @@ class KVManager:
                 pool.drop(block)
             table.blocks[group] = []
             table.num_published[group] = 0
-        table.capacity, table.publish_at = 0, NEVER
 
     def digests(self, table: BlockTable, tokens: Tokens) -> tuple[list[bytes], ...]:
         """Per KV group, the digests of the full blocks of `tokens`."""
@@ -265,11 +288,3 @@ class KVManager:
     def _hash(self, table: BlockTable, tokens: Tokens) -> None:
         for size, hasher in self._hashers.items():
             hasher.extend(table.digests[size], tokens, table.root)
-
-    def _measure_capacity(self, table: BlockTable) -> None:
-        table.capacity = min(map(mul, map(len, table.blocks), self.block_sizes))
-
-    def _measure_publish(self, table: BlockTable) -> None:
-        if self.enable_prefix_caching:
-            sizes = self.block_sizes
-            table.publish_at = min(map(add, map(mul, table.num_published, sizes), sizes))

@@ -114,11 +114,6 @@ class Growth(NamedTuple):
     slots: list[int]  # of each block; a slot's blocks side by side
     blocks: list[int]
 
-    def without(self, slot: int) -> Growth:
-        """What the other slots get."""
-        kept = [i for i, other in enumerate(self.slots) if other != slot]
-        return Growth(self.group, [self.slots[i] for i in kept], [self.blocks[i] for i in kept])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:

@@ -1,4 +1,4 @@
-"""Sequences in the order of age: those that wait, and those whose prompts are computed.
+"""Sequences in the order of age: those that wait, those that run, those whose prompts are computed.
 
 Knows nothing of blocks or slots.
 """
@@ -36,6 +36,10 @@ class AgeQueue:
         """Over a list of the moment, so that the loop's body may add and remove."""
         return iter(self.first(len(self)))
 
+    def __reversed__(self) -> Iterator[Sequence]:
+        """The youngest first; meanwhile nobody may come or go."""
+        return (seq for seq in reversed(self._seqs) if seq.id in self._here)
+
     @property
     def oldest(self) -> Sequence:
         return self._seqs[self._first]
@@ -62,5 +66,7 @@ class AgeQueue:
         del self._here[seq.id]
         if not self._here or len(self._seqs) > 2 * len(self._here) + FEW:
             self._seqs, self._first = [other for other in self._seqs if other.id in self._here], 0
+        while self._seqs and self._seqs[-1].id not in self._here:
+            self._seqs.pop()
         while self._first < len(self._seqs) and self._seqs[self._first].id not in self._here:
             self._first += 1

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice, takewhile, tee
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,14 +61,14 @@ class SchedulerCounters:
     num_accepted_per_position: list[int] = field(default_factory=list[int])
 
     def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
-        """Rows with so many drafts have come home, and yielded so many tokens."""
+        """Rows with so many drafts, or none, have come home, and yielded so many tokens."""
+        self.num_drafts += int(np.count_nonzero(draft))
         self.num_draft_tokens += int(draft.sum())
-        by_accepted = np.bincount(num_new[draft > 0] - 1).tolist()
-        self.num_drafts += sum(by_accepted)
-        for num_accepted, num_rows in enumerate(by_accepted):
-            self.num_accepted_tokens += num_accepted * num_rows
-            for position in range(num_accepted):
-                self.num_accepted_per_position[position] += num_rows
+        num_rows, by_new = 0, np.bincount(num_new).tolist()
+        for position in range(len(by_new) - 3, -1, -1):
+            num_rows += by_new[position + 2]
+            self.num_accepted_per_position[position] += num_rows
+            self.num_accepted_tokens += num_rows
 
 
 class Scheduler:
@@ -93,7 +93,8 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # unfinished, by id
         self._by_request: dict[str, Sequence] = {}
         self._waiting = AgeQueue()
-        self._prefilling = AgeQueue()
+        self._running = AgeQueue()  # in slots
+        self._prefilling = AgeQueue()  # of these, whose prompts are not yet all planned
         self._decoding = NOBODY  # slots, the first goes first; made anew when somebody comes or goes
         self._known_stays = NOBODY, Stays(NOBODY, NOBODY)  # the last of all that decoded
         self._blocked: Sequence | None = None  # for which there are no blocks until some are freed
@@ -239,18 +240,21 @@ class Scheduler:
         """
         t, slots = self.table, self._ready(step, kept)
         planned = t.planned[slots] + 1
-        num_late = np.count_nonzero(planned > t.due[slots])
-        if num_late or step.id % TURN == 0:
-            slots = self._attend(step, slots)
+        step.is_late = bool(np.count_nonzero(planned > t.due[slots]))
+        if step.is_late:
+            slots = self._attend(step, self._unfinished(slots))
             planned = t.planned[slots] + 1
+        elif step.id % TURN == 0:
+            self._grow_ahead(step, slots)
         t.planned[slots] = planned
         if self.options.pp > 1:
             t.ready_at[slots] = step.id + self.options.pp
         step.decodes = slots
         if self._num_asking:
-            step.asked = int(np.bitwise_or.reduce(t.asked[slots]))
-        if num_late or step.asked & HOST_BOUND:
-            self._hold_back(slots)
+            asked = t.asked[slots]
+            step.asked = int(np.bitwise_or.reduce(asked))
+            if step.asked & HOST_BOUND:  # the host must see this row before the next one
+                t.ready_at[slots[asked & HOST_BOUND > 0]] = NEVER
 
     def _ready(self, step: Step, kept: int) -> Column:
         """Who decodes in this step, if there are blocks: a pipeline's share, and no more than the budget."""
@@ -265,12 +269,14 @@ class Scheduler:
             slots = slots[:most]
         return slots
 
-    def _hold_back(self, slots: Column) -> None:
-        """No further row until the host has seen this one: it ends the text, or the host must read it."""
+    def _unfinished(self, slots: Column) -> Column:
+        """Those that the rows in flight do not surely finish; the others are planned no more."""
         t = self.table
-        certain = t.planned[slots] + 1 - t.unsure[slots]
-        is_held = (certain >= t.limit[slots]) | (t.asked[slots] & HOST_BOUND > 0)
-        t.ready_at[slots[is_held]] = NEVER
+        is_ending = t.planned[slots] + 1 - t.unsure[slots] >= t.limit[slots]
+        if np.count_nonzero(is_ending):
+            t.ready_at[slots[is_ending]] = NEVER
+            slots = slots[~is_ending]
+        return slots
 
     def _plan_drafts(self, step: Step) -> None:
         """What every token and every prompt have left of the budget is for drafts, which may be wrong."""
@@ -292,16 +298,17 @@ class Scheduler:
 
     def _with_blocks(self, step: Step, slots: Column, draft: Column) -> Column:
         """As many of the drafts as there are blocks for: nobody is preempted for them."""
+        if not step.is_late:
+            return draft
         t = self.table
         behind = t.planned[slots] + step.num_propose
         written = behind + draft
-        if not np.count_nonzero(written > t.capacity[slots]):
-            return draft
         written = np.minimum(written, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, written):
             return draft
-        for place in map(int, np.flatnonzero(written > t.capacity[slots])):
-            self._grow(step, slots[place : place + 1], written[place : place + 1])
+        is_short = written > t.capacity[slots]
+        for seq, num_tokens in zip(t.occupants(slots[is_short]), written[is_short].tolist(), strict=True):
+            self._grow_one(step, seq, num_tokens)
         has_room = written <= t.capacity[slots]
         return np.where(has_room, draft, np.clip(t.capacity[slots] - behind, 0, draft))
 
@@ -349,7 +356,7 @@ class Scheduler:
             step.asked |= seq.asked & ~self.features.sampling_only
         if end >= t.publish_at[slot]:
             # Law 8: known tokens are published when planned; stream order makes the blocks valid in time.
-            self._publish(seq, t.token_ids[slot, :num_known], end)
+            self._publish(seq, t.token_ids[slot, :end])
 
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
@@ -369,7 +376,7 @@ class Scheduler:
         while len(self._waiting) and self._slots and step.budget > 0 and not step.has_preempted:
             seq = self._waiting.oldest
             hit = self.kv.match(seq.table, seq.tokens, seq.max_cached)
-            if not self.features.may_run(seq, self._running()):
+            if not self.features.may_run(seq, self._running):
                 self._blocked = seq
                 break
             if self._transfers.start_load(seq, hit, self._watermark):
@@ -389,7 +396,8 @@ class Scheduler:
         """
         num_tokens = len(seq.tokens) + step.num_propose
         while max(lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
-            lower = [v for v in self._running() if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
+            running = reversed(self._running)
+            lower = [v for v in running if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
             if self._make_room(step, lower, lacking, hit):
                 continue
             if len(lower) < self.num_running:
@@ -401,12 +409,12 @@ class Scheduler:
 
     def _admit(self, step: Step, seq: Sequence, hit: PrefixHit) -> None:
         self._waiting.remove(seq)
+        self._running.add(seq)
         self._prefilling.add(seq)
         seq.status, seq.slot = Status.RUNNING, self._slots.pop()
         self.kv.adopt(seq.table, hit)
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
-        self._measure([seq])
-        self.table.publish_at[seq.slot] = seq.table.publish_at
+        self.table.publish_at[seq.slot] = self.kv.publish_at(seq.table)
         self._num_asking += seq.asked > 0
         self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
@@ -440,23 +448,29 @@ class Scheduler:
 
     def _attend(self, step: Step, slots: Column) -> Column:
         """Blocks for those decodes that lack one, or soon will: who gets none is left out of this step."""
-        t, num_spec = self.table, self.options.num_spec
-        most = t.limit[slots] + num_spec
+        if self._grow_ahead(step, slots):
+            return slots
+        t = self.table
         wanted = t.planned[slots] + 1 + step.num_propose  # law 3
-        # Nobody is to be preempted for blocks that are not needed yet.
-        if min(pool.num_free for pool in self.kv.pools) >= 2 * len(slots):
-            soon = np.minimum(wanted + TURN * (1 + num_spec), most)
-            later = np.minimum(soon + max(self.kv.block_sizes), most)  # two blocks at once, half as often
-            if self._grow(step, slots, soon, later):
-                return slots
-        wanted = np.minimum(wanted, most)
+        wanted = np.minimum(wanted, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, wanted):
             return slots
-        is_kept = wanted <= t.capacity[slots]
-        for place in map(int, np.flatnonzero(~is_kept)):
-            seq = t.seqs[int(slots[place])]  # None: it has been preempted meanwhile
-            is_kept[place] = seq is not None and self._reserve(step, seq, int(wanted[place]))
-        return np.array([seq.slot for seq in t.occupants(slots[is_kept])], dtype=np.int64)
+        is_short = wanted > t.capacity[slots]
+        for seq, num_tokens in zip(t.occupants(slots[is_short]), wanted[is_short].tolist(), strict=True):
+            if seq.status is Status.RUNNING:  # else an older one has just preempted it
+                self._reserve(step, seq, num_tokens)
+        return slots[wanted <= t.capacity[slots]]
+
+    def _grow_ahead(self, step: Step, slots: Column) -> bool:
+        """Two blocks for those that would lack one in this turn; False, and none, if there are few."""
+        t, num_spec = self.table, self.options.num_spec
+        # Nobody is to be preempted for blocks that are not needed yet.
+        if min(pool.num_free for pool in self.kv.pools) < 2 * len(slots):
+            return False
+        most = t.limit[slots] + num_spec
+        soon = np.minimum(t.planned[slots] + 1 + step.num_propose + TURN * (1 + num_spec), most)
+        later = np.minimum(soon + max(self.kv.block_sizes), most)
+        return self._grow(step, slots, soon, later)
 
     def _grow(self, step: Step, slots: Column, num_tokens: Column, at_once: Column | None = None) -> bool:
         """Blocks for so many tokens of each slot; False, and none, if a pool is short.
@@ -467,51 +481,62 @@ class Scheduler:
         is_short = num_tokens > t.capacity[slots]
         if not np.count_nonzero(is_short):
             return True
-        seqs = t.occupants(slots[is_short])
-        wanted = (num_tokens if at_once is None else at_once)[is_short]
-        grown = self.kv.grow([seq.table for seq in seqs], wanted.tolist())
+        slots, wanted = slots[is_short], (num_tokens if at_once is None else at_once)[is_short]
+        tables = [seq.table for seq in t.occupants(slots)]
+        new = self.kv.grow_all(tables, t.capacity[slots], wanted)
+        if new is None:
+            return False
+        for group, (counts, blocks) in enumerate(zip(new.counts, new.blocks, strict=True)):
+            step.grow(group, np.repeat(slots, counts).tolist(), blocks)
+        self._set_capacity(slots, new.capacity)
+        return True
+
+    def _grow_one(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
+        """The same for one sequence."""
+        slot = seq.slot
+        if num_tokens <= self.table.capacity[slot]:
+            return True
+        grown = self.kv.grow(seq.table, num_tokens)
         if grown is None:
             return False
-        step.grow(seqs, grown)
-        self._measure(seqs)
+        for group, blocks in enumerate(grown):
+            step.grow(group, [slot] * len(blocks), blocks)
+        self._set_capacity(slot, self.kv.capacity(seq.table))
         return True
+
+    def _set_capacity(self, slots: Column | int, capacity: Column | int) -> None:
+        t = self.table
+        t.capacity[slots] = capacity
+        t.due[slots] = np.minimum(capacity - 2 * self.options.num_spec, t.limit[slots] - 1)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.
 
         Law 7: only a younger sequence makes room.
         """
-        while (grown := self.kv.grow([seq.table], [num_tokens])) is None:
-            younger = [other for other in self._running() if other.key > seq.key]
+        while not self._grow_one(step, seq, num_tokens):
+            younger = takewhile(lambda other: other.key > seq.key, reversed(self._running))
             if not self._make_room(step, younger, self.kv.lacking_behind(seq.table, num_tokens)):
                 return False
-        if grown:
-            step.grow([seq], grown)
-            self._measure([seq])
         return True
 
-    def _measure(self, seqs: list[Sequence]) -> None:
-        """Bring the columns up to what these sequences' tables have room for."""
-        t = self.table
-        slots = np.array([seq.slot for seq in seqs])
-        capacity = np.array([seq.table.capacity for seq in seqs])
-        t.capacity[slots] = capacity
-        t.due[slots] = np.minimum(capacity - self.options.num_spec, t.limit[slots] - 2)
-
-    def _publish(self, seq: Sequence, tokens: NDArray[np.int32], num_tokens: int) -> None:
-        """Have others find the blocks of its first so many tokens, whose KV is there in stream order."""
-        self.kv.publish(seq.table, tokens, num_tokens)
-        self.table.publish_at[seq.slot] = seq.table.publish_at
+    def _publish(self, seq: Sequence, tokens: NDArray[np.int32]) -> None:
+        """Have others find the blocks of these tokens, its first ones, whose KV is there in stream order."""
+        self.kv.publish(seq.table, tokens)
+        self.table.publish_at[seq.slot] = self.kv.publish_at(seq.table)
 
     def _make_room(
-        self, step: Step, victims: list[Sequence], lacking: list[int], hit: PrefixHit | None = None
+        self, step: Step, victims: Iterable[Sequence], lacking: list[int], hit: PrefixHit | None = None
     ) -> bool:
-        """Preempt the youngest of these, until so many blocks are free; nobody, if all are not enough."""
-        victims.sort(key=lambda victim: victim.key, reverse=True)
-        num = self.kv.num_to_release((victim.table for victim in victims), lacking, hit)
+        """Preempt the first of these, until so many blocks are free; nobody, if all are not enough.
+
+        victims: the youngest first.
+        """
+        victims, seen = tee(victims)
+        num = self.kv.num_to_release((victim.table for victim in seen), lacking, hit)
         if num is None:
             return False
-        for victim in victims[:num]:
+        for victim in list(islice(victims, num)):
             self._preempt(step, victim)
         return True
 
@@ -535,11 +560,12 @@ class Scheduler:
         tokens, num_computed = t.tokens(slot), int(t.computed[slot])
         tokens = tokens[: len(tokens) - dropped]
         if num_computed >= t.publish_at[slot]:  # law 8: those of sampled tokens at commit, or now
-            self.kv.publish(seq.table, tokens, min(num_computed, len(tokens)))
+            self.kv.publish(seq.table, tokens[:num_computed])
         self._blocked = None
         self._transfers.offer_for_save(seq, tokens, num_computed)
         self.kv.release(seq.table)
         self._retired.append(slot)
+        self._running.remove(seq)
         if t.planned[slot] > num_computed:
             self._draining.append((self._newest, slot))
         else:
@@ -656,13 +682,10 @@ class Scheduler:
             computed = t.computed[slots] + query
         else:
             self.counters.count_drafts(draft, num_new)
-            advance = np.where(num_new > 0, query - 1 - draft + num_new, query)
+            advance = np.maximum(query - draft, num_new)  # of decodes, and of chunks, with a token or without
             computed = t.computed[slots] + advance
-            planned, unsure = t.planned[slots] + advance - query, t.unsure[slots] - draft
-            t.planned[slots], t.unsure[slots] = planned, unsure
-            is_ending = planned + 1 - unsure >= t.limit[slots]
-            if np.count_nonzero(is_ending):
-                t.ready_at[slots[is_ending]] = NEVER  # the rows in flight finish them
+            t.planned[slots] += advance - query
+            t.unsure[slots] -= draft
         t.computed[slots] = computed
         return computed
 
@@ -712,8 +735,9 @@ class Scheduler:
         most = max(4, self.options.num_slots // 32)
         if len(due) > most:
             due = due[np.argpartition(-overdue[due], most)[:most]]
-        for seq in t.occupants(slots[due]):
-            self._publish(seq, t.tokens(seq.slot), int(t.computed[seq.slot]))
+        slots = slots[due]
+        for seq, num_computed in zip(t.occupants(slots), t.computed[slots].tolist(), strict=True):
+            self._publish(seq, t.token_ids[seq.slot, :num_computed])
 
     def _fail(self, seq: Sequence, message: str) -> SeqUpdate:
         """End a sequence of which a worker has said what is wrong; others have nothing to do with it."""
@@ -735,7 +759,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._decoding) + len(self._prefilling)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -744,7 +768,7 @@ class Scheduler:
 
     def running(self) -> list[Sequence]:
         """Sequences in slots, oldest first."""
-        return sorted(self._running(), key=lambda seq: seq.key)
+        return list(self._running)
 
     def waiting(self, most: int) -> list[Sequence]:
         """The first `most` sequences of the queue."""
@@ -779,12 +803,10 @@ class Scheduler:
         """Forget every prefix.  Sequences that run keep their blocks, and go on publishing."""
         self.kv.clear()
 
-    def _running(self) -> Iterable[Sequence]:
-        return chain(self.table.occupants(self._decoding), self._prefilling)
-
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
-        t, running = self.table, list(self._running())
+        t, running = self.table, list(self._running)
+        assert len(running) == len(self._decoding) + len(self._prefilling), "who runs"
         self.kv.check([*(s.table.blocks for s in running), *(t.blocks for t in self._transfers)])
         draining = [slot for _, slot in self._draining]
         taken = [*(seq.slot for seq in running), *draining]
@@ -806,7 +828,8 @@ class Scheduler:
             is_decoding = t.is_decoding(slot)
             assert (slot in self._decoding) == is_decoding, "who decodes"
             assert t.unsure[slot] == num_draft[slot], "drafts in flight"
-            assert t.capacity[slot] == seq.table.capacity and t.publish_at[slot] == seq.table.publish_at
+            assert t.capacity[slot] == self.kv.capacity(seq.table), "room"
+            assert t.publish_at[slot] == self.kv.publish_at(seq.table), "what nobody finds yet"
             written = min(int(t.planned[slot]), seq.limit + self.options.num_spec)
             assert t.capacity[slot] >= written, "a row in flight has no block"
             assert self.kv.is_private_from(seq.table, t.first_write(slot)), (

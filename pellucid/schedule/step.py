@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -9,9 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pellucid.kv.manager import NewBlocks
 from pellucid.schedule.plan import FEATURE_BITS, NOBODY, Admission, Column, Growth, Row, Rows, StepPlan
-from pellucid.schedule.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +67,11 @@ class Step:
         self.chunks: list[Row] = []
         self.num_chunked = self.num_drafts = 0  # tokens
         self.admitted: list[Admission] = []
-        self.grown: list[Growth] = []
         self.asked = 0  # bits of what its rows ask for
+        self._grown: list[Growth] = []
+        self._taken_back: dict[int, int] = {}  # of the growths, by slot: so many first ones are void
         self.has_preempted = False
+        self.is_late = False  # is a decode beyond what its table says is due?
 
     @property
     def num_rows(self) -> int:
@@ -94,14 +95,14 @@ class Step:
         """Have each decode verify so many drafts."""
         self.draft, self.num_drafts = draft, int(draft.sum())
 
-    def grow(self, seqs: list[Sequence], grown: list[NewBlocks]) -> None:
-        """Note the blocks that these sequences' tables got."""
-        for group, owners, blocks in grown:
-            self.grown.append(Growth(group, [seqs[owner].slot for owner in owners], blocks))
+    def grow(self, group: int, slots: list[int], blocks: list[int]) -> None:
+        """Note the blocks that slots got, each the one of its place."""
+        if blocks:
+            self._grown.append(Growth(group, slots, blocks))
 
     def take_back_decode(self, slot: int) -> bool:
         """Remove a slot's decode and the blocks that it got for it, if it has one."""
-        self.grown = [growth.without(slot) for growth in self.grown]
+        self._taken_back[slot] = len(self._grown)
         kept = self.decodes[self.decodes != slot]
         assert self.draft is None, "drafts are dealt when nobody is preempted any more"
         is_there, self.decodes = len(kept) < len(self.decodes), kept
@@ -129,12 +130,14 @@ class Step:
 
     def _grown_once(self) -> list[Growth]:
         """One growth a group, a slot's blocks side by side: a row may have grown again for its drafts."""
-        if len(self.grown) < 2:
-            return self.grown
+        if len(self._grown) < 2 and not self._taken_back:
+            return self._grown
+        pairs_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for place, (group, slots, blocks) in enumerate(self._grown):
+            pairs = zip(slots, blocks, strict=True)
+            pairs_of[group] += [pair for pair in pairs if place >= self._taken_back.get(pair[0], 0)]
         merged: list[Growth] = []
-        for group in sorted({growth.group for growth in self.grown}):
-            mine = [growth for growth in self.grown if growth.group == group]
-            pairs = [pair for growth in mine for pair in zip(growth.slots, growth.blocks, strict=True)]
+        for group, pairs in sorted(pairs_of.items()):
             pairs.sort(key=itemgetter(0))  # stable: a slot's blocks stay in their order
             merged.append(Growth(group, [slot for slot, _ in pairs], [block for _, block in pairs]))
         return merged

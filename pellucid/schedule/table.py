@@ -41,7 +41,8 @@ class Table:
         self.ready_at = column()  # first plan that may carry the next row; NEVER while it is held back
         self.ready_at[:] = NEVER
         self.capacity = column()  # tokens that fit into the blocks of every KV group
-        self.due = column()  # planned beyond it, a decode needs a block, or is its sequence's last one
+        # Planned beyond it, a decode or its drafts may need a block, or rows in flight may finish its text.
+        self.due = column()
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
         self.publish_at = column()  # computed from here on, a block is full that nobody finds yet
@@ -65,7 +66,7 @@ class Table:
         num_known = len(seq.tokens)
         self.seqs[slot], self.names[slot], self.ids[slot] = seq, seq.request.id, seq.id
         self.token_ids[slot, :num_known] = seq.tokens
-        self.planned[slot] = self.computed[slot] = num_cached
+        self.planned[slot] = self.computed[slot] = self.capacity[slot] = num_cached
         self.known[slot], self.unsure[slot] = num_known, 0
         self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
         self.end[slot] = 0 if self.is_watched(slot) else num_known
@@ -78,6 +79,7 @@ class Table:
         self.seqs[slot], self.names[slot] = None, None
         self.epoch[slot] += 1
         self.ready_at[slot] = NEVER
+        self.capacity[slot] = 0
 
     def _give_back(self, start: int, end: int) -> None:
         """Let go of the memory of many tokens; start, end: bytes."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pellucid.kv.manager import BlockTable, KVManager, Transfer
+import random
+
+import numpy as np
+
+from pellucid.kv.manager import BlockTable, KVManager, NewBlocks, Transfer
 from pellucid.kv.specs import KVGroupSpec
 
 
@@ -19,49 +23,74 @@ def write(kv: KVManager, tokens: list[int], table: BlockTable | None = None) -> 
     """A sequence whose tokens are all computed and published."""
     table = table or kv.new_table()
     kv.adopt(table, kv.match(table, tokens, len(tokens)))
-    assert kv.grow([table], [len(tokens)]) is not None
-    kv.publish(table, tokens, len(tokens))
+    assert kv.grow(table, len(tokens)) is not None
+    kv.publish(table, tokens)
     return table
 
 
-def grow(kv: KVManager, table: BlockTable, num_tokens: int) -> list[tuple[int, list[int]]] | None:
-    """Grow one table; of each group the owners of its new blocks."""
-    grown = kv.grow([table], [num_tokens])
-    return None if grown is None else [(group, owners) for group, owners, _ in grown]
+def grow(kv: KVManager, table: BlockTable, num_tokens: int) -> list[int] | None:
+    """Grow one table; of each group the number of its new blocks."""
+    grown = kv.grow(table, num_tokens)
+    return None if grown is None else [len(blocks) for blocks in grown]
+
+
+def grow_all(kv: KVManager, tables: list[BlockTable], num_tokens: list[int]) -> NewBlocks | None:
+    return kv.grow_all(tables, np.array([kv.capacity(table) for table in tables]), np.array(num_tokens))
 
 
 def test_a_sequence_grows_block_by_block() -> None:
     kv = make_manager((4, 8))
     table = kv.new_table()
-    assert grow(kv, table, 5) == [(0, [0, 0])]
-    assert grow(kv, table, 8) == [] and table.capacity == 8
-    assert grow(kv, table, 9) == [(0, [0])]
+    assert grow(kv, table, 5) == [2]
+    assert grow(kv, table, 8) == [0] and kv.capacity(table) == 8
+    assert grow(kv, table, 9) == [1]
 
 
 def test_groups_with_their_own_block_sizes_grow_together() -> None:
     kv = make_manager((4, 8), (8, 4))
     table = kv.new_table()
-    assert grow(kv, table, 9) == [(0, [0, 0, 0]), (1, [0, 0])]
-    assert table.capacity == 12
-    assert grow(kv, table, 13) == [(0, [0])]
+    assert grow(kv, table, 9) == [3, 2]
+    assert kv.capacity(table) == 12
+    assert grow(kv, table, 13) == [1, 0]
 
 
 def test_several_sequences_grow_at_once_each_by_what_it_lacks() -> None:
     kv = make_manager((4, 8), (8, 8))
     tables = [kv.new_table() for _ in range(3)]
     grow(kv, tables[1], 4)
-    grown = kv.grow(tables, [5, 4, 8])
-    assert grown is not None
-    assert [(group, owners) for group, owners, _ in grown] == [(0, [0, 0, 2, 2]), (1, [0, 2])]
-    assert [table.capacity for table in tables] == [8, 4, 8]
-    assert tables[0].blocks[0] + tables[2].blocks[0] == grown[0].blocks
+    new = grow_all(kv, tables, [5, 5, 9])
+    assert new is not None
+    assert [counts.tolist() for counts in new.counts] == [[2, 1, 3], [1, 0, 2]]
+    assert new.capacity.tolist() == [kv.capacity(table) for table in tables] == [8, 8, 12]
+    assert new.blocks[0] == tables[0].blocks[0] + tables[1].blocks[0][1:] + tables[2].blocks[0]
     kv.check(table.blocks for table in tables)
+
+
+def test_several_tables_get_the_blocks_that_each_would_get_alone() -> None:
+    rng = random.Random(0)
+    for pools in (
+        [(4, 4000)],
+        [(4, 4000), (8, 4000)],
+        [(8, 4000), (4, 4000)],
+        [(4, 4000), (6, 4000), (16, 4000)],
+    ):
+        kv, tables, alone = make_manager(*pools), list[BlockTable](), list[BlockTable]()
+        for _ in range(50):
+            first = rng.randrange(1, 60)
+            last = rng.randrange(first, 90)
+            for each in (tables, alone):
+                each.append(kv.new_table())
+                grow(kv, each[-1], first)
+            grow(kv, alone[-1], last)
+            if last > kv.capacity(tables[-1]):
+                assert grow_all(kv, tables[-1:], [last]) is not None
+        assert [list(map(len, table.blocks)) for table in tables] == [list(map(len, t.blocks)) for t in alone]
 
 
 def test_no_group_grows_where_one_of_them_is_short() -> None:
     kv = make_manager((4, 8), (4, 2))
     assert grow(kv, kv.new_table(), 9) is None and kv.usage == 0
-    assert kv.grow([kv.new_table(), kv.new_table()], [4, 5]) is None and kv.usage == 0
+    assert grow_all(kv, [kv.new_table(), kv.new_table()], [4, 5]) is None and kv.usage == 0
     assert grow(kv, kv.new_table(), 8) is not None
     assert kv.max_tokens == 8
 
@@ -136,9 +165,9 @@ def test_a_published_block_is_written_no_more() -> None:
 def test_only_new_full_blocks_are_published() -> None:
     kv = make_manager((4, 8))
     table = write(kv, list(range(6)))
-    assert table.num_published == [1] and table.publish_at == 8
-    kv.publish(table, list(range(8)), 8)
-    assert table.num_published == [2] and table.publish_at == 12
+    assert table.num_published == [1] and kv.publish_at(table) == 8
+    kv.publish(table, list(range(8)))
+    assert table.num_published == [2] and kv.publish_at(table) == 12
 
 
 def test_a_load_takes_blocks_and_is_found_once_it_has_landed() -> None:

@@ -41,9 +41,11 @@ def test_who_returns_takes_its_old_place() -> None:
     for seq in seqs:
         queue.add(seq)
     queue.remove(seqs[0])
-    assert queue.oldest is seqs[1]
+    queue.remove(seqs[2])
+    assert queue.oldest is seqs[1] and list(reversed(queue)) == [seqs[1]]
+    queue.add(seqs[2])
     queue.add(seqs[0])
-    assert queue.oldest is seqs[0] and len(queue) == 3
+    assert queue.oldest is seqs[0] and list(reversed(queue)) == seqs[::-1]
 
 
 def test_the_loop_over_a_queue_may_change_it() -> None:
@@ -67,7 +69,7 @@ def test_any_order_of_coming_and_going_keeps_the_order_of_age() -> None:
         (queue.add if target is here else queue.remove)(seq)
         here.sort(key=lambda seq: seq.key)
         assert list(queue) == here and len(queue) == len(here) and queue.first(2) == here[:2]
-        assert not here or queue.oldest is here[0]
+        assert list(reversed(queue)) == here[::-1] and (not here or queue.oldest is here[0])
 
 
 def seconds_to_remove(num: int) -> float:
