@@ -99,6 +99,21 @@ def _biases(value: object) -> dict[int, float]:
     return biases
 
 
+def _plain(value: Any) -> Any:
+    """A copy of what every process can read."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral) and -(2**63) <= int(value) < 2**63:
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", value)):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
+    raise ValueError(f"extra_args has {value!r:.100}, must be numbers, texts, lists and dicts of such")
+
+
 def _texts(name: str, value: object) -> list[str]:
     texts = _items(name, [value] if isinstance(value, str) else value, TEXTS[name])
     for text in texts:
@@ -235,6 +250,11 @@ class SamplingParams:
                 setattr(self, name, _token_ids(name, value))
         if self.logit_bias is not None:
             self.logit_bias = _biases(self.logit_bias)
+        if self.extra_args is not None:
+            given: Any = self.extra_args
+            if not isinstance(given, dict):
+                raise ValueError(f"extra_args is {given!r:.100}, must be a dict by feature")
+            self.extra_args = _plain(given)
 
     def validate(self) -> None:
         """Raise ValueError for the first field out of range."""
@@ -270,9 +290,6 @@ class SamplingParams:
             raise ValueError("stop strings need text; set detokenize=True or use stop_token_ids")
         if any(not word.strip() for word in self.bad_words or ()):
             raise ValueError("bad_words contains an empty string; remove it")
-        args: Any = self.extra_args
-        if args is not None and not isinstance(args, dict):
-            raise ValueError(f"extra_args is {args!r:.100}, must be a dict by feature")
         wish: Any = self.structured_outputs
         if wish is not None and not isinstance(wish, StructuredOutputsParams):
             raise ValueError(f"structured_outputs is {wish!r:.100}, must be StructuredOutputsParams")

@@ -244,7 +244,10 @@ def _plain(value: object) -> object:
     if isinstance(value, array):
         return value.tobytes()
     if isinstance(value, np.ndarray):
-        return value.astype(np.int32).tobytes()
+        matrix = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        if matrix.dtype.kind not in "iub":
+            raise TypeError(f"an array of {matrix.dtype} cannot travel; send its bytes")
+        return matrix.astype(np.int32).tobytes()
     if isinstance(value, os.PathLike):
         return os.fspath(cast("os.PathLike[str]", value))
     if isinstance(value, Integral):

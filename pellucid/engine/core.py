@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -128,7 +128,11 @@ class Engine:
             if not self._is_whole:  # a second Ctrl-C; what is planned may never run, and is published
                 self._die(error)
             raise
-        for update in self._updates:
+
+    def _tell(self, updates: Iterable[SeqUpdate]) -> None:
+        """These are to be returned; who has ended leaves the features at once, for its id may come again."""
+        for update in updates:
+            self._updates.append(update)
             if update.finish_reason is not None:
                 self._features.leave(update.request_id)
 
@@ -149,7 +153,7 @@ class Engine:
         while self._inbox:
             update = self._inbox.popleft()()
             if update is not None:
-                self._updates.append(update)
+                self._tell([update])
             self._let_through()
         self.scheduler.poll()
 
@@ -187,7 +191,7 @@ class Engine:
         if preparing is None:
             return None  # it has ended meanwhile
         done = {name: future for name, future in preparing.futures.items() if future.done()}
-        errors = [f"its {name}: {error}" for name, future in done.items() if (error := future.exception())]
+        errors = [f"its {name}: {error}" for name, future in done.items() if (error := error_of(future))]
         if not errors and len(done) < len(preparing.futures):
             return None
         del self._preparing[request_id]
@@ -200,13 +204,13 @@ class Engine:
             return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
         return self.scheduler.abort(request_id)
 
-    def _end(self, request_id: str, error: str | None) -> SeqUpdate:
+    def _end(self, request_id: str, error: str | None) -> None:
         """A feature ends a request: what the plan under way makes of it counts no more."""
         reason = FinishReason.STOP if error is None else FinishReason.ERROR
         update = self.scheduler.abort(request_id, reason)
-        assert update is not None, f"request {request_id} is not in the plan that was made last"
-        update.error = error
-        return update
+        if update is not None:
+            update.error = error
+            self._tell([update])
 
     def _submit(self) -> None:
         """Fill the pipeline."""
@@ -230,7 +234,8 @@ class Engine:
             ticket.provide(features.late(plan, rows_of))
         self._inflight.append((plan, ticket))
         if plan.asked:
-            self._updates += [self._end(*ended) for ended in features.ended(plan).items()]
+            for request_id, error in features.ended(plan).items():
+                self._end(request_id, error)
         return True
 
     def _collect(self) -> None:
@@ -258,9 +263,11 @@ class Engine:
         self._sizes.add(plan.num_tokens)
         self.xray.lands(plan, result, seconds)
         news = self.scheduler.commit(plan, result)
-        self._features.land(result.told, news, self.scheduler)
-        self._updates += news.updates
-        self._going = news.going
+        try:
+            self._features.land(result.told, news, self.scheduler)
+        finally:  # who has ended in this step is the scheduler's no more
+            self._tell(news.updates)
+            self._going = news.going
         if self._check_invariants:
             self.scheduler.check([plan for plan, _ in self._inflight])
 
@@ -283,7 +290,7 @@ class Engine:
             for request_id in self._preparing
         ]
         self._preparing.clear()
-        self._updates += preparing + self.scheduler.fail_all(self.error)
+        self._tell(preparing + self.scheduler.fail_all(self.error))
 
     @property
     def has_work(self) -> bool:
@@ -330,3 +337,8 @@ class Engine:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
         self._features.shutdown()
         self.executor.shutdown()
+
+
+def error_of(future: Future[Any]) -> BaseException | str | None:
+    """Why what a request waits for will never be."""
+    return "it was cancelled" if future.cancelled() else future.exception()

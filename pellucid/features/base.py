@@ -16,7 +16,8 @@ request's life:
     host    land            the plan is committed
             leave           it has ended, for whatever reason
 
-A half defines the hooks that it needs; the others are never called.  State is kept by request, slot or plan:
+A half defines the hooks that it needs; the others are never called.  What `asks`, `prepare` and `enter` raise
+ends the request alone; the other hooks must not fail.  State is kept by request, slot or plan:
 with two plans under way there is no current step.  Law 11: what a plan carries is used by that plan alone,
 and `leave` lets go of all that a feature holds.
 """
@@ -56,15 +57,20 @@ class RowKind(enum.Enum):
     """Which rows of a request have its features' bits."""
 
     ALL = "all"
-    PROMPT = "prompt"  # chunks, the last one included
+    PROMPT = "prompt"  # chunks, the last one included; and rows that are planned before that has landed
     SAMPLING = "sampling"  # the last chunk, and all behind it
 
 
 class Halves(enum.IntEnum):
-    """What may be replayed of a step that is recorded: a step is as slow as the slowest of its features."""
+    """What may be replayed of a step that is recorded: a step is as slow as the slowest of its features.
+
+    One with a hook in the second half that does not say SPLIT is EAGER.
+    """
 
     WHOLE = 0  # all of it: what `before` fills lies where the recording reads it
-    SPLIT = 1  # by halves, `between` with the second one: what `fill` fills lies where it reads it
+    # By halves, with `between` and `after` in the second one: what `fill` fills lies where it reads it.  That
+    # is recorded when nobody asks, so these hooks do not look at who does.
+    SPLIT = 1
     EAGER = 2  # the forward alone; the second half is launched kernel by kernel
 
 
@@ -100,11 +106,17 @@ class HostFeature:
         """It is queued.  Returns what `Admission.ride` is to bring the worker's half: plain data, or None."""
 
     def gate(self, seq: Seq, beside: Sequence[Seq]) -> bool:
-        """May it run beside these, which ask, too?  If not, it and all behind it wait until one has left."""
+        """May it run beside these, which ask, too?  If not, it and all behind it wait until one has left.
+
+        Beside nobody it may.
+        """
         raise NotImplementedError
 
     def ride(self, rows: Sequence[AskingRow]) -> object:
-        """What this plan brings the worker's half: a type that can be imported, its fields typed; or None."""
+        """What this plan brings the worker's half: a type that can be imported, its fields typed; or None.
+
+        rows: perhaps none, where one that asked has just given way.
+        """
 
     def late(self, rows: Sequence[AskingRow]) -> object:
         """The same, while the forward already runs.  It stays as it is until the next call."""
@@ -166,7 +178,10 @@ class WorkerFeature:
         """Lay out what recordings will read, for steps of so many logits: it never moves."""
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Those that ask for it are in their slots.  Must not fail: `HostFeature.asks` has looked at them."""
+        """Those that ask for it are in their slots; in the warm-up without a ride.
+
+        Who does not ask is not told of: what is kept by slot may be that of a request which has left.
+        """
 
     def before(self, counts: StepCounts, ride: Any) -> None:
         """ride: what the host's half has sent with the plan; None in the warm-up."""

@@ -30,7 +30,7 @@ class HostFeatures:
         self._features = dict(features or {})
         self.bits = bits_of(self._features)
         self._hooks = Hooks(self._features)
-        self.watched = self._mask(lambda feature: feature.is_watched)
+        self.watched = self._mask(lambda feature: feature.is_watched or feature.is_host_bound)
         self.prompt_only = self._mask(lambda feature: feature.rows is RowKind.PROMPT)
         self.sampling_only = self._mask(lambda feature: feature.rows is RowKind.SAMPLING) | HOST_BOUND
         self.with_late = self._mask(lambda feature: defines(feature, "late"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pellucid.features.base import FEATURES, Halves, Hooks, WorkerFacts, WorkerFeature, bits_of
+from pellucid.features.base import FEATURES, Halves, Hooks, WorkerFacts, WorkerFeature, bits_of, defines
 from pellucid.registry import load_object
 from pellucid.schedule.plan import FEATURE_BITS, NOBODY, Admission, StepPlan
 
@@ -57,7 +57,7 @@ class WorkerFeatures:
         return cls(features, facts.slots.num_slots + 1)
 
     def _bits_with(self, halves: Halves) -> int:
-        return sum(self._bits[name] for name, each in self._features.items() if each.halves is halves)
+        return sum(self._bits[name] for name, each in self._features.items() if halves_of(each) is halves)
 
     def make_room(self, most: int) -> None:
         """Recordings of up to so many logits will read what features fill."""
@@ -84,7 +84,7 @@ class WorkerFeatures:
         return Riders(
             bits=bits,
             asked=asked,
-            halves=max(each.halves for name, each in self._features.items() if self._bits[name] & bits),
+            halves=max(halves_of(each) for name, each in self._features.items() if self._bits[name] & bits),
             before=self._hooks.of(bits, "before"),
             fill=self._hooks.of(bits, "fill"),
             between=self._hooks.of(bits, "between"),
@@ -102,3 +102,9 @@ class WorkerFeatures:
         """Let those change nothing whose part is recorded, but that no row asks for."""
         for _, feature in self._hooks.of(self.split_bits & ~counts.riders.bits, "clear"):
             feature.clear(counts)
+
+
+def halves_of(feature: WorkerFeature) -> Halves:
+    """What its class says, but a whole replay would call none of the hooks of the second half."""
+    is_called = any(defines(feature, hook) for hook in ("fill", "between", "after"))
+    return Halves.EAGER if feature.halves is Halves.WHOLE and is_called else feature.halves

@@ -52,11 +52,15 @@ class News:
 
     landed: dict[int, Landed] = field(default_factory=dict[int, Landed])  # by index in the plan
     going: Going = NOBODY_GOES_ON
+    failed: list[SeqUpdate] = field(
+        default_factory=list[SeqUpdate]
+    )  # of which a worker has said what is wrong
 
     @property
     def updates(self) -> list[SeqUpdate]:
         """Of requests that begin, end, or have more to tell than tokens; once features have added to them."""
-        return [each.update for each in self.landed.values() if each.update.says_anything]
+        landed = [each.update for each in self.landed.values() if each.update.says_anything]
+        return [*self.failed, *landed]
 
     def one_by_one(self) -> list[SeqUpdate]:
         """An update a request."""

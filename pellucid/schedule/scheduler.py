@@ -22,7 +22,7 @@ from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
-from pellucid.schedule.news import NO_NEWS, Going, Landed, News
+from pellucid.schedule.news import NO_NEWS, NOBODY_GOES_ON, Going, Landed, News
 from pellucid.schedule.plan import (
     FEATURE_BITS,
     HOST_BOUND,
@@ -633,16 +633,21 @@ class Scheduler:
             is_due |= np.isin(np.arange(len(slots)) if index is None else index, list(result.failed))
         is_told = t.is_told[slots]
         landed: dict[int, Landed] = {}
+        failed: list[SeqUpdate] = []
         if np.count_nonzero(is_due):
             for row in np.flatnonzero(is_due).tolist():
                 place = row if index is None else int(index[row])  # in the plan
-                message = result.failed.get(place)
-                landed[place] = self._land_row(int(slots[row]), tokens[row, : num_new[row]], message)
+                slot, new = int(slots[row]), tokens[row, : num_new[row]]
+                if place in result.failed:
+                    failed.append(self._fail(slot, len(new), result.failed[place]))
+                else:
+                    landed[place] = self._land_row(slot, new)
             is_told &= ~is_due
         self._num_landed += 1
         if self._num_landed % TURN == 0:
             self._publish_some()
-        return self._news(landed, slots, num_new, tokens, is_told)
+        going = self._going(slots, num_new, tokens, is_told)
+        return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS
 
     def _alive(self, flight: Flight) -> Column | None:
         """Law 4: which rows are not stale; None: all."""
@@ -651,17 +656,16 @@ class Scheduler:
         is_alive = self.table.epoch[flight.rows.slots] == flight.epochs
         return None if np.count_nonzero(is_alive) == len(is_alive) else np.flatnonzero(is_alive)
 
-    def _news(
-        self, landed: dict[int, Landed], slots: Column, num_new: NDArray[np.int32],
-        tokens: NDArray[np.int32], is_told: NDArray[np.bool_],
-    ) -> News:  # fmt: skip
+    def _going(
+        self, slots: Column, num_new: NDArray[np.int32], tokens: NDArray[np.int32], is_told: NDArray[np.bool_]
+    ) -> Going:
         """is_told: who merely goes on, and has a reader for each token."""
         num_told = np.count_nonzero(is_told)
         if not num_told:
-            return News(landed) if landed else NO_NEWS
+            return NOBODY_GOES_ON
         if num_told < len(slots):
             slots, num_new, tokens = slots[is_told], num_new[is_told], tokens[is_told]
-        return News(landed, Going(self.table.names[slots], num_new, tokens))
+        return Going(self.table.names[slots], num_new, tokens)
 
     def _find_stops(self, slots: Column, tokens: NDArray[np.int32], is_due: NDArray[np.bool_]) -> None:
         """Who has got one of its own stop tokens is due, and nobody for another's."""
@@ -689,14 +693,11 @@ class Scheduler:
         t.computed[slots] = computed
         return computed
 
-    def _land_row(self, slot: int, new: NDArray[np.int32], message: str | None) -> Landed:
-        """A row that is due.  message: why its request cannot go on, or None."""
+    def _land_row(self, slot: int, new: NDArray[np.int32]) -> Landed:
+        """A row that is due."""
         t = self.table
         seq = t.seqs[slot]
         assert seq is not None, f"a row of slot {slot} is alive, but nobody is there"
-        if message is not None:
-            t.computed[slot] -= len(new)  # its tokens mean nothing
-            return Landed(seq, self._fail(seq, message), 0)
         update = seq.update(new.tolist())
         if len(new):
             return Landed(seq, update, self._land_tokens(seq, update))
@@ -721,8 +722,10 @@ class Scheduler:
             self._retire(seq, dropped)
             self._forget(seq)
             return num_new - dropped
-        t.asked[slot] &= ~self.features.prompt_only
-        t.end[slot] = 0 if t.is_watched(slot) else seq.limit - 1
+        t.end[slot] = seq.limit - 1
+        if seq.asked:
+            t.asked[slot] &= ~self.features.prompt_only
+            t.end[slot] = 0 if t.is_watched(slot) else seq.limit - 1
         if seq.host_bound:
             t.ready_at[slot] = 0
         return num_new
@@ -739,10 +742,11 @@ class Scheduler:
         for seq, num_computed in zip(t.occupants(slots), t.computed[slots].tolist(), strict=True):
             self._publish(seq, t.token_ids[seq.slot, :num_computed])
 
-    def _fail(self, seq: Sequence, message: str) -> SeqUpdate:
+    def _fail(self, slot: int, num_new: int, message: str) -> SeqUpdate:
         """End a sequence of which a worker has said what is wrong; others have nothing to do with it."""
-        update = self.abort(seq.request.id, FinishReason.ERROR)
-        assert update is not None, f"sequence {seq.id} has a row, but is not there"
+        self.table.computed[slot] -= num_new  # its row's tokens mean nothing
+        update = self.abort(self.table.names[slot], FinishReason.ERROR)
+        assert update is not None, f"a row of slot {slot} is alive, but nobody is there"
         update.error = message
         return update
 

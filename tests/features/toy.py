@@ -108,8 +108,8 @@ class Worker(WorkerFeature):
 
     def make_room(self, most: int) -> None:
         """What is added to which token's logit, for each logit of a step."""
-        self._bias = torch.zeros(most, device=self._device)
-        self._token = torch.zeros(most, dtype=torch.int64, device=self._device)
+        self._room = torch.zeros(most, device=self._device), torch.zeros(most, device=self._device).long()
+        self._now = self._room
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         for admission in admissions:
@@ -127,19 +127,22 @@ class Worker(WorkerFeature):
                 at = ends[row] - counts.num_sampled[row] + place
                 token[at] = self._tokens[counts.slots[row]]
                 bias[at] = self._biases[row] * ((length + place) % 2)
-        if len(bias) > len(self._bias):
-            self.make_room(len(bias))
-        self._bias[: len(bias)].copy_(torch.from_numpy(bias))
-        self._token[: len(bias)].copy_(torch.from_numpy(token))
+        self._now = torch.from_numpy(bias).to(self._device), torch.from_numpy(token).to(self._device)
+        if len(bias) <= len(self._room[0]):
+            for there, here in zip(self._room, self._now, strict=True):
+                there[: len(bias)].copy_(here)
+            self._now = self._room
 
     def clear(self, counts: StepCounts) -> None:
-        self._bias.zero_()
+        self._room[0].zero_()
+        self._now = self._room
 
     def between(self, rows: StepRows, logits: Tensor) -> None:
-        column = self._token[: len(logits)] - self._first
+        bias, token = (values[: len(logits)] for values in self._now)
+        column = token - self._first
         is_here = (column >= 0) & (column < logits.shape[1])  # a rank has its share of the vocabulary
-        bias = torch.where(is_here, self._bias[: len(logits)], 0.0)[:, None].to(logits.dtype)
-        logits.scatter_add_(1, column.clamp(0, logits.shape[1] - 1)[:, None], bias)
+        added = torch.where(is_here, bias, 0.0)[:, None].to(logits.dtype)
+        logits.scatter_add_(1, column.clamp(0, logits.shape[1] - 1)[:, None], added)
 
     def after(self, rows: StepRows, yielded: Yielded) -> Home:
         return Home([yielded.output.tokens], read)

@@ -189,7 +189,7 @@ FAULTS: dict[str, list[Edit]] = {
         )
     ],
     "10 death answers nobody": [
-        ("core", "self._updates += preparing + self.scheduler.fail_all(self.error)", "pass")
+        ("core", "self._tell(preparing + self.scheduler.fail_all(self.error))", "pass")
     ],
     "10 who comes after death waits for ever": [
         ("core", "        if self.error is not None:\n", "        if False:\n")
@@ -372,9 +372,7 @@ FAULTS: dict[str, list[Edit]] = {
             "        rides, self.kept = self.__dict__.get('kept', rides), rides\n$",
         ),
     ],
-    "11 what lands is not watched": [
-        ("features", "self.watched = self._mask(lambda feature: feature.is_watched)", "self.watched = 0")
-    ],
+    "11 what lands is not watched": [("features", "feature.is_watched or feature.is_host_bound", "False")],
     "11 a chunk's bits are forgotten": [
         ("scheduler", "step.asked |= seq.asked & ~self.features.sampling_only", "pass"),
     ],

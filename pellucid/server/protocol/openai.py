@@ -87,7 +87,6 @@ class SamplingRequest(ApiRequest):
     logit_bias: TokenBias | None = None
     allowed_token_ids: TokenSet | None = None
     bad_words: Words | None = None
-    vllm_xargs: JsonObject | None = None
     prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -112,8 +111,6 @@ class SamplingRequest(ApiRequest):
     def sampling(self, defaults: SamplingParams, **changes: object) -> SamplingParams:
         """`defaults` with what the request says, and then `changes`.  Raises ValueError naming the field."""
         said = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.vllm_xargs is not None:
-            said["extra_args"] = self.vllm_xargs
         return defaults.clone(**{**said, **changes})
 
 

@@ -51,6 +51,7 @@ UNSERVED = {  # and what to do instead, on every route
     "thinking_token_budget": "an answer thinks as long as it likes, up to max_tokens",
     "typical_p": FILTERS,
     "use_beam_search": "tokens are sampled; temperature 0 takes the most likely ones",
+    "vllm_xargs": "there are no such arguments here",
     "web_search_options": "this server calls no other",
     "xtc_probability": FILTERS,
 }
