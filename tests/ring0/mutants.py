@@ -13,7 +13,7 @@ import logging
 import multiprocessing
 import sys
 import time
-from types import ModuleType
+from types import CodeType, ModuleType
 
 MODULES = {  # in the order of import
     "hashes": "pellucid.kv.hashes",
@@ -228,8 +228,8 @@ FAULTS: dict[str, list[Edit]] = {
     "2 host-bound planned while in flight": [
         (
             "scheduler",
-            "                t.ready_at[slots[asked & HOST_BOUND > 0]] = NEVER\n",
-            "",
+            "t.ready_at[slots[asked & HOST_BOUND > 0]] = NEVER",
+            "pass",
         ),
     ],
     "2 a host-bound sequence never goes on": [
@@ -543,16 +543,21 @@ def source_of(name: str) -> str:
         return file.read()
 
 
+def mutate(name: str, edits: list[Edit]) -> CodeType:
+    """The code of one of MODULES with the edits that are for it."""
+    source = source_of(MODULES[name])
+    for _, old, new in (edit for edit in edits if edit[0] == name):
+        assert source.count(old) == 1, f"{source.count(old)} times in {name}: {old!r}"
+        source = source.replace(old, new.replace("$", old))
+    return compile(source, MODULES[name], "exec")
+
+
 def load_mutant(edits: list[Edit]) -> ModuleType:
     """Execute all modules anew, some of them edited, under their own names.  Returns the simulation."""
     module = ModuleType("none")
     for short, name in MODULES.items():
-        source = source_of(name)
-        for _, old, new in (edit for edit in edits if edit[0] == short):
-            assert source.count(old) == 1, f"{source.count(old)} times in {name}: {old!r}"
-            source = source.replace(old, new.replace("$", old))
         module = sys.modules[name] = ModuleType(name)
-        exec(compile(source, name, "exec"), module.__dict__)
+        exec(mutate(short, edits), module.__dict__)
     return module
 
 
