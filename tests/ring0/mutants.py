@@ -556,8 +556,9 @@ def load_mutant(edits: list[Edit]) -> ModuleType:
     """Execute all modules anew, some of them edited, under their own names.  Returns the simulation."""
     module = ModuleType("none")
     for short, name in MODULES.items():
+        code = mutate(short, edits)
         module = sys.modules[name] = ModuleType(name)
-        exec(mutate(short, edits), module.__dict__)
+        exec(code, module.__dict__)
     return module
 
 
