@@ -27,7 +27,7 @@ from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.schedule.news import News
 from pellucid.schedule.scheduler import Scheduler
-from pellucid.schedule.sequence import Sequence
+from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
@@ -380,12 +380,17 @@ class Simulation:
     def disturb(self) -> None:
         living = [id for id, answer in self.answers.items() if answer.end is None]
         if living and self.rng.random() < self.config.abort_rate:
-            victim = self.rng.choice(living)
+            victim = self.rng.choice([id for id in living if self.awaits_load(id)] or living)
             self.aborted.add(victim)
             self.engine.abort(victim)
         self.toy.finish_some()
         if self.rng.random() < self.config.clear_rate:
             self.engine.call(self.scheduler.clear_prefix_cache)
+
+    def awaits_load(self, request_id: str) -> bool:
+        """Whose blocks an abort must leave to the connector."""
+        seq = self.scheduler._by_request.get(request_id)
+        return seq is not None and seq.status is Status.WAITING_KV
 
     def step(self) -> None:
         running = self.scheduler.running()
