@@ -42,8 +42,8 @@ from pellucid.kv.specs import KVGroupSpec
 from pellucid.llm import LLM
 from pellucid.resolve import Resolved
 from pellucid.sample.state import SamplingState
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
-from pellucid.types import SamplingParams
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
 from pellucid.worker.handover import NoHandover
 from pellucid.worker.inputs import InputBuilder, StepRows

@@ -17,10 +17,11 @@ import numpy as np
 
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult, ints
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.step import SchedulerOptions
-from pellucid.types import Request, SamplingParams
+from pellucid.types import Request
 
 BLOCK = 64
 MAX_LEN = 4096

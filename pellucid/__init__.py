@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pellucid.config import EngineConfig as EngineConfig
     from pellucid.llm import LLM as LLM
     from pellucid.llm_engine import LLMEngine as LLMEngine
+    from pellucid.sampling_params import SamplingParams as SamplingParams
+    from pellucid.sampling_params import StructuredOutputsParams as StructuredOutputsParams
     from pellucid.types import RequestOutput as RequestOutput
-    from pellucid.types import SamplingParams as SamplingParams
-    from pellucid.types import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,8 +35,8 @@ _HOMES = {
     "AsyncLLM": "pellucid.async_llm",
     "LLMEngine": "pellucid.llm_engine",
     "EngineConfig": "pellucid.config",
-    "SamplingParams": "pellucid.types",
-    "StructuredOutputsParams": "pellucid.types",
+    "SamplingParams": "pellucid.sampling_params",
+    "StructuredOutputsParams": "pellucid.sampling_params",
     "RequestOutput": "pellucid.types",
 }
 

@@ -22,11 +22,12 @@ from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
 from pellucid.resolve import Resolved
+from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import ChatOptions, Message
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.types import RequestOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,11 +16,12 @@ from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
 from pellucid.llm_engine import LLMEngine
 from pellucid.progress import tell
+from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import Message
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.types import RequestOutput
 
 T = TypeVar("T")
 

@@ -24,18 +24,13 @@ from pellucid.resolve import Resolved
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient, Question
 from pellucid.sample.grammars.wire import Verdict
+from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.text.chat import ChatOptions, Message, render_chat
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.prompts import Prompt, TokenPrompt, bad_words_token_ids, tokenize_prompts
 from pellucid.text.token_lists import check_leaves_a_token, check_lists
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import (
-    Request,
-    RequestOutput,
-    SamplingParams,
-    SeqUpdate,
-    StructuredOutputsParams,
-)
+from pellucid.types import Request, RequestOutput, SeqUpdate
 
 logger = logging.getLogger(__name__)
 MOST_SPELLINGS = 64  # lists of bad words whose tokens are remembered

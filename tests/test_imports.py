@@ -14,9 +14,11 @@ import pytest
 import pellucid
 
 ROOT = Path(pellucid.__file__).parent
-PLAIN = {"types", "config", "resolve", "registry", "platform", "forward", "transfer"}  # data of borders
+DATA = {"types", "sampling_params"}  # what goes into the engine and what comes back
+PLAIN = {*DATA, "config", "resolve", "registry", "platform", "forward", "transfer"}  # data of borders
 MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
-    "types": set[str](),
+    "sampling_params": set[str](),
+    "types": {"sampling_params"},
     "registry": set[str](),
     "platform": set[str](),
     "forward": set[str](),
@@ -28,7 +30,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "collector": set[str](),
     "resolve": {"types", "platform", "config", "models.checkpoint", "features.base"},
     "kv": {"types", "config"},
-    "schedule": {"types", "config", "kv"},
+    "schedule": {*DATA, "config", "kv"},
     "schedule.scheduler": {"schedule", "types", "config", "kv", "features.base", "features.host"},
     # Each feature has a half on either side; what both sides call is free of torch.
     "features.base": {"registry", "schedule.plan"},
@@ -70,11 +72,11 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "kernels.compilers"),
         *("config", "resolve", "platform"),
     },
-    "text": {"types", "config"},
-    "llm": {"llm_engine", "engine", "text", "types", "config", "progress", "interrupts"},
-    "llm_engine": {"engine", "text", "sample.grammars", "types", "config", "resolve", "interrupts"},
-    "async_llm": {"llm_engine", "engine", "cluster.line", "text", "types", "config", "resolve"},
-    "server": {"async_llm", "llm_engine", "engine", "text", "types", "config", "registry", "collector"},
+    "text": {*DATA, "config"},
+    "llm": {"llm_engine", "engine", "text", *DATA, "config", "progress", "interrupts"},
+    "llm_engine": {"engine", "text", "sample.grammars", *DATA, "config", "resolve", "interrupts"},
+    "async_llm": {"llm_engine", "engine", "cluster.line", "text", *DATA, "config", "resolve"},
+    "server": {"async_llm", "llm_engine", "engine", "text", *DATA, "config", "registry", "collector"},
     "cli": {
         *("llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint"),
         *("progress", "no_effect", *PLAIN),

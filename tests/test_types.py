@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 
 def test_one_string_stands_for_a_list_of_it() -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pellucid.cli.console import AnswerStream, Speed, complain, note, write
 from pellucid.cli.options import add_engine_options, add_sampling_options, open_llm, sampling_params
 from pellucid.cli.prompts import Message, add_think_argument, template_options
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import RequestOutput
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from pellucid.cli.console import AnswerStream, Speed, note, rule, write
 from pellucid.cli.options import add_engine_options, open_llm
 from pellucid.cli.prompts import Message, Tool, template_options
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import RequestOutput
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM

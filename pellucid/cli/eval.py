@@ -19,7 +19,8 @@ from pellucid.cli.console import note, terminal, write
 from pellucid.cli.options import add_engine_options, open_llm
 from pellucid.cli.prompts import write_text
 from pellucid.cli.scoring import Item, Text, is_right, read_items
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import RequestOutput
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM

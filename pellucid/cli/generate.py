@@ -18,7 +18,8 @@ from pellucid.cli.prompts import (
     read_tools,
     template_options,
 )
-from pellucid.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import CompletionOutput, Logprob, RequestOutput
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM

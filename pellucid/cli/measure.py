@@ -18,7 +18,8 @@ from pellucid.llm import LLM
 from pellucid.models.checkpoint import Checkpoint, open_draft
 from pellucid.platform import detect
 from pellucid.resolve import Resolved, resolve
-from pellucid.types import RequestOutput, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import RequestOutput
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 LIMITS: tuple[str, ...] = (

@@ -15,7 +15,7 @@ from dataclasses import Field, fields
 from pellucid.config import SECTIONS, all_options
 from pellucid.no_effect import ENGINE, WITH_VALUE
 from pellucid.registry import load_object
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 if typing.TYPE_CHECKING:
     from pellucid.llm import LLM

@@ -23,9 +23,9 @@ from pellucid.kernels.sample import BLOCK_TOKENS
 from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.noise import token_codes
 from pellucid.sample.tables import Listed, SlotLists, bias_lists, token_bits, word_lists
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission
 from pellucid.transfer import upload
-from pellucid.types import SamplingParams
 
 # vLLM's bound: colder than this is greedy.
 _GREEDY_BELOW = 1e-5

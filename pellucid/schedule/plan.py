@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     Ints = array[int]

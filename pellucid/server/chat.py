@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec import UNSET
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, named, users_fault
@@ -45,7 +46,6 @@ from pellucid.server.structured import check_wish, thinking_in, wish_of
 from pellucid.server.tools import ToolUse, forced_calls, strict_calls
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
-from pellucid.types import SamplingParams
 
 router = APIRouter()
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec import UNSET
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
@@ -24,7 +25,6 @@ from pellucid.server.route import Route
 from pellucid.server.stream import Envelope, event
 from pellucid.server.structured import check_wish, wish_of
 from pellucid.text.prompts import TokenPrompt
-from pellucid.types import SamplingParams
 
 router = APIRouter()
 

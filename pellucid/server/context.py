@@ -10,6 +10,7 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from pellucid.async_llm import AsyncLLM, Mailbox
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.errors import ApiError, overloaded, users_fault
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
@@ -17,7 +18,6 @@ from pellucid.server.parsers.compose import Parsers
 from pellucid.server.preprocess import Preprocessor
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
-from pellucid.types import SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)

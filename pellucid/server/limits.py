@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.options import ServeOptions
-from pellucid.types import SamplingParams
 
 MOST_CHARACTERS = 1000  # of a stop string and of a bad word, which is tokenized while all others wait
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.errors import unknown_model
 from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import Parsers
@@ -18,7 +19,6 @@ from pellucid.server.tools import ToolUse
 from pellucid.text.chat import render_chat
 from pellucid.text.prompts import Prompt, TokenPrompt, tokenize_prompts
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import SamplingParams
 
 AS_MANY_AS_FIT = -1
 LONG = 100_000  # characters

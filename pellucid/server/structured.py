@@ -9,12 +9,12 @@ from typing import cast
 import msgspec
 from fastapi import Request
 
+from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.server.context import Server, client_of
 from pellucid.server.errors import ApiError
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
 from pellucid.server.stream import while_there
 from pellucid.text.prompts import TokenPrompt
-from pellucid.types import SamplingParams, StructuredOutputsParams
 
 NAMES = [field.name for field in fields(StructuredOutputsParams) if field.name != "thinking"]
 

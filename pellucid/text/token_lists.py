@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 BadWords = Collection[tuple[int, ...]]
 

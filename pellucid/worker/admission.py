@@ -15,8 +15,8 @@ import numpy as np
 
 from pellucid.executor.base import Pending
 from pellucid.sample.state import SamplingState, SlotParameters
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, StepResult, ints
-from pellucid.types import SamplingParams
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.slots import Slots
 

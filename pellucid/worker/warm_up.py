@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pellucid.resolve import Resolved
+from pellucid.sampling_params import MOST_LOGPROBS, SamplingParams
 from pellucid.schedule.plan import Admission, Row, Rows, StepPlan, ints
-from pellucid.types import MOST_LOGPROBS, SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0)
 EVERYTHING = SamplingParams(

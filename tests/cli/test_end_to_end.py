@@ -12,7 +12,7 @@ from pellucid.cli import console
 from pellucid.cli.chat import Chat
 from pellucid.cli.main import main
 from pellucid.llm import LLM
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pellucid.cli.generate import MAX_TOKENS
 from pellucid.cli.main import COMMANDS, build_parser
 from pellucid.cli.options import SAMPLING_HELP, engine_options, sampling_params
 from pellucid.config import EngineConfig, all_options
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 POSITIONALS = {"bench": ["throughput"]}
 

@@ -45,15 +45,9 @@ from pellucid.kv.specs import KVGroupSpec
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import resolve
+from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.schedule.plan import Admission, Growth, Row, Rows, StepPlan, StepResult, ints
-from pellucid.types import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    SeqUpdate,
-    StructuredOutputsParams,
-    TokenLogprobs,
-)
+from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

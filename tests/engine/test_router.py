@@ -8,7 +8,8 @@ import zlib
 import pytest
 
 from pellucid.engine.router import MAX_OUTPUT, OUTPUT_WORK, SLACK, PrefixMemory, Router
-from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import FinishReason, Request, SeqUpdate
 
 BLOCK = 16
 

@@ -14,8 +14,8 @@ from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import Resolved
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, Row, Rows, StepPlan, StepResult, ints
-from pellucid.types import SamplingParams
 
 FOREVER = 60.0  # seconds
 

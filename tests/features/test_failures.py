@@ -9,9 +9,10 @@ from typing import Any
 
 from pellucid.engine.core import Engine
 from pellucid.features.base import AskingRow, HostFeature, RowKind
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.sequence import Sequence as Seq
-from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate
+from pellucid.types import FinishReason, Request, SeqUpdate
 from tests.engine.test_core import EagerExecutor, EagerTicket
 from tests.schedule.device import make_request, make_scheduler
 

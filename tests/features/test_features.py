@@ -9,7 +9,7 @@ import pytest
 
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.features.base import FEATURES
-from pellucid.types import StructuredOutputsParams
+from pellucid.sampling_params import StructuredOutputsParams
 from tests.llm.test_invariance import NGRAM, random_requests
 from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 

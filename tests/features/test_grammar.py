@@ -9,8 +9,9 @@ import pytest
 
 from pellucid.features.grammar.host import Drafts, Grammars, Language, Text
 from pellucid.sample.grammars.base import GrammarRef
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.scheduler import Scheduler
-from pellucid.types import Request, SamplingParams
+from pellucid.types import Request
 from tests.sample.grammars.engine import grammars_of
 from tests.schedule.device import Device, make_request, make_scheduler, step
 

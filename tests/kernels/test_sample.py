@@ -17,7 +17,7 @@ from pellucid.sample.draw import Draw, FusedDraw, TorchDraw
 from pellucid.sample.noise import Purpose, gumbel, token_codes
 from pellucid.sample.state import Column, LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 from tests.sample.conftest import admit, make
 from tests.sample.test_vocabulary import on_every_rank
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pellucid import LLM, SamplingParams
-from pellucid.types import StructuredOutputsParams
+from pellucid.sampling_params import StructuredOutputsParams
 from tests.tiny import TEXT, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

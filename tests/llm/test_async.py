@@ -18,8 +18,9 @@ import pytest
 from pellucid.async_llm import AsyncLLM, EngineDeadError, Mailbox
 from pellucid.engine.xray import Frame
 from pellucid.llm import LLM
+from pellucid.sampling_params import SamplingParams
 from pellucid.text.outputs import OutputKind
-from pellucid.types import CompletionOutput, RequestOutput, SamplingParams
+from pellucid.types import CompletionOutput, RequestOutput
 from tests.patience import PATIENCE
 from tests.processes import members
 

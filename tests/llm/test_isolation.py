@@ -16,7 +16,7 @@ from pellucid.features.grammar.host import Grammars
 from pellucid.features.logprobs import worker as logprobs_worker
 from pellucid.kv.manager import KVManager
 from pellucid.sample.state import SamplingState
-from pellucid.types import StructuredOutputsParams
+from pellucid.sampling_params import StructuredOutputsParams
 from tests.llm.test_invariance import NGRAM
 
 NUM_SLOTS = 6

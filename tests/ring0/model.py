@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pellucid.types import Request, SamplingParams, TokenLogprobs
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import Request, TokenLogprobs
 
 VOCAB = 96
 MAX_LEN = 48  # tokens of a sequence

@@ -25,11 +25,12 @@ from pellucid.features.logprobs.host import Logprobs, PromptLogprobs
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.news import News
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
-from pellucid.types import FinishReason, Request, SamplingParams, SeqUpdate, TokenLogprobs
+from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
 from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregression, grammar_bit
 from tests.ring0.worker import TREES, ToyExecutor, Toys, WorkerConfig, tree_paths

@@ -14,8 +14,9 @@ from typing import Any
 
 from pellucid.features.grammar.host import Drafts
 from pellucid.features.logprobs.host import Entries
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Row, StepPlan, StepResult
-from pellucid.types import SamplingParams, TokenLogprobs
+from pellucid.types import TokenLogprobs
 from tests.ring0.connector import Job, ToyConnector
 from tests.ring0.model import MASKED, MAX_LEN, NUM_LAYERS, VOCAB, attend, banned_at, draw, kv_entry, logprob
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import SamplingState
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, ints
-from pellucid.types import SamplingParams
 
 
 class Stage:

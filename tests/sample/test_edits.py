@@ -9,7 +9,7 @@ from transformers.generation import logits_process as hf
 
 from pellucid.sample.edits import Rows, mask_bad_words, penalize
 from pellucid.sample.filters import filter_logits
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 V = 50
 NEVER = -float("inf")

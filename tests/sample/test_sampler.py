@@ -8,7 +8,7 @@ import torch
 
 from pellucid.sample.logprobs import raw_logprobs, score, top_logprobs
 from pellucid.sample.state import Feature, SamplingState, features_of
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 from tests.sample.conftest import admit, make
 
 V = 1501  # odd, and beyond the widest filter

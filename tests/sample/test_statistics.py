@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pellucid.kernels.sample import BLOCK_TOKENS
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 
 V = 40
 DRAWS = 8000

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid.sample import edits, sampler
 from pellucid.sample.state import SamplingState
-from pellucid.types import SamplingParams
+from pellucid.sampling_params import SamplingParams
 from tests.sample.conftest import make
 
 V, MAX_LISTED, NUM_SLOTS = 300, 128, 9

@@ -12,9 +12,10 @@ from pellucid.features.logprobs.host import Entries, Logprobs, PromptLogprobs
 from pellucid.kv.connector import KVConnector
 from pellucid.kv.manager import KVManager
 from pellucid.kv.specs import KVGroupSpec
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
-from pellucid.types import Request, SamplingParams, SeqUpdate, TokenLogprobs
+from pellucid.types import Request, SeqUpdate, TokenLogprobs
 
 BLOCK = 4
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from pellucid.features.base import HostFeature
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Row, StepPlan
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.schedule.sequence import Sequence
-from pellucid.types import FinishReason, Request, SamplingParams
+from pellucid.types import FinishReason, Request
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
 

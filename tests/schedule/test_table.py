@@ -13,11 +13,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import FEW_STOPS, TURN, Scheduler, StopTokens
 from pellucid.schedule.step import deal
 from pellucid.schedule.table import Table
-from pellucid.types import FinishReason, SamplingParams
+from pellucid.types import FinishReason
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
 
 STOP = 77

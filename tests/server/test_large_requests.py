@@ -18,12 +18,12 @@ import httpx
 import psutil
 import pytest
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.errors import SHUTTING_DOWN, ApiError
 from pellucid.server.options import ServeOptions
 from pellucid.server.preprocess import Preprocessor
 from pellucid.server.reader import MAX_AT_ONCE
 from pellucid.server.renderer import ModelFacts, Renderer
-from pellucid.types import SamplingParams
 from tests.server.conftest import Running, eventually
 
 JSON = {"Content-Type": "application/json"}

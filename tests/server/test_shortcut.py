@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.errors import ApiError
 from pellucid.server.options import ServeOptions
 from pellucid.server.preprocess import Preprocessor
@@ -18,7 +19,6 @@ from pellucid.server.protocol.openai import DetokenizeRequest
 from pellucid.server.renderer import ModelFacts, Renderer
 from pellucid.server.route import Route
 from pellucid.server.shortcut import Shortcut
-from pellucid.types import SamplingParams
 
 JSON = b"application/json"
 

@@ -8,9 +8,9 @@ import torch
 
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import LogitsBatch, SamplingState
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.draws import AlikeDraw, OwnDraw, draw_for
-from pellucid.types import SamplingParams
 from tests.sample.conftest import admit, chi_square_z
 
 VOCAB, NUM = 7, 20_000

@@ -9,11 +9,11 @@ import torch
 from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import SamplingState
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.base import DraftShape, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.verify import VerifyRows, verify
-from pellucid.types import SamplingParams
 from tests.sample.conftest import admit
 
 CHAIN = (0, 1, 2, 3)

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.text.outputs import OutputKind, OutputProcessor, fan_out
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import (
@@ -14,7 +15,6 @@ from pellucid.types import (
     Logprob,
     Request,
     RequestOutput,
-    SamplingParams,
     SeqUpdate,
     TokenLogprobs,
 )

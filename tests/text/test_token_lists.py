@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.text.token_lists import check_leaves_a_token, check_lists
-from pellucid.types import SamplingParams
 
 Case = tuple[dict[str, Any], list[int], list[tuple[int, ...]]]  # parameters, what ends texts, bad words
 

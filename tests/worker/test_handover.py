@@ -13,9 +13,9 @@ from pellucid.dist.collectives import Channels
 from pellucid.dist.mesh import Stage
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.sample.output import SampleOutput
+from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, ints
 from pellucid.spec.base import DraftShape
-from pellucid.types import SamplingParams
 from pellucid.worker.feedback import Feedback
 from pellucid.worker.handover import EarlyStage, NoSource, Outbox
 from pellucid.worker.inputs import InputBuilder, StepCounts

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.protocol.unserved import ALL, OLDER
-from pellucid.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 MOST_NAMES = 100  # of unknown fields that are logged

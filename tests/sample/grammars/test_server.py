@@ -21,7 +21,8 @@ from pellucid.sample.grammars import client as client_module
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient
 from pellucid.sample.grammars.wire import Verdict
-from pellucid.types import Request, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import Request
 from tests.sample.grammars.engine import grammars_of
 from tests.server.conftest import eventually
 

@@ -22,7 +22,8 @@ from pellucid.sample.grammars import server as server_side
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Matcher, Spelling
 from pellucid.sample.grammars.server import GrammarServer, Language
 from pellucid.sample.grammars.wire import Compile, Filled, Verdict, decode_verdict, frame, read_frame
-from pellucid.types import Request, SamplingParams
+from pellucid.sampling_params import SamplingParams
+from pellucid.types import Request
 from tests.patience import PATIENCE, eventually
 from tests.sample.grammars.engine import grammars_of
 
