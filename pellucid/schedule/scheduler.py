@@ -240,9 +240,12 @@ class Scheduler:
         """
         t, slots = self.table, self._ready(step, kept)
         planned = t.planned[slots] + 1
-        step.is_late = bool(np.count_nonzero(planned > t.due[slots]))
-        if step.is_late:
-            slots = self._attend(step, self._unfinished(slots))
+        if np.count_nonzero(planned > t.due[slots]):
+            slots = self._unfinished(slots)
+            planned = t.planned[slots] + 1
+            step.is_short = bool(np.count_nonzero(planned > t.capacity[slots] - 2 * self.options.num_spec))
+        if step.is_short:
+            slots = self._attend(step, slots)
             planned = t.planned[slots] + 1
         elif step.id % TURN == 0:
             self._grow_ahead(step, slots)
@@ -298,7 +301,7 @@ class Scheduler:
 
     def _with_blocks(self, step: Step, slots: Column, draft: Column) -> Column:
         """As many of the drafts as there are blocks for: nobody is preempted for them."""
-        if not step.is_late:
+        if not step.is_short:
             return draft
         t = self.table
         behind = t.planned[slots] + step.num_propose
@@ -345,7 +348,8 @@ class Scheduler:
         t, slot = self.table, seq.slot
         start, num_known = int(t.planned[slot]), int(t.known[slot])
         end = min(num_known, start + step.budget)
-        if not self._reserve(step, seq, end + step.num_propose):
+        has_more = end == num_known and self._grow_one_ahead(step, seq, end)
+        if not has_more and not self._reserve(step, seq, end + step.num_propose):
             return
         step.add_chunk(Row(slot, end - start, 0, seq.num_logits(start, end, num_known)))
         t.planned[slot] = end
@@ -464,13 +468,16 @@ class Scheduler:
     def _grow_ahead(self, step: Step, slots: Column) -> bool:
         """Two blocks for those that would lack one in this turn; False, and none, if there are few."""
         t, num_spec = self.table, self.options.num_spec
-        # Nobody is to be preempted for blocks that are not needed yet.
-        if min(pool.num_free for pool in self.kv.pools) < 2 * len(slots):
+        if not self._has_plenty(len(slots)):
             return False
         most = t.limit[slots] + num_spec
         soon = np.minimum(t.planned[slots] + 1 + step.num_propose + TURN * (1 + num_spec), most)
         later = np.minimum(soon + max(self.kv.block_sizes), most)
         return self._grow(step, slots, soon, later)
+
+    def _has_plenty(self, num_rows: int) -> bool:
+        """May so many have blocks that they do not need yet, and nobody is preempted for them?"""
+        return min(pool.num_free for pool in self.kv.pools) >= 2 * num_rows
 
     def _grow(self, step: Step, slots: Column, num_tokens: Column, at_once: Column | None = None) -> bool:
         """Blocks for so many tokens of each slot; False, and none, if a pool is short.
@@ -488,7 +495,8 @@ class Scheduler:
             return False
         for group, (counts, blocks) in enumerate(zip(new.counts, new.blocks, strict=True)):
             step.grow(group, np.repeat(slots, counts).tolist(), blocks)
-        self._set_capacity(slots, new.capacity)
+        t.capacity[slots] = new.capacity
+        t.due[slots] = np.minimum(new.capacity - 2 * self.options.num_spec, t.limit[slots] - 1)
         return True
 
     def _grow_one(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
@@ -501,13 +509,15 @@ class Scheduler:
             return False
         for group, blocks in enumerate(grown):
             step.grow(group, [slot] * len(blocks), blocks)
-        self._set_capacity(slot, self.kv.capacity(seq.table))
+        t, capacity = self.table, self.kv.capacity(seq.table)
+        t.capacity[slot], t.due[slot] = capacity, min(capacity - 2 * self.options.num_spec, seq.limit - 1)
         return True
 
-    def _set_capacity(self, slots: Column | int, capacity: Column | int) -> None:
-        t = self.table
-        t.capacity[slots] = capacity
-        t.due[slots] = np.minimum(capacity - 2 * self.options.num_spec, t.limit[slots] - 1)
+    def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:
+        """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""
+        soon = end + step.num_propose + TURN * (1 + self.options.num_spec)
+        soon = min(soon, seq.limit + self.options.num_spec)
+        return self._has_plenty(self.num_running) and self._grow_one(step, seq, soon)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.

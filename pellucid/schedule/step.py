@@ -71,7 +71,7 @@ class Step:
         self._grown: list[Growth] = []
         self._taken_back: dict[int, int] = {}  # of the growths, by slot: so many first ones are void
         self.has_preempted = False
-        self.is_late = False  # is a decode beyond what its table says is due?
+        self.is_short = False  # may a decode, with its drafts, lack a block?
 
     @property
     def num_rows(self) -> int:

@@ -272,15 +272,15 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a block is due a token late": [
         (
             "scheduler",
-            "np.minimum(capacity - 2 * self.options.num_spec, t.limit[slots] - 1)",
-            "np.minimum(capacity + 1, t.limit[slots] - 1)",
+            "planned > t.capacity[slots] - 2 * self.options.num_spec",
+            "planned > t.capacity[slots] + 1",
         ),
     ],
     "3 nobody attends to who is due": [
-        ("scheduler", "bool(np.count_nonzero(planned > t.due[slots]))", "False"),
+        ("scheduler", "if np.count_nonzero(planned > t.due[slots]):", "if False:"),
     ],
     "3 nobody looks whether drafts have blocks": [
-        ("scheduler", "t.due[slots] = np.minimum(capacity - 2 *", "t.due[slots] = np.minimum(capacity -"),
+        ("scheduler", "planned > t.capacity[slots] - 2 *", "planned > t.capacity[slots] -"),
     ],
     "3 who gets no block decodes all the same": [
         (
@@ -527,9 +527,7 @@ EQUIVALENT: dict[str, list[Edit]] = {
     # Sooner than `newest` it only touches a slot that no row reads before ready_at, and its own blocks.
     "6 feedback as soon as it has come": [("worker", "log[self.num_applied][0] <= newest", "True")],
     # Rows behind the certain end yield nothing, and are stale when they land.
-    "3 who surely ends is planned on": [
-        ("scheduler", "self._attend(step, self._unfinished(slots))", "self._attend(step, slots)")
-    ],
+    "3 who surely ends is planned on": [("scheduler", "            slots = self._unfinished(slots)\n", "")],
     "3 a chunk's sequence that surely ends is planned on": [
         ("scheduler", "if seq.host_bound or t.planned[slot] + 1 >= seq.limit:", "if seq.host_bound:")
     ],
