@@ -517,7 +517,7 @@ class Scheduler:
         """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""
         soon = end + step.num_propose + TURN * (1 + self.options.num_spec)
         soon = min(soon, seq.limit + self.options.num_spec)
-        return self._has_plenty(self.num_running) and self._grow_one(step, seq, soon)
+        return self._has_plenty(self.options.num_slots) and self._grow_one(step, seq, soon)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.
