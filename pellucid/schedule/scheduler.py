@@ -12,8 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import chain, islice, takewhile, tee
+from itertools import islice, takewhile, tee
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
 from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.manager import KVManager, PrefixHit
+from pellucid.schedule.counters import SchedulerCounters
 from pellucid.schedule.news import NO_NEWS, NOBODY_GOES_ON, Going, Landed, News
 from pellucid.schedule.plan import (
     FEATURE_BITS,
@@ -39,36 +39,12 @@ from pellucid.schedule.prefill_budget import PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
+from pellucid.schedule.stop_tokens import StopTokens
 from pellucid.schedule.table import NEVER, Table
 from pellucid.schedule.transfers import Transfers
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 TURN = 8  # plans: once in so many, what can wait is done for many sequences at once
-FEW_STOPS = 4  # distinct stop tokens that are looked for one by one
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the beginning."""
-
-    num_prompt_tokens: int = 0  # of the requests that were admitted
-    num_cached_tokens: int = 0  # of these, found in the prefix cache
-    num_sampled_tokens: int = 0
-    num_preemptions: int = 0
-    num_drafts: int = 0  # rows with drafts that came home
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0  # of the drafts
-    num_accepted_per_position: list[int] = field(default_factory=list[int])
-
-    def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
-        """Rows with so many drafts, or none, have come home, and yielded so many tokens."""
-        self.num_drafts += int(np.count_nonzero(draft))
-        self.num_draft_tokens += int(draft.sum())
-        num_rows, by_new = 0, np.bincount(num_new).tolist()
-        for position in range(len(by_new) - 3, -1, -1):
-            num_rows += by_new[position + 2]
-            self.num_accepted_per_position[position] += num_rows
-            self.num_accepted_tokens += num_rows
 
 
 class Scheduler:
@@ -849,41 +825,3 @@ class Scheduler:
             assert self.kv.is_private_from(seq.table, t.first_write(slot)), (
                 "its next row writes a shared block"
             )
-
-
-class StopTokens:
-    """All that may end a text of those that run: most landings hold none of them."""
-
-    def __init__(self) -> None:
-        self._counts: dict[frozenset[int], int] = {}  # slots, by what ends their texts
-        self._ids: Column = NOBODY  # all of them, ascending
-
-    def add(self, stops: frozenset[int]) -> None:
-        if stops:
-            self._counts[stops] = self._counts.get(stops, 0) + 1
-            if self._counts[stops] == 1:
-                self._note()
-
-    def remove(self, stops: frozenset[int]) -> None:
-        if stops:
-            self._counts[stops] -= 1
-            if not self._counts[stops]:
-                del self._counts[stops]
-                self._note()
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
-
-    def are_in(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which rows of tokens [B, w] have one; what is nobody's token may count as one."""
-        if len(self._ids) > FEW_STOPS:
-            nearest = self._ids.take(np.searchsorted(self._ids, tokens), mode="clip")
-            return np.any(nearest == tokens, axis=1)
-        found = np.zeros(len(tokens), dtype=bool)
-        for stop in self._ids.tolist():
-            for column in tokens.T:
-                found |= column == stop
-        return found
-
-    def _note(self) -> None:
-        self._ids = np.array(sorted(set(chain.from_iterable(self._counts))), dtype=np.int64)

@@ -27,6 +27,7 @@ MODULES = {  # in the order of import
     "table": "pellucid.schedule.table",
     "news": "pellucid.schedule.news",
     "features": "pellucid.features.host",
+    "stop_tokens": "pellucid.schedule.stop_tokens",
     "scheduler": "pellucid.schedule.scheduler",
     "logprobs": "pellucid.features.logprobs.host",
     "core": "pellucid.engine.core",
@@ -300,10 +301,10 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "self._find_stops(slots, tokens, is_due)", "pass"),
     ],
     "3 stops are forgotten with the first that has them": [
-        ("scheduler", "            self._counts[stops] -= 1", "            self._counts[stops] = 0"),
+        ("stop_tokens", "            self._counts[stops] -= 1", "            self._counts[stops] = 0"),
     ],
     "3 only few stops are looked for": [
-        ("scheduler", "for stop in self._ids.tolist():", "for stop in self._ids.tolist()[:1]:"),
+        ("stop_tokens", "for stop in self._ids.tolist():", "for stop in self._ids.tolist()[:1]:"),
     ],
     "10 a landing overlooks the end": [
         ("scheduler", "is_due = computed >= t.end[slots]", "is_due = computed > t.end[slots]"),

@@ -15,8 +15,9 @@ import pytest
 
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
-from pellucid.schedule.scheduler import FEW_STOPS, TURN, Scheduler, StopTokens
+from pellucid.schedule.scheduler import TURN, Scheduler
 from pellucid.schedule.step import deal
+from pellucid.schedule.stop_tokens import FEW, StopTokens
 from pellucid.schedule.table import Table
 from pellucid.types import FinishReason
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
@@ -217,7 +218,7 @@ def test_nobody_is_looked_at_for_anothers_stop_token() -> None:
     assert [update.request_id for update in updates] == ["stops"]
 
 
-@pytest.mark.parametrize("num_ids", [0, 1, FEW_STOPS, 5 * FEW_STOPS, 200])
+@pytest.mark.parametrize("num_ids", [0, 1, FEW, 5 * FEW, 200])
 def test_no_stop_token_is_overlooked_while_somebody_has_it(num_ids: int) -> None:
     rng, stops = random.Random(num_ids), StopTokens()
     sets = [frozenset(rng.choices([-1, *range(500), 151_645], k=2)) for _ in range(num_ids)]

@@ -1,0 +1,34 @@
+"""What the scheduler counts over its life, for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid.schedule.plan import Column
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the beginning."""
+
+    num_prompt_tokens: int = 0  # of the requests that were admitted
+    num_cached_tokens: int = 0  # of these, found in the prefix cache
+    num_sampled_tokens: int = 0
+    num_preemptions: int = 0
+    num_drafts: int = 0  # rows with drafts that came home
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of the drafts
+    num_accepted_per_position: list[int] = field(default_factory=list[int])
+
+    def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
+        """Rows with so many drafts, or none, have come home, and yielded so many tokens."""
+        self.num_drafts += int(np.count_nonzero(draft))
+        self.num_draft_tokens += int(draft.sum())
+        num_rows, by_new = 0, np.bincount(num_new).tolist()
+        for position in range(len(by_new) - 3, -1, -1):
+            num_rows += by_new[position + 2]
+            self.num_accepted_per_position[position] += num_rows
+            self.num_accepted_tokens += num_rows
