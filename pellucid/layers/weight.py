@@ -11,21 +11,31 @@ from pellucid.quant.base import Coords, ParamSpec
 
 
 class Weight(nn.Parameter):
-    """An `nn.Parameter` made by `Weight.empty` from a `ParamSpec`; garbage until it is loaded."""
+    """An `nn.Parameter` made from a `ParamSpec`: no memory until allocated, then garbage until filled."""
 
     spec: ParamSpec
     sources: tuple[str, ...]  # the checkpoint's tensors, one for each merged part
     coords: tuple[Coords, ...]  # this rank's slice of each
 
     @classmethod
-    def empty(
+    def of(
         cls, spec: ParamSpec, sources: tuple[str, ...], coords: tuple[Coords, ...], device: torch.device
     ) -> Self:
         """A weight for `sources`, with one slice of `coords` for each."""
         assert len(sources) == len(coords), (sources, coords)
-        weight = cls(torch.empty(spec.shape, dtype=spec.dtype, device=device), requires_grad=False)
+        weight = cls(torch.empty((), dtype=spec.dtype, device=device).expand(spec.shape), requires_grad=False)
         weight.spec, weight.sources, weight.coords = spec, sources, coords
         return weight
+
+    def allocate(self) -> None:
+        """Give it memory of its own."""
+        self.data = torch.empty(self.spec.shape, dtype=self.dtype, device=self.device)
+
+    def check(self, part: int, shape: tuple[int, ...]) -> None:
+        """Raise ValueError if a tensor of this shape cannot be `sources[part]`."""
+        nowhere = torch.device("meta")
+        param = torch.empty(self.spec.shape, dtype=self.dtype, device=nowhere)
+        self.spec.place(param, part, torch.empty(shape, device=nowhere), self.coords[part])
 
     @torch.no_grad()
     def load(self, part: int, tensor: Tensor) -> None:

@@ -122,7 +122,7 @@ class Builder:
         spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
 
         def table(device: torch.device) -> Weight:
-            return Weight.empty(spec, (self._path(f"{name}.weight"),), (coords,), device)
+            return Weight.of(spec, (self._path(f"{name}.weight"),), (coords,), device)
 
         if site.stage.is_first:
             weight = table(site.device)
@@ -288,7 +288,7 @@ class Builder:
         )
 
     def _weight(self, spec: ParamSpec, name: str) -> Weight:
-        return Weight.empty(spec, (self._path(name),), (self.site.coords,), self.site.device)
+        return Weight.of(spec, (self._path(name),), (self.site.coords,), self.site.device)
 
     def _kv_scale(self, name: str) -> Weight:
         """One number, 1 if the checkpoint has none."""
@@ -344,7 +344,7 @@ class Builder:
     ) -> Linear:
         def weight(name: str, spec: ParamSpec) -> Weight:
             sources = tuple(f"{prefix}.{name}" for prefix in prefixes)
-            return Weight.empty(spec, sources, coords, self.site.device)
+            return Weight.of(spec, sources, coords, self.site.device)
 
         weights = {name: weight(name, spec) for name, spec in method.params(shape).items()}
         if not bias:

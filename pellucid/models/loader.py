@@ -1,4 +1,4 @@
-"""Fills a model's weights: from safetensors shards, one tensor at a time, or with random numbers.
+"""Fills a model's weights, one layer after the other: from safetensors shards, or with random numbers.
 
 It knows no model and no quantization: each `Weight` names its tensors and places them itself.
 """
@@ -6,7 +6,7 @@ It knows no model and no quantization: each `Weight` names its tensors and place
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -26,51 +26,51 @@ MAX_NAMED = 5  # tensors listed in an error
 def load_weights(
     model: Model, checkpoint: Checkpoint, *, elsewhere: Set[str] = frozenset(), show_progress: bool = True
 ) -> None:
-    """Stream the checkpoint's tensors into the model, then let the layers repack.
+    """Bring the checkpoint's tensors into the model, a layer at a time, and let each layer repack.
 
-    Each tensor is copied to its weight's device and dtype before the next is read.  elsewhere: names of what
-    other pipeline stages hold, which is not read.  Raises ValueError naming tensors that are missing,
-    misshapen, or that no weight claims.
+    elsewhere: names of what other pipeline stages hold, which is not read.  Before a tensor is read, raises
+    ValueError naming those that are missing, misshapen, or that no weight claims.
     """
+    tensors = StoredTensors(checkpoint.shards, lambda key: kv_scale_name(model.rename(key)))
+    check_fit(model, checkpoint, tensors, elsewhere)
+    total = sum(weight.nbytes for weight in weights_of(model))
+    hidden = None if show_progress else True  # None: shown on a terminal only
+    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
 
-    def name_of(key: str) -> str:
-        return kv_scale_name(model.rename(key))
+        def load(weight: Weight) -> None:
+            for part, name in enumerate(weight.sources):
+                if name in tensors:
+                    weight.load(part, tensors.read(name))
+                elif weight.spec.default is not None:
+                    weight.fill_(weight.spec.default)
+            bar.update(weight.nbytes)
 
-    wanted = {
-        name: (weight, part) for weight in weights_of(model) for part, name in enumerate(weight.sources)
-    }
-    unloaded, unclaimed, misshapen = set(wanted), list[str](), list[str]()
-    skipped = elsewhere - wanted.keys()  # a tied table is wanted at both ends
-    tensors = read_shards(
-        checkpoint.shards, skips=lambda key: name_of(key) in skipped, show_progress=show_progress
-    )
-    for key, tensor in tensors:
-        name = name_of(key)
-        if name in wanted:
-            weight, part = wanted[name]
-            try:
-                weight.load(part, tensor)
-            except ValueError as error:
-                misshapen.append(f"{key} {error}")
-            unloaded.discard(name)
-        elif not any(fnmatchcase(name, pattern) for pattern in (*model.ignored, *UNUSED)):
-            unclaimed.append(f"{key} {tuple(tensor.shape)}")
-    unloaded -= fill_defaults(model, unloaded)
-    complain(checkpoint, "these tensors have another shape", misshapen)
-    complain(checkpoint, "these tensors are missing", sorted(unloaded))
-    complain(checkpoint, "this model has no use for these tensors", unclaimed)
-    finish(model)
+        fill_each(model, load)
 
 
-@torch.no_grad()
-def fill_defaults(model: Model, unloaded: set[str]) -> set[str]:
-    """Fill the unloaded weights that need no tensor in the checkpoint.  Returns the names they go by."""
-    filled = set[str]()
+def check_fit(model: Model, checkpoint: Checkpoint, tensors: StoredTensors, elsewhere: Set[str]) -> None:
+    """Raise ValueError if the checkpoint's tensors are not what the model asks for, by their shapes."""
+    wanted, missing, misshapen = set[str](), set[str](), list[str]()
     for weight in weights_of(model):
-        if weight.spec.default is not None and unloaded.issuperset(weight.sources):
-            weight.fill_(weight.spec.default)
-            filled.update(weight.sources)
-    return filled
+        wanted.update(weight.sources)
+        stored = {part: name for part, name in enumerate(weight.sources) if name in tensors}
+        if stored or weight.spec.default is None:
+            missing.update(name for name in weight.sources if name not in tensors)
+        for part, name in stored.items():
+            try:
+                weight.check(part, tensors.shape(name))
+            except ValueError as error:
+                misshapen.append(f"{tensors.key(name)} {error}")
+    passed = (*model.ignored, *UNUSED)
+    unclaimed = [
+        f"{tensors.key(name)} {tensors.shape(name)}"
+        for name in tensors.names
+        if name not in wanted and name not in elsewhere
+        if not any(fnmatchcase(name, pattern) for pattern in passed)
+    ]
+    complain(checkpoint, "these tensors have another shape", misshapen)
+    complain(checkpoint, "these tensors are missing", sorted(missing))
+    complain(checkpoint, "this model has no use for these tensors", unclaimed)
 
 
 def fill_dummy(model: Model, seed: int) -> None:
@@ -78,18 +78,44 @@ def fill_dummy(model: Model, seed: int) -> None:
 
     Each weight's follow from its name, so that they are the same on whichever pipeline stage it is.
     """
-    for weight in weights_of(model):
+
+    def fill(weight: Weight) -> None:
         name = "".join(weight.sources).encode()
         weight.fill(torch.Generator(weight.device).manual_seed(zlib.crc32(name, seed)))
-    finish(model)
+
+    fill_each(model, fill)
 
 
 @torch.no_grad()
-def finish(model: Model) -> None:
-    """Let every layer repack its weights, one after the other, so that only one is held twice at a time."""
-    for module in torch_module(model).modules():
+def fill_each(model: Model, fill: Callable[[Weight], None]) -> None:
+    """Allocate and fill the weights of one layer after the other, and let it repack before the next.
+
+    So no more is held than what is finished and one layer.
+    """
+    filled = set[int]()  # a weight that two layers share is filled once
+    for module in inner_first(torch_module(model)):
+        for weight in module.parameters(recurse=False):
+            if isinstance(weight, Weight) and id(weight) not in filled:
+                filled.add(id(weight))
+                weight.allocate()
+                fill(weight)
         if isinstance(module, Finishing):
             module.finish()
+
+
+def inner_first(module: nn.Module) -> Iterator[nn.Module]:
+    """All modules, each behind those that it is made of."""
+    seen = set[nn.Module]()
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        if module in seen:
+            return
+        seen.add(module)
+        for child in module.children():
+            yield from walk(child)
+        yield module
+
+    return walk(module)
 
 
 def weights_of(model: Model) -> list[Weight]:
@@ -102,24 +128,35 @@ def torch_module(model: object) -> nn.Module:
     return model
 
 
-def read_shards(
-    shards: tuple[Path, ...], *, skips: Callable[[str], bool], show_progress: bool
-) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of every shard but those it `skips`, in host memory only until the next is asked for."""
-    total = sum(shard.stat().st_size for shard in shards)
-    hidden = None if show_progress else True  # None: shown on a terminal only
-    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
-        for shard in shards:
-            left = shard.stat().st_size
-            with open_shard(shard) as file:
-                for key in file.keys():  # noqa: SIM118 (it is no dict)
-                    if skips(key):
-                        continue
-                    tensor = file.get_tensor(key)
-                    yield key, tensor
-                    bar.update(tensor.nbytes)
-                    left -= tensor.nbytes
-            bar.update(left)
+class StoredTensors:
+    """The tensors of safetensors shards, of which only headers are read until one is asked for.
+
+    rename: from a file's key to the name that the model has for it.
+    """
+
+    def __init__(self, shards: Iterable[Path], rename: Callable[[str], str]) -> None:
+        files = map(open_shard, shards)
+        self._places = {rename(key): (key, file) for file in files for key in file.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._places
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def key(self, name: str) -> str:
+        """What its file calls it."""
+        return self._places[name][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        key, file = self._places[name]
+        return tuple(file.get_slice(key).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """In host memory."""
+        key, file = self._places[name]
+        return file.get_tensor(key)
 
 
 def open_shard(shard: Path) -> safe_open:

@@ -13,7 +13,8 @@ from pellucid.quant.base import WHOLE, ParamSpec, Replicated
 
 def make_norm(dtype: torch.dtype) -> RMSNorm:
     spec = ParamSpec(shape=(64,), dtype=dtype, place=Replicated(), fill="near_one")
-    weight = Weight.empty(spec, ("norm.weight",), (WHOLE,), torch.device("cpu"))
+    weight = Weight.of(spec, ("norm.weight",), (WHOLE,), torch.device("cpu"))
+    weight.allocate()
     weight.fill(torch.Generator().manual_seed(0))
     return RMSNorm(weight, 1e-5, PLAIN)
 

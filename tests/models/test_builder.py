@@ -47,6 +47,7 @@ def fill(layer: Linear | Unmerged, tensors: Mapping[str, Tensor]) -> None:
     """Give every weight of the layer the tensors it names."""
     for weight in layer.parameters():
         assert isinstance(weight, Weight)
+        weight.allocate()
         for part, source in enumerate(weight.sources):
             weight.load(part, tensors[source])
 

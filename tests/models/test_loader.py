@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 
 from pellucid.config import ModelConfig
 from pellucid.dist.mesh import Stage
+from pellucid.layers.linear import Linear
+from pellucid.models import loader
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
-from pellucid.models.loader import read_shards, weights_of
+from pellucid.models.loader import StoredTensors, weights_of
 from tests.models.conftest import Folder
 from tests.models.harness import CPU, Harness, load
 
@@ -163,11 +166,51 @@ def test_a_stranger_among_the_tensors_is_named_by_every_stage(folder: Folder) ->
             stage_of(folder, index)
 
 
-def test_what_is_skipped_is_not_read(folder: Folder) -> None:
+def test_what_is_elsewhere_is_not_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write()
-    shards = Checkpoint.open(ModelConfig(model=str(folder.path))).shards
-    read = read_shards(shards, skips=lambda key: ".layers." in key, show_progress=False)
-    assert {key for key, _ in read} == {name for name in folder.tensors if ".layers." not in name}
+    names, read = list[str](), StoredTensors.read
+    monkeypatch.setattr(StoredTensors, "read", lambda self, name: names.append(name) or read(self, name))
+    first = stage_of(folder, 0)
+    assert sorted(names) == sorted(names_of(first))
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_no_more_is_held_than_what_is_finished_and_one_layer(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, quantization: str | None, load_format: str
+) -> None:
+    """Bytes of weights, looked at whenever a layer has repacked and when the next has all of its own."""
+    folder.config["num_hidden_layers"] = 2
+    folder.write()
+    models, peak = list[torch.nn.Module](), 0
+
+    def look() -> None:
+        nonlocal peak
+        storages = {
+            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in models[0].parameters()
+        }
+        peak = max(peak, sum(storages.values()))
+
+    finish = Linear.finish
+
+    def finish_and_look(linear: Linear) -> None:
+        look()
+        finish(linear)
+        look()
+
+    fill_each = loader.fill_each
+    monkeypatch.setattr(
+        loader, "fill_each", lambda model, fill: models.append(model) or fill_each(model, fill)
+    )
+    monkeypatch.setattr(Linear, "finish", finish_and_look)
+    model = ModelConfig(model=str(folder.path), load_format=load_format)
+    options = replace(OPTIONS, dtype=torch.float32, quantization=quantization)
+    build(Checkpoint.open(model), CPU, options, "torch")
+    finished = sum(p.untyped_storage().nbytes() for p in models[0].parameters())
+    largest = 4 * 50 * 16  # the head
+    assert peak <= finished + largest
+    if quantization:
+        assert finished < 0.7 * sum(4 * math.prod(tensor.shape) for tensor in folder.tensors.values())
 
 
 @pytest.mark.parametrize("tied", [False, True])

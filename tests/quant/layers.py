@@ -17,11 +17,12 @@ def make_linear(
     specs = method.params(shape)
     specs["bias"] = ParamSpec(shape=(80,), dtype=dtype, place=vector(shape))
     weights = {
-        name: Weight.empty(spec, ("a", "b"), (WHOLE, WHOLE), torch.device(device))
+        name: Weight.of(spec, ("a", "b"), (WHOLE, WHOLE), torch.device(device))
         for name, spec in specs.items()
     }
     generator = torch.Generator(device).manual_seed(1)
     for weight in weights.values():
+        weight.allocate()
         weight.fill(generator)
     added = weights.pop("bias")
     return Linear(shape, method, weights, added if bias else None)
