@@ -25,10 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
-from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
+from pellucid.kernels.hopper_matmul import fits_groups, hopper_matmul, is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.quantize_fp8 import round_rows
+from pellucid.kernels.quantize_fp8 import Rounding, round_rows
 from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.kernels.silu_mul import silu_mul
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import (
@@ -45,6 +46,7 @@ from pellucid.kernels.tiles import (
     Tile,
     Wgmma,
     choose,
+    kind_of,
     to_words,
     user_folder,
     write_table,
@@ -132,8 +134,15 @@ def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
     return attention + network + [(config["vocab_size"], dim, False)] * (ranks == 1)
 
 
-def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
+def candidates(shape: Shape, num_rows: int, bits: int, group: int | None) -> Iterator[Tile | None]:
     """What could be the fastest, the library's product (None) first."""
+    for tile in all_candidates(shape, num_rows, bits, group):
+        if group is None or not isinstance(tile, Wgmma) or fits_groups(tile, group):
+            yield tile
+
+
+def all_candidates(shape: Shape, num_rows: int, bits: int, group: int | None) -> Iterator[Tile | None]:
+    """The same, and what no group of inputs fits."""
     num_out, num_in, is_gated = shape
     yield None
     if num_rows >= MAX_ROWS and is_gated and bits == 16 and is_hopper(torch.device("cuda")):
@@ -144,11 +153,13 @@ def candidates(shape: Shape, num_rows: int, bits: int) -> Iterator[Tile | None]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
-    if (num_rows >= 64 or bits == 16) and is_hopper(torch.device("cuda")):
+    if (num_rows >= 64 or bits == 16 or group) and is_hopper(torch.device("cuda")):
         yield from wgmma_candidates(num_out, num_in, num_rows)
     if num_rows > MAX_SPLIT_K_ROWS:
         return
     for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
+        if group and (tile.block_k > group or num_rows > 128):
+            continue
         for splits in SPLITS:
             too_short = splits > 1 and splits * tile.block_k > num_in
             held = tile.num_stages * tile.block_k * (tile.block_n + num_rows) * bits // 8
@@ -181,11 +192,12 @@ def rings(num_rows: int) -> Iterator[Wgmma]:
 class Case:
     """Copies of one weight, and rows to multiply them with."""
 
-    def __init__(self, shape: Shape, bits: int) -> None:
+    def __init__(self, shape: Shape, bits: int, group: int | None) -> None:
         num_out, num_in, self.is_gated = shape
         copies = max(2, TOUCHED // (num_out * num_in * bits // 8))
         self.weights = [self._weight(shape[:2], bits) for _ in range(copies)]
-        self.weight_scale = torch.ones(num_out, 1, device="cuda")
+        self.rounding = Rounding(group)
+        self.weight_scale = torch.ones(num_out, -(-num_in // (group or num_in)), device="cuda")
         self.x = torch.randn(max(ROWS), num_in, dtype=torch.bfloat16, device="cuda")
         self.arrivals = torch.zeros(num_out, dtype=torch.int32, device="cuda")
         self.launch = self._launch if bits == 16 else self._launch_fp8
@@ -218,14 +230,15 @@ class Case:
         return lambda: small_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
 
     def _launch_fp8(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
-        x = round_rows(self.x[:num_rows])
+        x, group = round_rows(self.x[:num_rows], self.rounding), self.rounding.group
         if isinstance(tile, Gemv):
-            return lambda: fp8_gemv(x, weight, self.weight_scale, tile)
+            return lambda: fp8_gemv(x, weight, self.weight_scale, tile, self.rounding)
         if tile is None:
             operands = (x.values, x.scales, weight, self.weight_scale)
-            return lambda: multiply_rows(*operands, block=weight.shape[1], dtype=x.dtype)
+            multiply = scaled_matmul if group else multiply_rows
+            return lambda: multiply(*operands, block=group or weight.shape[1], dtype=x.dtype)
         out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
-        more = {"scales": Scales(self.weight_scale.view(-1), x.scales.view(-1)), "arrivals": self.arrivals}
+        more = {"scales": Scales(self.weight_scale, x.scales, group), "arrivals": self.arrivals}
         if isinstance(tile, Wgmma):
             return lambda: hopper_matmul(x.values, weight, out, tile, **more)
         return lambda: small_matmul(x.values, weight, out, tile, **more)
@@ -261,6 +274,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=ROWS, help="rows to measure")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="tensor-parallel sizes")
     parser.add_argument("--bits", type=int, choices=(8, 16), default=16, help="of a weight")
+    parser.add_argument("--group", type=int, help="inputs that share a scale, of 8 bits; all if left out")
     parser.add_argument("--package", action="store_true", help=f"write to {PACKAGED}, not {user_folder()}")
     parser.add_argument("--json", type=Path, help="also write every time to this file")
     options = parser.parse_args()
@@ -273,13 +287,12 @@ def main() -> None:
         for shape in shapes_of(json.loads(path.read_text()), ranks)
     ]
     for shape in dict.fromkeys(shapes):
-        case = Case(shape, options.bits)
+        case = Case(shape, options.bits, options.group)
         for num_rows in options.rows:
             if num_rows > MAX_ROWS and not shape[2]:
                 continue  # the library's alone
-            measured = {
-                tile: case.seconds(num_rows, tile) for tile in candidates(shape, num_rows, options.bits)
-            }
+            tiles = candidates(shape, num_rows, options.bits, options.group)
+            measured = {tile: case.seconds(num_rows, tile) for tile in tiles}
             times[shape, num_rows] = measured
             best = min(measured, key=measured.__getitem__)
             figures = f"{1e6 * measured[best]:6.1f} us, library {1e6 * measured[None]:6.1f} us"
@@ -288,8 +301,9 @@ def main() -> None:
     for (num_out, num_in, _), choices in choose_all(times).items():
         # A table counts for all rows of a shape, so those that were not measured keep what is known for them.
         is_all = set(options.rows) == set(ROWS)
-        kept = {} if is_all else choose(num_out, num_in, bits=options.bits, device_name=device_name)
-        chosen[options.bits, num_out, num_in] = kept | choices
+        kind = {"bits": options.bits, "group": options.group}
+        kept = {} if is_all else choose(num_out, num_in, **kind, device_name=device_name)
+        chosen[kind_of(**kind), num_out, num_in] = kept | choices
     folder = PACKAGED if options.package else user_folder()
     console.print(f"wrote {write_table(folder, device_name, chosen)}")
     if options.json:

@@ -2,15 +2,16 @@
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-"""y = x W^T in FP8 (E4M3) for a row or a few, each with a scale, as each output has one.
+"""y = x W^T in FP8 (E4M3) for a row or a few, with scales of rows and outputs, or of each of their groups.
 
 A program holds the whole weights of its outputs in registers, and asks for them before it waits for the
 kernel ahead.  Rows that are not rounded yet it rounds itself, as quantize_fp8 does, for every program anew:
-that is less than what another launch takes.  Products of FP8 numbers are exact, and sums are float32; how a
-row is summed up depends on the tile alone.  With 6,144 x 4,096 weights an H200 takes 8.6 us for a row,
+that is less than what another launch takes.  Products of FP8 numbers are exact, and sums are float32: of each
+thread's neighbouring inputs, which scales of groups are multiplied with before all are added up.  How a row
+is summed up depends on the tile alone.  With 6,144 x 4,096 weights an H200 takes 8.6 us for a row,
 rounding included, and 26 us with 24,576 x 4,096 (3.8 TB/s).
 
-Legend: M rows, N outputs, K inputs.
+Legend: M rows, N outputs, K inputs, G groups of inputs that share a scale.
 """
 
 from __future__ import annotations
@@ -20,28 +21,49 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.quantize_fp8 import FP8, Rounded, fp8_scale, inverse_of, to_fp8
+from pellucid.kernels.quantize_fp8 import (
+    BY_ROWS,
+    FP8,
+    Rounded,
+    Rounding,
+    fp8_scale,
+    inverse_of,
+    round_groups,
+    to_fp8,
+)
+from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.kernels.tiles import MAX_GEMV_ROWS, Gemv
 
 LANES = 16  # neighbouring inputs that one thread multiplies: a load of 16 bytes
 
 
 def fp8_gemv(
-    x: Rounded | Tensor, weight: Tensor, weight_scale: Tensor, tile: Gemv, *, bias: Tensor | None = None
+    x: Rounded | Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    tile: Gemv,
+    rounding: Rounding = BY_ROWS,
+    *,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """x [M, K], M up to 4, times FP8 W[N, K]^T and the scales of both, plus bias [N]: [M, N] in x's dtype.
 
-    weight_scale: float32 [N, 1].
+    weight_scale: float32 [N, G].  rounding: how x is rounded, or was; groups are powers of two, from 16 to
+    the tile's block_k.
     """
-    rows, scales = (x.values, x.scales) if isinstance(x, Rounded) else (x, None)
+    rows, scales = (x.values, x.scales.t().contiguous()) if isinstance(x, Rounded) else (x, None)
     (num_rows, num_in), num_out = rows.shape, weight.shape[0]
+    group = rounding.group or num_in
     assert 1 <= num_rows <= MAX_GEMV_ROWS, f"{num_rows} rows, 1 to {MAX_GEMV_ROWS} are served"
-    assert weight.shape == (num_out, num_in) and weight_scale.shape == (num_out, 1), weight_scale.shape
+    assert weight.shape == (num_out, num_in), weight.shape
+    assert weight_scale.shape == (num_out, triton.cdiv(num_in, group)), weight_scale.shape
+    assert group == num_in or (LANES <= group <= tile.block_k and tile.block_k % group == 0), (group, tile)
     assert rows.stride(1) == 1 and weight.is_contiguous() and weight.dtype == FP8
     out = torch.empty((num_rows, num_out), dtype=x.dtype, device=weight.device)
     fp8_gemv_kernel[(triton.cdiv(num_out, tile.block_n),)](
         rows,
         scales,
+        rounding.static,
         weight,
         weight_scale,
         bias,
@@ -50,6 +72,7 @@ def fp8_gemv(
         num_out,
         rows.stride(0),
         K=num_in,
+        GROUP=group,
         ROWS=triton.next_power_of_2(num_rows),
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -60,16 +83,26 @@ def fp8_gemv(
     return out
 
 
-def fp8_gemv_ref(x: Rounded, weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None) -> Tensor:
+def fp8_gemv_ref(
+    x: Rounded,
+    weight: Tensor,
+    weight_scale: Tensor,
+    rounding: Rounding = BY_ROWS,
+    *,
+    bias: Tensor | None = None,
+) -> Tensor:
     """The same in float64, as float32."""
-    y = x.values.double() @ weight.double().T * x.scales * weight_scale.view(1, -1)
+    group = rounding.group or weight.shape[1]
+    operands = (x.values.double(), x.scales.double(), weight.double(), weight_scale.double())
+    y = scaled_matmul_ref(*operands, block=group, dtype=torch.float64)
     return (y if bias is None else y + bias).float()
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def fp8_gemv_kernel(
     x_ptr,
-    x_scale_ptr,  # None: x is not rounded yet
+    x_scale_ptr,  # [G, M], or None: x is not rounded yet
+    static_ptr,  # see quantize_fp8_kernel
     weight_ptr,
     weight_scale_ptr,
     bias_ptr,
@@ -78,6 +111,7 @@ def fp8_gemv_kernel(
     num_out,
     x_stride,
     K: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -86,39 +120,37 @@ def fp8_gemv_kernel(
 ):
     """One program a block of outputs."""
     PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     let_next_start(DEPENDENT)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    lane = tl.arange(0, BLOCK_K)
     here = tl.minimum(n, num_out - 1)  # past the last output it is the last one, not to be stored
-    w_at = weight_ptr + here.to(tl.int64)[:, None] * K + lane[None, :]
-    weights = ()
-    for i in tl.static_range(PARTS):
-        weights = weights + (load_part(w_at, i * BLOCK_K, (i * BLOCK_K + lane)[None, :], K, BLOCK_K),)
-    scale = tl.load(weight_scale_ptr + here)
+    lane = tl.arange(0, BLOCK_K)
+    weights = load_parts(weight_ptr + here.to(tl.int64)[:, None] * K, lane[None, :], K, BLOCK_K)
+    if GROUP == K:
+        scales = (tl.load(weight_scale_ptr + here),)
+    else:
+        scales = load_scales(weight_scale_ptr + here[:, None] * GROUPS, 1, K, GROUP, BLOCK_K, LANES)
     wait(DEPENDENT)
     for m in tl.static_range(ROWS):
         row = tl.minimum(m, num_rows - 1)
-        x_at = x_ptr + row * x_stride + lane
-        parts = ()
-        for i in tl.static_range(PARTS):
-            parts = parts + (load_part(x_at, i * BLOCK_K, i * BLOCK_K + lane, K, BLOCK_K),)
+        parts = load_parts(x_ptr + row * x_stride, lane, K, BLOCK_K)
         if x_scale_ptr is None:
-            largest = tl.zeros((BLOCK_K,), tl.float32)
-            for i in tl.static_range(PARTS):
-                largest = tl.maximum(largest, tl.abs(parts[i].to(tl.float32)))
-            x_scale = fp8_scale(tl.max(largest, 0))
-            inverse = inverse_of(x_scale)
-            rounded = ()
-            for i in tl.static_range(PARTS):
-                rounded = rounded + (to_fp8(parts[i].to(tl.float32), inverse, weight_ptr.dtype.element_ty),)
-            parts = rounded
+            parts, x_scales = round_parts(parts, static_ptr, K, GROUP, LANES, weight_ptr.dtype.element_ty)
+        elif GROUP == K:
+            x_scales = (tl.load(x_scale_ptr + row),)
         else:
-            x_scale = tl.load(x_scale_ptr + row)
+            x_scales = load_scales(x_scale_ptr + row, num_rows, K, GROUP, BLOCK_K, LANES)
         sums = tl.zeros((BLOCK_N, BLOCK_K // LANES), tl.float32)
         for i in tl.static_range(PARTS):
             products = parts[i].to(tl.float32)[None, :] * weights[i].to(tl.float32)
-            sums += tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // LANES, LANES)), 2)
-        y = tl.sum(sums, 1) * x_scale * scale
+            product = tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // LANES, LANES)), 2)
+            if GROUP == K:
+                sums += product
+            else:
+                sums += product * (x_scales[i][None, :] * scales[i])
+        y = tl.sum(sums, 1)
+        if GROUP == K:
+            y = y * x_scales[0] * scales[0]
         if bias_ptr is not None:
             y += tl.load(bias_ptr + here).to(tl.float32)
         inside = (n < num_out) & (tl.full((BLOCK_N,), m, tl.int32) < num_rows)
@@ -126,10 +158,54 @@ def fp8_gemv_kernel(
 
 
 @triton.jit
-def load_part(at, start, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """What is `start` elements behind `at`; inputs k past the last one are zeros."""
-    if K % BLOCK_K == 0:
-        part = tl.load(at + start)
+def load_parts(at, lane, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The K numbers at `at`, in parts of BLOCK_K; past the last one are zeros."""
+    parts = ()
+    for i in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
+        k = i * BLOCK_K + lane
+        if K % BLOCK_K == 0:
+            parts = parts + (tl.load(at + k),)
+        else:
+            parts = parts + (tl.load(at + k, mask=k < K, other=0.0),)
+    return parts
+
+
+@triton.jit
+def load_scales(
+    at, apart, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """For each part the scales of what its threads multiply; groups' scales lie so far apart."""
+    scales = ()
+    for i in tl.static_range((K + BLOCK_K - 1) // BLOCK_K):
+        group = (i * BLOCK_K + tl.arange(0, BLOCK_K // LANES) * LANES) // GROUP
+        scales = scales + (tl.load(at + tl.minimum(group, (K - 1) // GROUP) * apart),)
+    return scales
+
+
+@triton.jit
+def round_parts(
+    parts, static_ptr, K: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, TYPE: tl.constexpr
+):  # fmt: skip
+    """The parts of a row in FP8, and scales: one, or as `load_scales` has them."""
+    BLOCK_K: tl.constexpr = parts[0].shape[0]
+    PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rounded, scales = (), ()
+    if GROUP == K:
+        if static_ptr is None:
+            largest = tl.zeros((BLOCK_K,), tl.float32)
+            for i in tl.static_range(PARTS):
+                largest = tl.maximum(largest, tl.abs(parts[i].to(tl.float32)))
+            scale = fp8_scale(tl.max(largest, 0))
+        else:
+            scale = tl.load(static_ptr)
+        inverse = inverse_of(scale)
+        for i in tl.static_range(PARTS):
+            rounded = rounded + (to_fp8(parts[i].to(tl.float32), inverse, TYPE),)
+        scales = (scale,)
     else:
-        part = tl.load(at + start, mask=k < K, other=0.0)
-    return part
+        for i in tl.static_range(PARTS):
+            part, scale = round_groups(parts[i].to(tl.float32), static_ptr, GROUP, TYPE)
+            scale = tl.broadcast_to(scale[:, None], (BLOCK_K // GROUP, GROUP // LANES))
+            rounded = rounded + (part,)
+            scales = scales + (tl.reshape(scale, (BLOCK_K // LANES,)),)
+    return rounded, scales

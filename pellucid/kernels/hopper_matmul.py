@@ -1,5 +1,5 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
-# ruff: noqa: PLR0913, PLR0917, SIM102
+# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM102, SIM300
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
@@ -11,7 +11,8 @@ there is room, and W's first steps before the kernel before this one has ended: 
 are all that counts, up to 200 KB on each multiprocessor.  Where outputs are too few for all of them, programs
 share a tile and its inputs; each adds up a share of its rows, in a fixed order.
 How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
-company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision.
+company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision; where
+groups of inputs have scales, each step is scaled and then added up in float32, and takes as many registers.
 The reference is `small_matmul_ref`.
 
 Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
@@ -81,6 +82,8 @@ def hopper_matmul(
     assert out.is_contiguous() and weight.is_contiguous()
     assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
+    group = scales.group if scales else None
+    assert group is None or fits_groups(tile, group), (tile, group)
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize
     # Without a step, groups of warps would write before the kernel before this one has ended.
@@ -96,7 +99,7 @@ def hopper_matmul(
         boxes_of(x, [tile.rows, step]),
         pairs_of(weight, LINES.value, step) if act else boxes_of(weight, [LINES.value, step]),
         bias,
-        scales and scales.x,
+        scales and scales.x.t().contiguous(),
         scales and scales.weight,
         out,
         partial,
@@ -104,6 +107,7 @@ def hopper_matmul(
         num_rows,
         num_out,
         num_in,
+        SHARED=group,
         ROWS=tile.rows,
         GROUPS=tile.block_n // LINES.value,
         STAGES=tile.stages,
@@ -111,7 +115,7 @@ def hopper_matmul(
         SPLITS=tile.splits,
         ACT=act,
         num_warps=4,
-        maxnreg=registers_of(tile),
+        maxnreg=registers_of(tile, group),
         **dependent(),
     )
     return out
@@ -128,10 +132,16 @@ def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma | Persistent, act: 
     return aligned and (has_room or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
 
 
-def registers_of(tile: Wgmma) -> int | None:
+def fits_groups(tile: Wgmma, group: int) -> bool:
+    """Whether a tile can have scales of groups of so many inputs: they are steps, and there are registers."""
+    return group % LINE_BYTES.value == 0 and tile.rows <= (128 if tile.block_n <= 128 else 64)
+
+
+def registers_of(tile: Wgmma, group: int | None = None) -> int | None:
     """Of a thread, such that a small tile leaves room for the programs of the kernels around."""
     groups = tile.block_n // LINES.value
-    return {1: 128, 2: 96}.get(groups) if tile.rows <= 128 else None
+    most_rows = {1: 128, 2: 32 if group else 128}.get(groups, 0)
+    return {1: 128, 2: 96}[groups] if tile.rows <= most_rows else None
 
 
 def num_programs(x: Tensor, weight: Tensor, tile: Wgmma) -> int:
@@ -255,6 +265,15 @@ def rounded(y, dtype: gl.constexpr):
 
 
 @gluon.jit
+def output_of(line, block, num_out, ACT: gl.constexpr):
+    """The row of W that a line of a block is."""
+    if ACT is None:
+        return block * LINES + line
+    else:
+        return block * (LINES // 2) + line // 16 * EIGHT + line % EIGHT + line // EIGHT % 2 * (num_out // 2)
+
+
+@gluon.jit
 def store_result(
     y, room, first_row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
     ACT: gl.constexpr,
@@ -263,10 +282,7 @@ def store_result(
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     rows: gl.constexpr = y.shape[1]
     line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
-    if ACT is None:
-        n = block * LINES + line
-    else:
-        n = block * (LINES // 2) + line // 16 * EIGHT + line % EIGHT + line // EIGHT % 2 * (num_out // 2)
+    n = output_of(line, block, num_out, ACT)
     if weight_scale_ptr is not None:
         y *= gl.load(weight_scale_ptr + n, mask=n < num_out, other=0.0)[:, None]
     if x_scale_ptr is not None:
@@ -290,8 +306,17 @@ def store_result(
 
 
 @gluon.jit
+def scales_of(group, scales, known, num_rows):
+    """A group's scales of x and W; whatever for what is not there."""
+    x_scale_at, w_scale_at = scales
+    is_row, is_line = known
+    x_scale = gl.load(x_scale_at + group * num_rows, mask=is_row, other=0.0)
+    return x_scale, gl.load(w_scale_at + group, mask=is_line, other=0.0)
+
+
+@gluon.jit
 def multiply_steps(
-    GROUP: gl.constexpr, operands, results, sizes,
+    GROUP: gl.constexpr, operands, results, sizes, SHARED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -301,21 +326,38 @@ def multiply_steps(
     num_rows, num_out, num_in = sizes
     # A warp that copies would leave three groups too few registers.
     COPIES: gl.constexpr = GROUPS == 3 and GROUP == 0
-    _, num_steps = range_of(num_in, STEP, SPLITS)
+    first, num_steps = range_of(num_in, STEP, SPLITS)
     w_tiles = seen_as(w_parts, w_parts.dtype, GROUPS * STAGES, LINES, STEP)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, STEP // 4])
     y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+    row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
     if COPIES:
         copy_first(
             x, weight, x_parts, w_parts, bars, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
         )  # fmt: skip
     mbarrier.wait(bars.index(2 * STAGES), 0)
+    if SHARED is not None:
+        wait(DEPENDENT)
+        m = row + gl.arange(0, ROWS, gl.SliceLayout(0, PRODUCT))
+        n = output_of(gl.arange(0, LINES, gl.SliceLayout(1, PRODUCT)), block, num_out, ACT)
+        scales = x_scale_ptr + m, weight_scale_ptr + n * gl.cdiv(num_in, SHARED)
+        known = m < num_rows, n < num_out
+        x_scale, w_scale = scales_of(first * STEP // SHARED, scales, known, num_rows)
     for step in range(num_steps):
         stage = step % STAGES
         mbarrier.wait(bars.index(stage), step // STAGES & 1)
         w, step_x = w_tiles.index(GROUP * STAGES + stage), x_parts.index(stage).permute((1, 0))
-        y = warpgroup_mma(w, step_x, y, is_async=True)
-        y = warpgroup_mma_wait(1, deps=[y])
+        if SHARED is None:
+            y = warpgroup_mma(w, step_x, y, is_async=True)
+            y = warpgroup_mma_wait(1, deps=[y])
+        else:
+            product = warpgroup_mma(w, step_x, gl.zeros([LINES, ROWS], gl.float32, PRODUCT), is_async=True)
+            # Those of the next step are asked for a step ahead.
+            group = gl.minimum(first + step + 1, gl.cdiv(num_in, STEP) - 1) * STEP // SHARED
+            next_x_scale, next_w_scale = scales_of(group, scales, known, num_rows)
+            product = warpgroup_mma_wait(0, deps=[product])
+            y += product * x_scale[None, :] * w_scale[:, None]
+            x_scale, w_scale = next_x_scale, next_w_scale
         mbarrier.arrive(bars.index(STAGES + (step + STAGES - 1) % STAGES), pred=step > 0)
         if COPIES:
             if step > 0:
@@ -323,13 +365,15 @@ def multiply_steps(
                     step - 1 + STAGES, x, weight, x_parts, w_parts, bars, num_in,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )  # fmt: skip
-    y = warpgroup_mma_wait(0, deps=[y])
+    if SHARED is None:
+        y = warpgroup_mma_wait(0, deps=[y])
+    else:
+        x_scale_ptr, weight_scale_ptr = None, None  # they are multiplied in
     barrier()
 
     # Nobody else uses this group's lines of W: there is room for results.
     WIDTH: gl.constexpr = LINES if ACT is None else LINES // 2
     SIZE: gl.constexpr = out_ptr.dtype.element_ty.primitive_bitwidth // 8
-    row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
     if SPLITS == 1:
         rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (ROWS * WIDTH * SIZE)
         room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
@@ -379,14 +423,15 @@ def hopper_matmul_kernel(
     x,  # descriptor of [M, K], in boxes [ROWS, STEP]
     weight,  # descriptor of [N, K], in boxes [LINES, STEP], or see `pairs_of`
     bias_ptr,
-    x_scale_ptr,
-    weight_scale_ptr,
+    x_scale_ptr,  # [G, M]
+    weight_scale_ptr,  # [N, G]
     out_ptr,
     partial_ptr,  # [tiles, GROUPS, SPLITS, LINES * ROWS]
     arrivals_ptr,  # [tiles, GROUPS]
     num_rows,
     num_out,
     num_in,
+    SHARED: gl.constexpr,  # inputs that share a scale; None: all
     ROWS: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -413,7 +458,7 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes,
+                    gl.constexpr(0), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
@@ -425,31 +470,31 @@ def hopper_matmul_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes,
+                    gl.constexpr(0), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, results, sizes,
+                    gl.constexpr(1), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_in, ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT)),
             ],
             [4, 1],
-            [232 if ROWS > 128 else 120, 40],
+            [232 if ROWS > (128 if SHARED is None else 32) else 120, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, results, sizes,
+                    gl.constexpr(0), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, results, sizes,
+                    gl.constexpr(1), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(2), operands, results, sizes,
+                    gl.constexpr(2), operands, results, sizes, SHARED,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT, DEPENDENT,
                 )),
             ],

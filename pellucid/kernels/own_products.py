@@ -12,7 +12,7 @@ from pellucid.kernels.fp8_gemv import fp8_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.quantize_fp8 import Rounded, round_rows
+from pellucid.kernels.quantize_fp8 import BY_ROWS, Rounded, Rounding, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import ByRows, Choices, Gemv, Persistent, SplitK, Tile, Wgmma, choose, fitted
 
@@ -73,10 +73,11 @@ def counters_of(tile: Tile | None, num_out: int, num_rows: int) -> int:
 
 
 class OwnFp8Products:
-    """The same in FP8, where a row of x and an output have a scale each."""
+    """The same in FP8, where rows of x and outputs have scales.  rounding: of x."""
 
-    def __init__(self, weight: Tensor, choices: Choices) -> None:
+    def __init__(self, weight: Tensor, choices: Choices, rounding: Rounding = BY_ROWS) -> None:
         self.products = OwnProducts(weight, choices)
+        self.rounding = rounding
 
     def __call__(
         self, x: Tensor | Rounded, weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None
@@ -86,16 +87,17 @@ class OwnFp8Products:
         if tile is None:
             return None
         if isinstance(tile, Gemv):
-            return fp8_gemv(x, weight, weight_scale, tile, bias=bias)
-        rounded = x if isinstance(x, Rounded) else round_rows(x)
-        scales = Scales(weight_scale.view(-1), rounded.scales.view(-1))
+            return fp8_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias)
+        rounded = x if isinstance(x, Rounded) else round_rows(x, self.rounding)
+        scales = Scales(weight_scale, rounded.scales, self.rounding.group)
         return self.products(rounded.values, weight, bias=bias, scales=scales, dtype=rounded.dtype)
 
 
-def choices_for(weight: Tensor) -> Choices:
-    """What is known to be fast for this weight [N, K] on its GPU."""
+def choices_for(weight: Tensor, group: int | None = None) -> Choices:
+    """What is known to be fast for this weight [N, K] on its GPU.  group: inputs that share a scale."""
     num_out, num_in = weight.shape
     name, room = torch.cuda.get_device_name(weight.device), num_multiprocessors(weight.device)
     hopper = room if is_hopper(weight.device) else 0
-    chosen = choose(num_out, num_in, bits=8 * weight.itemsize, device_name=name, hopper=hopper)
+    bits = 8 * weight.itemsize
+    chosen = choose(num_out, num_in, bits=bits, group=group, device_name=name, hopper=hopper)
     return {rows: fitted(tile, rows, num_out, room) for rows, tile in chosen.items()}

@@ -8,7 +8,7 @@ A number is multiplied with the inverse of its scale, both rounded to float32, a
 E4M3, ties to even: what is divided by is one number a group.  A row stays in registers between the two uses,
 so it is read once and a byte an element is written; plain torch takes seven kernels for the same.  On an H200
 4,096 bfloat16 features take 1.2 us for one token, 2.2 us for 256, and 49 us for 16,384 (4.1 TB/s).  Kernels
-that compute rows can round them with `fp8_scale` and `to_fp8` before they store them.
+that compute rows can round them with `round_groups` before they store them.
 
 Legend: T tokens, K features, G groups of features that share a scale.
 """
@@ -29,7 +29,28 @@ FP8_MAX = torch.finfo(FP8).max
 INVERSE_MAX = 1 / FP8_MAX  # multiplied with: torch divides by a number in two ways
 SMALLEST = 1e-12  # of the largest element: a group of zeros has a scale, too
 MAX_PARTS = 8  # of a row, each of a power of two of features
+MAX_SHARED = 1024  # features of a group that other kernels round on the way
 ELEMENTS_PER_THREAD = 16  # of a row: two loads of 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How a product wants its rows [T, K] to be rounded.
+
+    group: features that share a scale; None: all of a row.  static: one number on the device, the scale of
+    all rows; None: a group's scale is its largest over 448.
+    """
+
+    group: int | None = None
+    static: Tensor | None = None
+
+    def scales_for(self, x: Tensor, width: int) -> Tensor:
+        """Room for the scales [T, G] of rows of so many features, on x's device; see `Rounded`."""
+        num_groups = -(-width // (self.group or width))
+        return torch.empty(num_groups, len(x), dtype=torch.float32, device=x.device).t()
+
+
+BY_ROWS = Rounding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +58,23 @@ class Rounded:
     """Rows as an FP8 product takes them: about `values` times `scales`."""
 
     values: Tensor  # [T, K] FP8
-    scales: Tensor  # [T, 1] float32
+    scales: Tensor  # [T, G] float32; in memory all rows' of one group, then of the next one
     dtype: torch.dtype  # of what was rounded
 
 
-def round_rows(x: Tensor) -> Rounded:
-    """x [T, K] with a scale for each row."""
-    return Rounded(*quantize_fp8(x, x.shape[1]), x.dtype)
+def may_be_shared(group: int | None) -> bool:
+    """Whether other kernels round groups of so many features on the way."""
+    return group is None or (group <= MAX_SHARED and group & (group - 1) == 0)
 
 
-def round_rows_ref(x: Tensor) -> Rounded:
+def round_rows(x: Tensor, rounding: Rounding = BY_ROWS) -> Rounded:
+    """x [T, K] in a pass of its own."""
+    return Rounded(*quantize_fp8(x, rounding.group or x.shape[1], rounding.static), x.dtype)
+
+
+def round_rows_ref(x: Tensor, rounding: Rounding = BY_ROWS) -> Rounded:
     """The same in plain torch."""
-    return Rounded(*quantize_fp8_ref(x, x.shape[1]), x.dtype)
+    return Rounded(*quantize_fp8_ref(x, rounding.group or x.shape[1], rounding.static), x.dtype)
 
 
 def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,7 +87,7 @@ def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[T
     assert x.stride(1) == 1, x.stride()
     num_groups = triton.cdiv(num_features, group)
     out = torch.empty(num_tokens, num_features, dtype=FP8, device=x.device)
-    scales = torch.empty(num_tokens, num_groups, dtype=torch.float32, device=x.device)
+    scales = Rounding(group).scales_for(x, num_features)
     if num_tokens == 0:
         return out, scales
     parts, part = cut(num_features) if num_groups == 1 else (1, triton.next_power_of_2(group))
@@ -78,7 +104,6 @@ def quantize_fp8(x: Tensor, group: int, static: Tensor | None = None) -> tuple[T
         PARTS=parts,
         PART=part,
         GROUPS_PADDED=groups_padded,
-        IS_STATIC=static is not None,
         num_warps=warps_for(parts * part * groups_padded),
         **dependent(),
     )
@@ -115,7 +140,7 @@ def quantize_fp8_kernel(
     x_ptr,
     out_ptr,
     scales_ptr,
-    static_ptr,
+    static_ptr,  # None: a group's scale is its own
     x_stride,
     K: tl.constexpr,
     GROUP: tl.constexpr,
@@ -123,7 +148,6 @@ def quantize_fp8_kernel(
     PARTS: tl.constexpr,  # of each group
     PART: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,
-    IS_STATIC: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a token."""
@@ -140,17 +164,37 @@ def quantize_fp8_kernel(
         x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x))
         parts = parts + (x,)
-    if IS_STATIC:
-        scale = tl.load(static_ptr) + tl.zeros((GROUPS_PADDED, 1), tl.float32)
-    else:
+    if static_ptr is None:
         scale = fp8_scale(tl.max(largest, axis=1, keep_dims=True))
+    else:
+        scale = tl.load(static_ptr) + tl.zeros((GROUPS_PADDED, 1), tl.float32)
     inverse = tl.broadcast_to(inverse_of(scale), (GROUPS_PADDED, PART))
     for i in tl.static_range(PARTS):
         feature = group * GROUP + i * PART + lane
         inside = (i * PART + lane < GROUP) & (feature < K)
         y = to_fp8(parts[i], inverse, out_ptr.dtype.element_ty)
         tl.store(out_ptr + token * K + feature, y, mask=inside)
-    tl.store(scales_ptr + token * GROUPS + group, scale, mask=group < GROUPS)
+    tl.store(scales_ptr + group * tl.num_programs(0) + token, scale, mask=group < GROUPS)
+
+
+@triton.jit
+def round_groups(x, static_ptr, GROUP: tl.constexpr, TYPE: tl.constexpr):
+    """x [width], float32, in FP8, and its scales [width / GROUP].  static_ptr: as above."""
+    GROUPS: tl.constexpr = x.shape[0] // GROUP
+    groups = tl.reshape(x, (GROUPS, GROUP))
+    if static_ptr is None:
+        scale = fp8_scale(tl.max(tl.abs(groups), 1))
+    else:
+        scale = tl.load(static_ptr) + tl.zeros((GROUPS,), tl.float32)
+    inverse = tl.broadcast_to(inverse_of(scale)[:, None], (GROUPS, GROUP))
+    return tl.reshape(to_fp8(groups, inverse, TYPE), (x.shape[0],)), scale
+
+
+@triton.jit
+def store_scales(scale, scales_ptr, token, first, NUM: tl.constexpr):
+    """Store a token's scales from the first one on, of the NUM that it has, in a grid of tokens."""
+    group = first + tl.arange(0, scale.shape[0])
+    tl.store(scales_ptr + group * tl.num_programs(0) + token, scale, mask=group < NUM)
 
 
 @triton.jit

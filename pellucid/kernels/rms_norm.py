@@ -18,7 +18,15 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.quantize_fp8 import FP8, Rounded, fp8_scale, inverse_of, round_rows_ref, to_fp8
+from pellucid.kernels.quantize_fp8 import (
+    BY_ROWS,
+    FP8,
+    Rounded,
+    Rounding,
+    round_groups,
+    round_rows_ref,
+    store_scales,
+)
 
 MAX_DIM = 16384  # a row lies in the registers of one program
 ELEMENTS_PER_THREAD = 8  # of a row: what one load of 16 bytes brings
@@ -32,21 +40,27 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     Returns (normalized, residual stream); the latter is x itself without a residual.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return out, launch(x, residual, weight, eps, out, None)
+    return out, launch(x, residual, weight, eps, out, None, BY_ROWS)
 
 
 def add_rms_norm_fp8(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounding: Rounding = BY_ROWS
 ) -> tuple[Rounded, Tensor]:
-    """The same, and what is normalized is rounded again, to FP8."""
+    """The same, and what is normalized is rounded again, to FP8, as a product behind wants it."""
     out = torch.empty(x.shape, dtype=FP8, device=x.device)
-    scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
-    stream = launch(x, residual, weight, eps, out, scales)
+    scales = rounding.scales_for(x, x.shape[1])
+    stream = launch(x, residual, weight, eps, out, scales, rounding)
     return Rounded(out, scales, x.dtype), stream
 
 
 def launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    scales: Tensor | None,
+    rounding: Rounding,
 ) -> Tensor:
     """Write what is normalized to `out` [T, D].  Returns the residual stream."""
     num_tokens, dim = x.shape
@@ -64,11 +78,13 @@ def launch(
         weight,
         out,
         scales,
+        rounding.static,
         eps,
         x.stride(0),
         stream.stride(0),
         DIM=dim,
         DIM_PADDED=padded,
+        GROUP=min(padded, rounding.group or padded),
         HAS_RESIDUAL=residual is not None,
         num_warps=warps_for(padded),
         **dependent(),
@@ -88,11 +104,11 @@ def add_rms_norm_ref(x: Tensor, residual: Tensor | None, weight: Tensor, eps: fl
 
 
 def add_rms_norm_fp8_ref(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounding: Rounding = BY_ROWS
 ) -> tuple[Rounded, Tensor]:
     """add_rms_norm_fp8 in plain torch."""
     normalized, stream = add_rms_norm_ref(x, residual, weight, eps)
-    return round_rows_ref(normalized), stream
+    return round_rows_ref(normalized, rounding), stream
 
 
 def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -106,12 +122,14 @@ def add_rms_norm_kernel(
     stream_ptr,
     weight_ptr,
     out_ptr,
-    scales_ptr,  # [T], or None: `out` is not FP8
+    scales_ptr,  # [G, T], or None: `out` is not FP8
+    static_ptr,  # see quantize_fp8_kernel
     eps,
     x_stride,
     stream_stride,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -133,8 +151,6 @@ def add_rms_norm_kernel(
     normalized = (wide * inverse_rms).to(x.dtype)
     y = (normalized.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
     if scales_ptr is not None:
-        wide = y.to(tl.float32)
-        scale = fp8_scale(tl.max(tl.abs(wide), 0))
-        y = to_fp8(wide, inverse_of(scale), out_ptr.dtype.element_ty)
-        tl.store(scales_ptr + token, scale)
+        y, scale = round_groups(y.to(tl.float32), static_ptr, GROUP, out_ptr.dtype.element_ty)
+        store_scales(scale, scales_ptr, token, 0, (DIM + GROUP - 1) // GROUP)
     tl.store(out_ptr + token * DIM + dim, y, mask=inside)

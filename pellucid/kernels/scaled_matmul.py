@@ -40,6 +40,7 @@ def scaled_matmul(
     assert x_scale is None or x_scale.shape == (num_tokens, num_blocks), x_scale.shape
     assert (x.dtype == weight.dtype) == (x_scale is not None), (x.dtype, weight.dtype)
     x, weight = x.contiguous(), weight.contiguous()
+    x_scale = None if x_scale is None else x_scale.t().contiguous()  # as `Rounded` has it
     out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
     if num_tokens == 0:
         return out
@@ -86,14 +87,15 @@ def scaled_matmul_ref(
     x: Tensor,
     x_scale: Tensor | None,
     weight: Tensor,
-    weight_scale: Tensor,
+    weight_scale: Tensor | None,
     *,
     block: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The same in float32, with the scales multiplied in first."""
+    """The same in float32, or float64 if that is what is wanted, with the scales multiplied in first."""
+    type = torch.promote_types(dtype, torch.float32)
     wide, wide_weight = (
-        tensor.float() * (1.0 if scale is None else spread(scale, block)[:, : tensor.shape[1]])
+        tensor.to(type) * (1.0 if scale is None else spread(scale, block)[:, : tensor.shape[1]])
         for tensor, scale in ((x, x_scale), (weight, weight_scale))
     )
     return (wide @ wide_weight.t()).to(dtype)
@@ -121,7 +123,7 @@ def widened(weight, TYPE: tl.constexpr):
 @triton.jit
 def scaled_matmul_kernel(
     x_ptr,
-    x_scale_ptr,  # None: x is plain
+    x_scale_ptr,  # [G, T], or None: x is plain
     weight_ptr,
     weight_scale_ptr,
     out_ptr,
@@ -157,7 +159,7 @@ def scaled_matmul_kernel(
         if BLOCKS > 1:
             scale = tl.load(weight_scale_ptr + column * BLOCKS + block, mask=column < N, other=0.0)[None, :]
             if x_scale_ptr is not None:
-                x_scale = tl.load(x_scale_ptr + row * BLOCKS + block, mask=row < num_tokens, other=0.0)
+                x_scale = tl.load(x_scale_ptr + block * num_tokens + row, mask=row < num_tokens, other=0.0)
                 scale = x_scale[:, None] * scale
             product = product * scale
         total += product

@@ -23,12 +23,16 @@ from torch.nn import functional as F
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.quantize_fp8 import (
+    BY_ROWS,
     FP8,
     Rounded,
+    Rounding,
     cut,
     fp8_scale,
     inverse_of,
+    round_groups,
     round_rows_ref,
+    store_scales,
     to_fp8,
     warps_for,
 )
@@ -47,32 +51,20 @@ def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
 
     act: one of ACTIVATIONS.  Computes in float32; act(gate) is rounded before it is multiplied.
     """
-    num_tokens, width = gate_up.shape
-    assert width % 2 == 0 and gate_up.stride(1) == 1, (gate_up.shape, gate_up.stride())
-    hidden = width // 2
-    out = torch.empty((num_tokens, hidden), dtype=gate_up.dtype, device=gate_up.device)
-    if num_tokens:
-        silu_mul_kernel[(num_tokens, triton.cdiv(hidden, BLOCK))](
-            gate_up,
-            out,
-            gate_up.stride(0),
-            HIDDEN=hidden,
-            ACT=act,
-            BLOCK=BLOCK,
-            num_warps=4,
-            **dependent(),
-        )
+    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    launch(gate_up, act, out, None, BY_ROWS)
     return out
 
 
-def silu_mul_fp8(gate_up: Tensor, act: str = "silu") -> Rounded:
-    """The same, rounded again, to FP8 with a scale for each token."""
-    num_tokens, width = gate_up.shape
-    assert width % 2 == 0 and gate_up.stride(1) == 1, (gate_up.shape, gate_up.stride())
-    hidden = width // 2
+def silu_mul_fp8(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
+    """The same, rounded again, to FP8, as a product behind wants it."""
+    num_tokens, hidden = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty((num_tokens, hidden), dtype=FP8, device=gate_up.device)
-    scales = torch.empty((num_tokens, 1), dtype=torch.float32, device=gate_up.device)
-    if num_tokens:
+    scales = rounding.scales_for(gate_up, hidden)
+    if rounding.group or rounding.static is not None:
+        launch(gate_up, act, out, scales, rounding)
+    elif num_tokens:
+        assert gate_up.stride(1) == 1, gate_up.stride()
         parts, part = cut(hidden)
         silu_mul_fp8_kernel[(num_tokens,)](
             gate_up,
@@ -89,15 +81,36 @@ def silu_mul_fp8(gate_up: Tensor, act: str = "silu") -> Rounded:
     return Rounded(out, scales, gate_up.dtype)
 
 
+def launch(gate_up: Tensor, act: str, out: Tensor, scales: Tensor | None, rounding: Rounding) -> None:
+    """Write the results, rounded if there are scales, to `out` [T, H]."""
+    num_tokens, hidden = out.shape
+    assert gate_up.shape == (num_tokens, 2 * hidden) and gate_up.stride(1) == 1, gate_up.shape
+    if num_tokens:
+        silu_mul_kernel[(num_tokens, triton.cdiv(hidden, BLOCK))](
+            gate_up,
+            out,
+            scales,
+            rounding.static,
+            gate_up.stride(0),
+            HIDDEN=hidden,
+            ACT=act,
+            BLOCK=BLOCK,
+            GROUP=rounding.group or BLOCK,
+            NUM_SCALES=0 if scales is None else scales.shape[1],
+            num_warps=4,
+            **dependent(),
+        )
+
+
 def silu_mul_ref(gate_up: Tensor, act: str = "silu") -> Tensor:
     """The same in plain torch: what CPUs run."""
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[act](gate) * up
 
 
-def silu_mul_fp8_ref(gate_up: Tensor, act: str = "silu") -> Rounded:
+def silu_mul_fp8_ref(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
     """silu_mul_fp8 in plain torch."""
-    return round_rows_ref(silu_mul_ref(gate_up, act))
+    return round_rows_ref(silu_mul_ref(gate_up, act), rounding)
 
 
 @triton.jit
@@ -135,19 +148,27 @@ def gate_at(at, inside, HIDDEN: tl.constexpr, ACT: tl.constexpr):
 def silu_mul_kernel(
     gate_up_ptr,
     out_ptr,
+    scales_ptr,  # None: `out` is not FP8
+    static_ptr,  # see quantize_fp8_kernel
     gate_up_stride,
     HIDDEN: tl.constexpr,
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_SCALES: tl.constexpr,  # of a token
     DEPENDENT: tl.constexpr,
 ):
-    """One program a token and block of features."""
+    """One program a token and block of features, which are whole groups."""
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = feature < HIDDEN
     product = gate_at(gate_up_ptr + token * gate_up_stride + feature, inside, HIDDEN, ACT)
+    if scales_ptr is not None:
+        TYPE: tl.constexpr = out_ptr.dtype.element_ty
+        product, scale = round_groups(product.to(tl.float32), static_ptr, GROUP, TYPE)
+        store_scales(scale, scales_ptr, token, tl.program_id(1) * (BLOCK // GROUP), NUM_SCALES)
     tl.store(out_ptr + token * HIDDEN + feature, product, mask=inside)
 
 
@@ -163,7 +184,7 @@ def silu_mul_fp8_kernel(
     PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a token, in parts: its largest product is known only when all are computed."""
+    """One program a token with one scale of its own, known only when all products are computed."""
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)

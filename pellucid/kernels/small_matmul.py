@@ -6,8 +6,9 @@
 
 Sums are float32.  How a row is summed up depends on the tile alone, neither on the other rows' values nor on
 their number, so rows computed with one tile have the same bits in any company.  Split-K multiplies FP8 (e4m3)
-with FP8, too, a scale for each row and each output; fp8_gemv.py has the GEMV.  Of sums of FP8 products tensor
-cores keep about 14 bits, so those of a tile are then added up in float32.
+with FP8, too, with scales of rows and outputs, or of each of their groups; fp8_gemv.py has the GEMV.  Of sums
+of FP8 products tensor cores keep about 14 bits, so those of a tile are then scaled, where there are groups,
+and added up in float32.
 A gated product computes act(gate) * up of a W = [gate; up], in whose stead no gate has to be launched.
 
 Launched while the kernel before them still runs (dependent.py), programs first ask for their part of W.
@@ -31,6 +32,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.kernels.silu_mul import gate, silu_mul_ref
 from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_SPLIT_K_ROWS, Gemv, SplitK
 
@@ -44,10 +46,14 @@ copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What an FP8 product is multiplied with, float32."""
+    """What an FP8 product is multiplied with, float32.
 
-    weight: Tensor  # [N]
-    x: Tensor  # [M]
+    group: inputs that share a scale, a power of two from 32 on; None: all of them.
+    """
+
+    weight: Tensor  # [N, G]
+    x: Tensor  # [M, G], in memory as `Rounded` has it
+    group: int | None = None
 
 
 def small_matmul(
@@ -103,6 +109,7 @@ def small_matmul(
         )
         return out
     padded = max(16, triton.next_power_of_2(num_rows))
+    group = scales.group if scales else None
     partial = None
     if tile.splits > 1:
         assert arrivals is not None and len(arrivals) >= grid_n, "arrivals: one for each block of outputs"
@@ -111,14 +118,15 @@ def small_matmul(
         )
     split_k_kernel[(grid_n, tile.splits)](
         *operands,
-        scales and scales.x,
+        scales and scales.x.t().contiguous(),
         scales and scales.weight,
         partial,
         arrivals,
         *sizes,
+        GROUP=group,
         ROWS=padded,
         BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
+        BLOCK_K=min(tile.block_k, group or tile.block_k),
         ACT=act,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -136,9 +144,8 @@ def small_matmul_ref(
     act: str | None = None,
 ) -> Tensor:
     """The same in float64, as float32; a gate's operands are rounded to x's dtype."""
-    y = x.double() @ weight.double().T
-    if scales is not None:
-        y = y * scales.x[:, None] * scales.weight
+    x_scale, weight_scale, group = (scales.x, scales.weight, scales.group) if scales else (None, None, None)
+    y = scaled_matmul_ref(x, x_scale, weight, weight_scale, block=group or x.shape[1], dtype=torch.float64)
     y = (y if bias is None else y + bias).float()
     return y if act is None else silu_mul_ref(y.to(x.dtype), act).float()
 
@@ -291,17 +298,18 @@ def split_k_kernel(
     weight_ptr,
     bias_ptr,
     out_ptr,
-    x_scale_ptr,
-    weight_scale_ptr,
+    x_scale_ptr,  # [G, M]
+    weight_scale_ptr,  # [N, G]
     partial_ptr,  # [blocks of N, splits, BLOCK_N, ROWS]
     arrivals_ptr,  # [blocks of N]
     num_rows,
     num_out,
     num_in,
     x_stride,
+    GROUP: tl.constexpr,  # None: one scale a row
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # divides a group
     ACT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -323,11 +331,24 @@ def split_k_kernel(
     x_at = x_ptr + row[None, :] * x_stride + k[:, None]
     w_at = w_rows + k[None, :]
     y = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    if GROUP is not None:
+        num_groups = tl.cdiv(num_in, GROUP)
+        w_scale_at = weight_scale_ptr + output_of(column, num_out, ACT) * num_groups
+        group = tl.minimum(begin // GROUP, num_groups - 1)
+        x_scale = tl.load(x_scale_ptr + group * num_rows + row, mask=row < num_rows, other=0.0)
+        w_scale = tl.load(w_scale_at + group, mask=column < num_out, other=0.0)
     for start in range(begin, tl.minimum(begin + length, num_in), BLOCK_K):
         inside = start + k < num_in
         w = tl.load(w_at + start, mask=known & inside[None, :], other=0.0)
         x = tl.load(x_at + start, mask=(row < num_rows)[None, :] & inside[:, None], other=0.0)
-        if x.dtype.primitive_bitwidth == 8:
+        if GROUP is not None:
+            # Those of the next step are asked for a step ahead.
+            group = tl.minimum((start + BLOCK_K) // GROUP, num_groups - 1)
+            next_x_scale = tl.load(x_scale_ptr + group * num_rows + row, mask=row < num_rows, other=0.0)
+            next_w_scale = tl.load(w_scale_at + group, mask=column < num_out, other=0.0)
+            y += tl.dot(w, x) * x_scale[None, :] * w_scale[:, None]
+            x_scale, w_scale = next_x_scale, next_w_scale
+        elif x.dtype.primitive_bitwidth == 8:
             y = tl.dot(w, x, y, max_num_imprecise_acc=BLOCK_K)
         else:
             y = tl.dot(w, x, y, input_precision="ieee")
@@ -351,8 +372,8 @@ def split_k_kernel(
         num_rows,
         num_out,
         bias_ptr,
-        x_scale_ptr,
-        weight_scale_ptr,
+        x_scale_ptr if GROUP is None else None,
+        weight_scale_ptr if GROUP is None else None,
         out_ptr,
         ACT,
     )

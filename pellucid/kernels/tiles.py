@@ -1,7 +1,8 @@
 """Which kernel multiplies a matrix with rows, and how it is cut up: measured tables, and a rule without.
 
 A table is a JSON file: `devices`, the names (or their beginnings) of the GPUs it is for, and `choices`, for
-weights of 16 or 8 bits and a shape "NxK", what is best up to so many rows.  A file in the user's cache
+weights of a kind and a shape "NxK", what is best up to so many rows.  Kinds are "16", bits of a weight, "8",
+and "8/128" where so many inputs share a scale.  A file in the user's cache
 folder, written by benchmarks/tune_matmul.py, comes before the package's.  Needs neither torch nor Triton.
 
 Legend: M rows, N outputs, K inputs.
@@ -92,17 +93,25 @@ def from_words(words: Iterable[str | int]) -> Tile | None:
     return KINDS[str(name)](*map(int, sizes))
 
 
-def choose(num_out: int, num_in: int, *, bits: int, device_name: str, hopper: int = 0) -> Choices:
+def choose(
+    num_out: int, num_in: int, *, bits: int, group: int | None = None, device_name: str, hopper: int = 0
+) -> Choices:
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
-    bits: of a weight, 16 or 8.  hopper: multiprocessors, if it is one.  More rows than any choice has are the
-    library's, unless the last one takes any number.
+    bits: of a weight, 16 or 8.  group: inputs that share a scale, if not all do.  hopper: multiprocessors, if
+    it is one.  More rows than any choice has are the library's, unless the last one takes any number.
     """
+    case = kind_of(bits, group), num_out, num_in
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
-            if device_name.startswith(devices) and (measured := table.get((bits, num_out, num_in))):
+            if device_name.startswith(devices) and (measured := table.get(case)):
                 return measured
     return rule_of_thumb(num_out, num_in, bits, hopper=hopper)
+
+
+def kind_of(bits: int, group: int | None) -> str:
+    """As tables call weights of so many bits."""
+    return f"{bits}/{group}" if group else f"{bits}"
 
 
 def fitted(tile: Tile | None, num_rows: int, num_out: int, num_multiprocessors: int) -> Tile | None:
@@ -182,29 +191,29 @@ def user_folder() -> Path:
 
 
 @cache
-def tables(folder: Path) -> list[tuple[tuple[str, ...], dict[tuple[int, int, int], Choices]]]:
-    """Each table of a folder: beginnings of device names, and choices by (bits, N, K)."""
+def tables(folder: Path) -> list[tuple[tuple[str, ...], dict[tuple[str, int, int], Choices]]]:
+    """Each table of a folder: beginnings of device names, and choices by (kind, N, K)."""
     return [read_table(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
 
 
-def read_table(table: Mapping) -> tuple[tuple[str, ...], dict[tuple[int, int, int], Choices]]:
+def read_table(table: Mapping) -> tuple[tuple[str, ...], dict[tuple[str, int, int], Choices]]:
     """A file's contents as `tables` has them."""
-    choices: dict[tuple[int, int, int], Choices] = {}
-    for bits, shapes in table["choices"].items():
+    choices: dict[tuple[str, int, int], Choices] = {}
+    for kind, shapes in table["choices"].items():
         for shape, measured in shapes.items():
             num_out, num_in = map(int, shape.split("x"))
-            choices[int(bits), num_out, num_in] = {
+            choices[kind, num_out, num_in] = {
                 int(rows): from_words(words) for rows, words in measured.items()
             }
     return tuple(table["devices"]), choices
 
 
-def write_table(folder: Path, device_name: str, choices: Mapping[tuple[int, int, int], Choices]) -> Path:
+def write_table(folder: Path, device_name: str, choices: Mapping[tuple[str, int, int], Choices]) -> Path:
     """Add choices to the folder's table for a device, and return its path."""
     path = folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', device_name).lower()}.json"
     table = json.loads(path.read_text()) if path.exists() else {"devices": [device_name], "choices": {}}
-    for (bits, num_out, num_in), measured in choices.items():
-        shapes = table["choices"].setdefault(str(bits), {})
+    for (kind, num_out, num_in), measured in choices.items():
+        shapes = table["choices"].setdefault(kind, {})
         shapes[f"{num_out}x{num_in}"] = {str(rows): to_words(tile) for rows, tile in sorted(measured.items())}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dumps(table) + "\n")

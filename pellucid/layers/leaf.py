@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.language import has_triton
-from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_fp8,
@@ -23,7 +23,7 @@ from pellucid.kernels.rms_norm import (
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
-AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Rounded, Tensor]]
+AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float, Rounding], tuple[Rounded, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Leaf:
     add_norm: AddNorm  # see add_rms_norm
     gated: Callable[[Tensor, str], Tensor]  # see silu_mul
     add_norm_fp8: AddNormFp8
-    gated_fp8: Callable[[Tensor, str], Rounded]
+    gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
 
 
 PLAIN = Leaf(add_rms_norm_ref, silu_mul_ref, add_rms_norm_fp8_ref, silu_mul_fp8_ref)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, choose_product
 
@@ -41,9 +41,11 @@ class Linear(nn.Module):
         self.method.finish(self)
 
     @property
-    def takes_rounded(self) -> bool:
-        """Whether the rows it is given may be rounded to FP8 already."""
-        return isinstance(self.method, TakesRounded) and self.method.takes_rounded(self.shape)
+    def rounding(self) -> Callable[[], Rounding] | None:
+        """How rows may be rounded to FP8 already, known once weights are loaded; None: they may not."""
+        if isinstance(self.method, TakesRounded) and self.method.takes_rounded(self.shape):
+            return self.method.rounding
+        return None
 
     def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Tensor:
         """x [T, in_features] -> [T, out_features]."""
@@ -62,12 +64,13 @@ class Linear(nn.Module):
 class Unmerged(nn.Module):
     """Matrices that a scheme refused to merge, applied one by one; their outputs stand side by side."""
 
+    rounding = None  # they are not stored alike
+
     def __init__(self, parts: Sequence[Linear]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.takes_rounded = all(part.takes_rounded for part in parts)
 
-    def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Tensor:
+    def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
 
     def gated(self, x: Tensor | Rounded, act: str) -> None:
@@ -98,7 +101,7 @@ class Reduced(nn.Module):
         super().__init__()
         self.part = part
         self.group = group
-        self.takes_rounded = part.takes_rounded
+        self.rounding = part.rounding
 
     def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Unsummed:
         """x [T, this rank's in_features] -> [T, out_features]."""

@@ -25,10 +25,16 @@ class GatedMLP(nn.Module):
         self.gate_up = gate_up
         self.down = down
         self.act = activation(act)
-        self.gated = leaf.gated_fp8 if down.takes_rounded else leaf.gated
+        self.leaf = leaf
+        self.rounding = down.rounding
 
     def forward(self, x: Tensor | Rounded, fwd: ForwardInput) -> Tensor | Unsummed:
         hidden = self.gate_up.gated(x, self.act)
         if hidden is None:
-            hidden = self.gated(self.gate_up(x, fwd), self.act)
+            hidden = self._gate(self.gate_up(x, fwd))
         return self.down(hidden, fwd)
+
+    def _gate(self, gate_up: Tensor) -> Tensor | Rounded:
+        if self.rounding is None:
+            return self.leaf.gated(gate_up, self.act)
+        return self.leaf.gated_fp8(gate_up, self.act, self.rounding())

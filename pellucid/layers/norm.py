@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from pellucid.kernels.all_reduce import sum_add_rms_norm
-from pellucid.kernels.quantize_fp8 import Rounded
-from pellucid.layers.leaf import AddNorm, AddNormFp8, Leaf
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding
+from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Unmerged, Unsummed
 from pellucid.layers.weight import Weight
 
@@ -19,12 +21,11 @@ class RMSNorm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.leaf = leaf
-        self.add_norm: AddNorm | AddNormFp8 = leaf.add_norm
+        self.rounding: Callable[[], Rounding] | None = None
 
     def serve(self, layer: Linear | Unmerged) -> None:
         """Nobody but `layer` takes what is normalized: it may be as that one would round it."""
-        if layer.takes_rounded:
-            self.add_norm = self.leaf.add_norm_fp8
+        self.rounding = layer.rounding
 
     def forward(
         self, x: Tensor | Unsummed, residual: Tensor | None = None
@@ -38,4 +39,6 @@ class RMSNorm(nn.Module):
             if mailbox is not None and mailbox.can_sum(x.part):
                 return sum_add_rms_norm(x.part, residual, self.weight, self.eps, mailbox)
             x = x.sum()
-        return self.add_norm(x, residual, self.weight, self.eps)
+        if self.rounding is None:
+            return self.leaf.add_norm(x, residual, self.weight, self.eps)
+        return self.leaf.add_norm_fp8(x, residual, self.weight, self.eps, self.rounding())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.platform import Platform, platform_of
 from pellucid.registry import Registry
 
@@ -217,10 +217,14 @@ class Gates(Protocol):
 
 @runtime_checkable
 class TakesRounded(Protocol):
-    """A method that may multiply rows rounded to FP8, each with a scale of its own."""
+    """A method that may multiply rows rounded to FP8."""
 
     def takes_rounded(self, shape: LinearShape) -> bool:
         """Whether it rounds the activations of such a layer: then who computes them may do so."""
+        ...
+
+    def rounding(self) -> Rounding:
+        """How, once the weights are loaded."""
         ...
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:

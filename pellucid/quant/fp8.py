@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import FP8, Rounded, quantize_fp8_ref
+from pellucid.kernels.quantize_fp8 import (
+    BY_ROWS,
+    FP8,
+    Rounded,
+    Rounding,
+    may_be_shared,
+    quantize_fp8_ref,
+)
 from pellucid.platform import Platform
 from pellucid.quant.base import (
     Coords,
@@ -164,8 +171,11 @@ class Fp8:
 
     def takes_rounded(self, shape: LinearShape) -> bool:
         assert self._choice is not None, "choose() was not called"
-        is_row = self.format.block is None and self.format.activations == "dynamic"
-        return is_row and self._choice.rounds
+        return self._choice.rounds and may_be_shared(self.format.block and self.format.block[1])
+
+    def rounding(self) -> Rounding:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product.rounding
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
@@ -241,6 +251,9 @@ class QuantizedWhenLoaded:
     def takes_rounded(self, shape: LinearShape) -> bool:
         assert self._choice is not None, "choose() was not called"
         return self._choice.rounds
+
+    def rounding(self) -> Rounding:
+        return BY_ROWS
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"

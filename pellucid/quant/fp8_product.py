@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8, quantize_fp8_ref
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding, round_rows, round_rows_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
 from pellucid.quant.base import LinearLayer
 from pellucid.quant.products import Multiplier, Product
@@ -68,30 +68,24 @@ class Fp8Product:
         if static is not None:
             layer.replace("input_scale", static.detach() if self.rounds else None)
         self.block = block
-        self.is_static = static is not None and self.rounds
-        self.quantize = quantize_fp8 if weight.device.type == "cuda" else quantize_fp8_ref
+        self.rounding = Rounding(None if block == weight.shape[1] else block, static)
+        self.round = round_rows if weight.device.type == "cuda" else round_rows_ref
         self.multiply: Multiply = MULTIPLY[product.multiplier]
-        self.few: Few = few_rows(weight) if product.has_few_rows else no_few_rows
+        self.few: Few = few_rows(weight, self.rounding) if product.has_few_rows else no_few_rows
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if not self.rounds:
             y = self._product(layer, rows, None, x.dtype)
-        elif self.is_static:
-            y = self.of_rounded(layer, self._rounded(layer, rows))
         else:
             y = self.few(rows, layer)
-            y = self._of_many(layer, self._rounded(layer, rows)) if y is None else y
+            y = self._of_many(layer, self.round(rows, self.rounding)) if y is None else y
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def of_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        """The same for rows [T, K] that were rounded as `quantize` would."""
+        """The same for rows [T, K] that were rounded as `rounding` says."""
         y = self.few(x, layer)
         return self._of_many(layer, x) if y is None else y
-
-    def _rounded(self, layer: LinearLayer, rows: Tensor) -> Rounded:
-        static = layer.param("input_scale") if self.is_static else None
-        return Rounded(*self.quantize(rows, self.block, static), rows.dtype)
 
     def _of_many(self, layer: LinearLayer, x: Rounded) -> Tensor:
         return self._product(layer, x.values, x.scales, x.dtype)
@@ -102,11 +96,11 @@ class Fp8Product:
         return y if layer.bias is None else y + layer.bias
 
 
-def few_rows(weight: Tensor) -> Few:
+def few_rows(weight: Tensor, rounding: Rounding) -> Few:
     """Kernels for few rows, those that are fast for this weight [N, K] on its GPU."""
     from pellucid.kernels.own_products import OwnFp8Products, choices_for  # where Triton is installed
 
-    small = OwnFp8Products(weight, choices_for(weight))
+    small = OwnFp8Products(weight, choices_for(weight, rounding.group), rounding)
 
     def few(x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None:
         return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias)

@@ -17,6 +17,8 @@ import torch
 from pellucid.platform import Platform, check_platform
 from pellucid.quant.base import LinearShape
 
+FEW_BLOCKS = (32, 64, 128)  # inputs, of which kernels for few rows take whole ones
+
 
 class Multiplier(Enum):
     """What multiplies, and how the log calls it."""
@@ -83,7 +85,7 @@ def fp8_product(shape: LinearShape, platform: Platform, *, block: int, is_static
         return Product(kind, Multiplier.WEIGHT_ONLY)
     if is_rows and vendor_multiplies(shape, platform):
         return Product(kind, Multiplier.FP8_ROWS)
-    has_few_rows = is_rows and shape.dtype.itemsize == 2
+    has_few_rows = (is_rows or block in FEW_BLOCKS) and shape.dtype.itemsize == 2
     return Product(kind, Multiplier.FP8_KERNELS if has_few_rows else Multiplier.FP8_KERNEL)
 
 

@@ -186,7 +186,7 @@ def main() -> None:
     compile_draw()
     compile_quantization()
     compile_scaled_products()
-    compile_few_rows_on_ada()
+    compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
     compile_ends()
@@ -263,11 +263,13 @@ def compile_passes() -> None:
         size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
         sys.stdout.write(f"qkv_rope_kernel {head_dim} {size}\n")
     for dim in (1024, MAX_DIM):
-        constants = {"DIM": dim, "DIM_PADDED": dim, "HAS_RESIDUAL": True, "scales_ptr": None}
+        constants = {"DIM": dim, "DIM_PADDED": dim, "GROUP": dim, "HAS_RESIDUAL": True, "scales_ptr": None}
+        constants |= {"static_ptr": None}
         size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
         sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
     for act in ACTIVATIONS:
-        constants = {"HIDDEN": 3072, "ACT": act, "BLOCK": BLOCK}
+        constants = {"HIDDEN": 3072, "ACT": act, "BLOCK": BLOCK, "GROUP": BLOCK, "NUM_SCALES": 0}
+        constants |= {"scales_ptr": None, "static_ptr": None}
         size = shared_memory(silu_mul_kernel, "", constants, num_warps=4)
         sys.stdout.write(f"silu_mul_kernel {act} {size}\n")
 
@@ -299,7 +301,7 @@ def compile_products() -> None:
         (split_k_kernel, {"ROWS": 256, "BLOCK_N": 128, "BLOCK_K": 64, "ACT": None}, 8, 3),
     )
     for kernel, tile, warps, stages in launches:
-        constants = tile | {"weight_scale_ptr": None, "x_scale_ptr": None, "bias_ptr": None}
+        constants = tile | {"weight_scale_ptr": None, "x_scale_ptr": None, "bias_ptr": None, "GROUP": None}
         size = shared_memory(kernel, "*bf16", constants, num_warps=warps, num_stages=stages)
         sys.stdout.write(f"{kernel.fn.__name__} {tile['ROWS']} {size}\n")
 
@@ -430,7 +432,7 @@ def compile_hopper_matmul() -> None:
         box = [lines // 16, 2, 8, step] if act else [lines, step]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (2, len(box))]
         constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": step, "SPLITS": splits}
-        constants |= {"ACT": act, "x_scale_ptr": None, "weight_scale_ptr": None}
+        constants |= {"ACT": act, "SHARED": None, "x_scale_ptr": None, "weight_scale_ptr": None}
         if splits == 1:
             constants |= {"partial_ptr": None, "arrivals_ptr": None}
         types = {name: signature_of(name, "") for name in hopper_matmul_kernel.arg_names}
@@ -438,6 +440,16 @@ def compile_hopper_matmul() -> None:
         types |= {"weight": f"tensordesc<bf16{box},{layouts[1]!r}>"}
         size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_matmul_kernel {groups}x{rows} {size}\n")
+    # In FP8, with scales of groups, which take more registers.
+    for groups, rows, stages, splits in ((1, 16, 20, 1), (1, 128, 8, 2), (2, 128, 6, 1), (3, 64, 6, 1)):
+        layout = gl.NVMMASharedLayout(128, 8, 2)
+        constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": 128, "SPLITS": splits}
+        constants |= {"ACT": None, "SHARED": 128, "bias_ptr": None}
+        types = {name: signature_of(name, "") for name in hopper_matmul_kernel.arg_names}
+        types |= {"x": f"tensordesc<fp8e4nv{[rows, 128]},{layout!r}>"}
+        types |= {"weight": f"tensordesc<fp8e4nv{[lines, 128]},{layout!r}>"}
+        size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
+        sys.stdout.write(f"hopper_matmul_kernel fp8 {groups}x{rows} {size}\n")
 
 
 def compile_persistent_matmul() -> None:
@@ -454,29 +466,46 @@ def compile_persistent_matmul() -> None:
 
 
 def compile_quantization() -> None:
-    """Rounding to FP8, by rows and by blocks, and products of few rows."""
+    """Rounding to FP8, by rows and by groups, and products of few rows."""
     for features, group in ((12288, 12288), (12288, 128)):
         groups = features // group
         parts, part = cut(group)
-        constants = {"K": features, "GROUP": group, "GROUPS": groups, "IS_STATIC": False}
+        constants = {"K": features, "GROUP": group, "GROUPS": groups, "static_ptr": None}
         constants |= {"PARTS": parts, "PART": part, "GROUPS_PADDED": triton.next_power_of_2(groups)}
         size = compiled_size(quantize_fp8_kernel, TO_FP8, constants, num_warps=warps_to_round(features))
         sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
     constants = {"HIDDEN": 12288, "ACT": "silu", "PARTS": 3, "PART": 4096}
     size = compiled_size(silu_mul_fp8_kernel, TO_FP8, constants, num_warps=16)
     sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
-    constants = {"DIM": 4096, "DIM_PADDED": 4096, "HAS_RESIDUAL": True}
-    size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
-    sys.stdout.write(f"add_rms_norm_kernel fp8 {size}\n")
-    for x, rounded in (("*fp8e4nv", {}), ("*bf16", {"x_scale_ptr": None})):
-        constants = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
-        types = FROM_FP8 | {"x_ptr": x}
-        size = compiled_size(fp8_gemv_kernel, types, constants | rounded, num_warps=8)
-        sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {size}\n")
-    for rows, block_k in ((16, 256), (64, 256), (256, 128)):
-        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "ACT": None, "bias_ptr": None}
-        size = compiled_size(split_k_kernel, FROM_FP8, tile, num_warps=4, num_stages=4)
-        sys.stdout.write(f"{split_k_kernel.fn.__name__} fp8 {size}\n")
+    for group, own in ((4096, {"static_ptr": None}), (4096, {}), (128, {"static_ptr": None})):
+        constants = {"DIM": 4096, "DIM_PADDED": 4096, "GROUP": group, "HAS_RESIDUAL": True} | own
+        size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
+        sys.stdout.write(f"add_rms_norm_kernel fp8 {size}\n")
+    for group, num_scales, own in ((BLOCK, 1, {}), (128, 96, {"static_ptr": None})):
+        constants = {"HIDDEN": 12288, "ACT": "silu", "BLOCK": BLOCK, "GROUP": group, "NUM_SCALES": num_scales}
+        size = compiled_size(silu_mul_kernel, TO_FP8, constants | own, num_warps=4)
+        sys.stdout.write(f"silu_mul_kernel fp8 {size}\n")
+    compile_few_rows(HOPPER)
+
+
+def compile_few_rows(target: GPUTarget) -> None:
+    """In FP8: rows that are rounded and those that are not, with scales of all kinds."""
+    for x, group, constants in (
+        ("*fp8e4nv", 12288, {"static_ptr": None}),
+        ("*fp8e4nv", 128, {"static_ptr": None}),
+        ("*bf16", 12288, {"x_scale_ptr": None, "static_ptr": None}),
+        ("*bf16", 12288, {"x_scale_ptr": None}),
+        ("*bf16", 128, {"x_scale_ptr": None, "static_ptr": None}),
+    ):
+        gemv = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
+        gemv |= {"GROUP": group} | follows(target) | constants
+        size = compiled(fp8_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
+        sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
+    for rows, block_k, group in ((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)):
+        tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "GROUP": group}
+        tile |= {"ACT": None, "bias_ptr": None} | follows(target)
+        size = compiled(split_k_kernel, FROM_FP8, tile, target, num_warps=4, num_stages=4).metadata.shared
+        sys.stdout.write(f"{split_k_kernel.fn.__name__} {rows} {target.arch} {size}\n")
 
 
 def compile_scaled_products() -> None:
@@ -501,18 +530,6 @@ def compile_scaled_products() -> None:
             size = made.metadata.shared
             assert target is HOPPER or size <= ROOM[ADA], (target, constants)
             sys.stdout.write(f"{scaled_matmul_kernel.fn.__name__} {num_tokens} {target.arch} {size}\n")
-
-
-def compile_few_rows_on_ada() -> None:
-    """In FP8, which was once Hopper's alone."""
-    few = FROM_FP8 | {"x_ptr": "*bf16"}
-    gemv = {"K": 12288, "ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
-    gemv |= {"x_scale_ptr": None} | follows(ADA)
-    size = compiled(fp8_gemv_kernel, few, gemv, ADA, num_warps=4).metadata.shared
-    sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} 1 89 {size}\n")
-    tile = {"ROWS": 64, "BLOCK_N": 64, "BLOCK_K": 128, "ACT": None, "bias_ptr": None} | follows(ADA)
-    size = compiled(split_k_kernel, FROM_FP8, tile, ADA, num_warps=4, num_stages=4).metadata.shared
-    sys.stdout.write(f"{split_k_kernel.fn.__name__} 64 89 {size}\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from pellucid.kernels import prefill_plan
 from pellucid.kernels.paged_attention import LOG2_E
 from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
 from pellucid.kernels.prefill_plan import PromptTiles
+from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
 from tests.attention.paged import make_rows
@@ -194,9 +197,26 @@ def test_products_of_single_rows_match(tile: Gemv, act: str | None, num_rows: in
 
 def test_fp8_products_of_few_rows_match() -> None:
     module = emulated("hopper_matmul", num_multiprocessors=64)
-    tile, scales = Wgmma(128, 128, 2, 6), Scales(weight=torch.rand(272) + 0.5, x=torch.rand(100) + 0.5)
+    tile, scales = Wgmma(128, 128, 2, 6), Scales(weight=torch.rand(272, 1) + 0.5, x=torch.rand(100, 1) + 0.5)
+    check_fp8(module, tile, scales, None)
+
+
+@pytest.mark.parametrize("tile", [Wgmma(128, 128, 2, 6), Wgmma(64, 16, 1, 8), Wgmma(64, 64, 4, 4)], ids=str)
+@pytest.mark.parametrize("group", [128, 256])
+@pytest.mark.parametrize("act", [None, "silu"])
+def test_fp8_products_with_scales_of_groups_match(tile: Wgmma, group: int, act: str | None) -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=64)
+    num_groups = -(-1104 // group)
+    scales = Scales(torch.rand(272, num_groups) + 0.5, torch.rand(100, num_groups) + 0.5, group)
+    check_fp8(module, tile, scales, act)
+
+
+def check_fp8(module: ModuleType, tile: Wgmma, scales: Scales, act: str | None) -> None:
+    """A product of 100 rows against the reference."""
     x, weight = (each.to(torch.float8_e4m3fn) for each in operands(100, 272, 1104))
-    out = torch.full((100, 272), torch.nan, dtype=torch.bfloat16)
+    out = torch.full((100, 136 if act else 272), torch.nan, dtype=torch.bfloat16)
     arrivals = torch.zeros(module.num_arrivals(272, 100, tile), dtype=torch.int32)
-    module.hopper_matmul(x, weight, out, tile, scales=scales, arrivals=arrivals)
-    torch.testing.assert_close(out.float(), small_matmul_ref(x, weight, scales=scales), atol=2e-2, rtol=2e-2)
+    module.hopper_matmul(x, weight, out, tile, scales=scales, act=act, arrivals=arrivals)
+    expected = small_matmul_ref(x, weight, scales=scales)
+    expected = expected if act is None else silu_mul_ref(expected, act)
+    torch.testing.assert_close(out.float(), expected, atol=4e-2, rtol=2e-2)

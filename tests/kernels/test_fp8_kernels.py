@@ -14,7 +14,16 @@ import triton.language as tl
 
 from pellucid.kernels.fp8_gemv import fp8_gemv, fp8_gemv_ref
 from pellucid.kernels.own_products import OwnFp8Products
-from pellucid.kernels.quantize_fp8 import Rounded, cut, quantize_fp8, quantize_fp8_ref, round_rows, saturated
+from pellucid.kernels.quantize_fp8 import (
+    BY_ROWS,
+    Rounded,
+    Rounding,
+    cut,
+    quantize_fp8,
+    quantize_fp8_ref,
+    round_rows,
+    saturated,
+)
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, add_rms_norm_fp8_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
 from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_fp8, silu_mul_fp8_ref
@@ -106,27 +115,43 @@ def test_a_row_is_cut_into_few_parts_with_little_to_spare(num_features: int) -> 
     assert part & (part - 1) == 0 and num_features <= parts * part <= 1.25 * num_features
 
 
+STATIC = torch.tensor(0.02, device=DEVICE)
+ROUNDINGS = {"rows": BY_ROWS, "static": Rounding(static=STATIC), "groups": Rounding(32)}
+roundings = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=ROUNDINGS.keys())
+
+
 @pytest.mark.parametrize("dtype", COMPARED)
 @pytest.mark.parametrize("has_residual", [True, False])
-def test_a_norm_may_round_what_it_has_normalized(dtype: torch.dtype, has_residual: bool) -> None:
+@roundings
+def test_a_norm_may_round_what_it_has_normalized(
+    dtype: torch.dtype, has_residual: bool, rounding: Rounding
+) -> None:
     x, weight = activations(5, 300, dtype), torch.rand(300, device=DEVICE).to(dtype)
     residuals = [torch.ones_like(x) if has_residual else None for _ in range(3)]
     normalized, expected_stream = add_rms_norm(x, residuals[0], weight, 1e-6)
-    ours, stream = add_rms_norm_fp8(x, residuals[1], weight, 1e-6)
-    assert_same_rows(ours, round_rows(normalized))
+    ours, stream = add_rms_norm_fp8(x, residuals[1], weight, 1e-6, rounding)
+    assert_same_rows(ours, round_rows(normalized, rounding))
     assert torch.equal(stream, expected_stream)
-    reference, stream = add_rms_norm_fp8_ref(x, residuals[2], weight, 1e-6)
+    reference, stream = add_rms_norm_fp8_ref(x, residuals[2], weight, 1e-6, rounding)
     torch.testing.assert_close(ours.scales, reference.scales, rtol=1e-2, atol=0)
     assert torch.equal(stream, expected_stream)
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
-@pytest.mark.parametrize("hidden", [1, 96, 600])
-def test_a_gate_may_round_what_it_lets_through(act: str, hidden: int) -> None:
+@pytest.mark.parametrize("hidden", [1, 96, 600, 1500])
+@roundings
+def test_a_gate_may_round_what_it_lets_through(act: str, hidden: int, rounding: Rounding) -> None:
     gate_up = activations(4, 2 * hidden, torch.float32) / 100
-    ours = silu_mul_fp8(gate_up, act)
-    assert_same_rows(ours, round_rows(silu_mul(gate_up, act)))
-    torch.testing.assert_close(ours.scales, silu_mul_fp8_ref(gate_up, act).scales, rtol=1e-3, atol=1e-6)
+    ours = silu_mul_fp8(gate_up, act, rounding)
+    assert_same_rows(ours, round_rows(silu_mul(gate_up, act), rounding))
+    reference = silu_mul_fp8_ref(gate_up, act, rounding)
+    torch.testing.assert_close(ours.scales, reference.scales, rtol=1e-3, atol=1e-6)
+
+
+def test_no_tokens_are_gated_in_any_way() -> None:
+    for rounding in ROUNDINGS.values():
+        ours = silu_mul_fp8(torch.empty(0, 192, device=DEVICE), rounding=rounding)
+        assert ours.values.shape == (0, 96) and ours.scales.shape == (0, 3 if rounding.group else 1)
 
 
 GEMVS = [Gemv(4, 128, 4), Gemv(2, 256, 2)]
@@ -136,31 +161,35 @@ GEMVS = [Gemv(4, 128, 4), Gemv(2, 256, 2)]
 @pytest.mark.parametrize("num_rows", [1, 3, 4])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(70, 256), (33, 336)])
 @pytest.mark.parametrize("has_bias", [True, False])
+@roundings
 def test_a_row_is_multiplied_with_every_output(
-    tile: Gemv, num_rows: int, num_outputs: int, num_inputs: int, has_bias: bool
+    tile: Gemv, num_rows: int, num_outputs: int, num_inputs: int, has_bias: bool, rounding: Rounding
 ) -> None:
     x = activations(num_rows, num_inputs, torch.float16) / 8  # sums stay within float16
-    weight, weight_scale = quantize_fp8_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), num_inputs)
+    weight, weight_scale = scaled_weight(num_outputs, num_inputs, rounding.group or num_inputs)
     bias = torch.randn(num_outputs, device=DEVICE).half() if has_bias else None
-    rounded = round_rows(x)
-    y = fp8_gemv(rounded, weight, weight_scale, tile, bias=bias)
-    expected = fp8_gemv_ref(rounded, weight, weight_scale, bias=bias)
+    rounded = round_rows(x, rounding)
+    y = fp8_gemv(rounded, weight, weight_scale, tile, rounding, bias=bias)
+    expected = fp8_gemv_ref(rounded, weight, weight_scale, rounding, bias=bias)
     assert y.dtype == x.dtype
     torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=2e-3)
-    assert torch.equal(fp8_gemv(x, weight, weight_scale, tile, bias=bias), y), "rounds as quantize_fp8 does"
+    unrounded = fp8_gemv(x, weight, weight_scale, tile, rounding, bias=bias)
+    assert torch.equal(unrounded, y), "rounds as quantize_fp8 does"
 
 
-def test_few_rows_go_to_the_kernel_of_their_number_rounded_or_not() -> None:
+@roundings
+def test_few_rows_go_to_the_kernel_of_their_number_rounded_or_not(rounding: Rounding) -> None:
     x = activations(16, 256, torch.float16)
-    weight, weight_scale = quantize_fp8_ref(torch.randn(70, 256, device=DEVICE), 256)
+    weight, weight_scale = scaled_weight(70, 256, rounding.group or 256)
     tile = SplitK(16, 64, 2, 4, 3)
-    products = OwnFp8Products(weight, {1: GEMVS[0], 8: tile, 12: None})
+    products = OwnFp8Products(weight, {1: GEMVS[0], 8: tile, 12: None}, rounding)
     for num_rows in (0, 9, 12, 13, 16):
         assert products(x[:num_rows], weight, weight_scale) is None
-    assert torch.equal(products(x[:1], weight, weight_scale), fp8_gemv(x[:1], weight, weight_scale, GEMVS[0]))
-    rounded, arrivals = round_rows(x[:8]), torch.zeros(5, dtype=torch.int32, device=DEVICE)
+    alone = fp8_gemv(x[:1], weight, weight_scale, GEMVS[0], rounding)
+    assert torch.equal(products(x[:1], weight, weight_scale), alone)
+    rounded, arrivals = round_rows(x[:8], rounding), torch.zeros(5, dtype=torch.int32, device=DEVICE)
     expected = torch.empty(8, 70, dtype=torch.float16, device=DEVICE)
-    scales = Scales(weight_scale.view(-1), rounded.scales.view(-1))
+    scales = Scales(weight_scale, rounded.scales, rounding.group)
     small_matmul(rounded.values, weight, expected, tile, scales=scales, arrivals=arrivals)
     for rows in (x[:8], rounded):
         assert torch.equal(products(rows, weight, weight_scale), expected)

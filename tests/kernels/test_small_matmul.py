@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels.own_products import OwnProducts
+from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
 from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, SplitK, Tile
@@ -95,16 +96,30 @@ def test_rows_may_be_a_slice_of_wider_ones(tile: Tile) -> None:
     assert torch.equal(multiply(x[:, :256], narrow, tile), multiply(x[:, :256].contiguous(), narrow, tile))
 
 
-def test_fp8_is_multiplied_with_its_scales() -> None:
-    x, weight, bias = operands(3, 70, 520, torch.float16)
-    weight_scale, x_scale = (each.abs().amax(1).float() / 448 for each in (weight, x))
-    weight = (weight / weight_scale[:, None]).to(torch.float8_e4m3fn)
-    x = (x / x_scale[:, None]).to(torch.float8_e4m3fn)
-    scales = Scales(weight_scale, x_scale)
+@pytest.mark.parametrize("group", [None, 32, 128])
+@pytest.mark.parametrize("tile", [SplitK(32, 64, 4, 4, 3), SplitK(32, 128, 1, 4, 3)], ids=str)
+@pytest.mark.parametrize("act", [None, "silu"])
+def test_fp8_is_multiplied_with_its_scales(group: int | None, tile: SplitK, act: str | None) -> None:
+    x, weight, bias = operands(3, 70, 520, torch.float32)
+    x *= torch.logspace(-2, 2, 520, device=DEVICE)
+    x, x_scale = quantize_fp8_ref(x, group or 520)
+    weight, weight_scale = quantize_fp8_ref(weight, group or 520)
+    scales = Scales(weight_scale, x_scale, group)
     expected = small_matmul_ref(x, weight, bias=bias, scales=scales)
-    y = multiply(x, weight, SplitK(32, 64, 4, 4, 3), bias=bias, scales=scales)
+    expected = expected if act is None else silu_mul_ref(expected, act)
+    more = {"act": act} if act else {}
+    y = multiply(x, weight.contiguous(), tile, bias=bias, scales=scales, **more)
     tolerance = 1e-3 if DEVICE == "cuda" else 1e-5  # products of FP8 numbers are exact, sums nearly
-    torch.testing.assert_close(y, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(y, expected, atol=tolerance * expected.std().item(), rtol=tolerance)
+
+
+@pytest.mark.parametrize("tile", [SplitK(32, 64, 4, 4, 3), SplitK(32, 128, 1, 4, 3)], ids=str)
+def test_rows_with_scales_of_groups_have_the_same_bits_in_any_company(tile: SplitK) -> None:
+    x, weight, _ = operands(16, 70, 520, torch.float32)
+    (x, x_scale), (weight, weight_scale) = quantize_fp8_ref(x, 128), quantize_fp8_ref(weight, 128)
+    scales, few = (Scales(weight_scale, scale, 128) for scale in (x_scale, x_scale[5:9]))
+    together = multiply(x.contiguous(), weight.contiguous(), tile, scales=scales)
+    assert torch.equal(multiply(x[5:9], weight.contiguous(), tile, scales=few), together[5:9])
 
 
 def test_a_layers_products_take_the_kernel_of_their_rows_or_none() -> None:

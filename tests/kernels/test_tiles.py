@@ -42,12 +42,14 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_written_is_chosen_on_that_device_for_that_shape_alone(cache_folder: Path) -> None:
-    write_table(cache_folder, "Some GPU 3000", {(16, 640, 320): CHOICES})
-    write_table(cache_folder, "Some GPU 3000", {(8, 640, 320): {1: None}, (16, 64, 32): {2: None}})
+    write_table(cache_folder, "Some GPU 3000", {("16", 640, 320): CHOICES})
+    write_table(cache_folder, "Some GPU 3000", {("8", 640, 320): {1: None}, ("16", 64, 32): {2: None}})
+    write_table(cache_folder, "Some GPU 3000", {("8/128", 640, 320): {3: None}})
     where = {"bits": 16, "device_name": "Some GPU 3000"}
     assert choose(640, 320, **where) == CHOICES
     assert choose(64, 32, **where) == {2: None}
     assert choose(640, 320, bits=8, device_name="Some GPU 3000 Ti") == {1: None}
+    assert choose(640, 320, bits=8, group=128, device_name="Some GPU 3000") == {3: None}
     for bits in (8, 16):
         ruled = choose(640, 320, bits=bits, device_name="Another GPU")
         assert ruled == tiles.rule_of_thumb(640, 320, bits) != CHOICES
@@ -84,8 +86,8 @@ def test_the_users_table_comes_before_the_packages(
 ) -> None:
     monkeypatch.setattr(tiles, "PACKAGED", tmp_path / "package")
     where = {"bits": 16, "device_name": "Some GPU 3000"}
-    write_table(tiles.PACKAGED, "Some GPU", {(16, 640, 320): CHOICES, (16, 64, 32): CHOICES})
-    write_table(cache_folder, "Some GPU 3000", {(16, 640, 320): {7: None}})
+    write_table(tiles.PACKAGED, "Some GPU", {("16", 640, 320): CHOICES, ("16", 64, 32): CHOICES})
+    write_table(cache_folder, "Some GPU 3000", {("16", 640, 320): {7: None}})
     assert choose(640, 320, **where) == {7: None}
     assert choose(64, 32, **where) == CHOICES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8_ref
 from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
+from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.quant.base import Coords, LinearMethod, LinearShape, Split, choose_scheme
 from pellucid.quant.compressed_tensors import CompressedTensorsScheme
@@ -28,6 +30,7 @@ from tests.quant.layers import make_linear
 from tests.tiny import write_checkpoint
 
 FP8 = torch.float8_e4m3fn
+STATIC = Fp8Format(activations="static")
 PROMPTS = [[5, 17, 200, 33], [9, 9, 40, 41, 42, 300, 7]]
 
 
@@ -84,39 +87,36 @@ def test_plain_weights_become_fp8_and_the_product_is_exact(num_tokens: int, bias
     torch.testing.assert_close(layer(x).double(), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_whoever_rounds_the_activations_the_product_is_the_same() -> None:
-    up, down = (make_linear(QuantizedWhenLoaded(), torch.float32) for _ in range(2))
+SHARED = [QuantizedWhenLoaded(), *(Fp8(each) for each in (Fp8Format(), STATIC, Fp8Format(block=(32, 32))))]
+
+
+@pytest.mark.parametrize("index", range(len(SHARED)))
+def test_whoever_rounds_the_activations_the_product_is_the_same(index: int) -> None:
+    up, down = (make_linear(deepcopy(SHARED[index]), torch.float32) for _ in range(2))
+    norm, mlp = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN), GatedMLP(up, down, "silu", PLAIN)  # type: ignore[arg-type]
+    x = torch.randn(5, 96)
+    plain, _ = norm(x)
+    norm.serve(up)
     for layer in (up, down):
         layer.finish()
-    norm = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN)  # type: ignore[arg-type]
-    x = torch.randn(5, 96)
-    expected = up(norm(x)[0])
-    norm.serve(up)
+    expected = up(plain)
     rounded, _ = norm(x)
     assert isinstance(rounded, Rounded) and rounded.values.dtype == FP8
     assert torch.equal(up(rounded), expected)
     gate_up = torch.randn(5, 192)
-    assert torch.equal(down(PLAIN.gated_fp8(gate_up, "silu")), down(PLAIN.gated(gate_up, "silu")))
+    hidden = mlp._gate(gate_up)
+    assert isinstance(hidden, Rounded)
+    assert torch.equal(down(hidden), down(PLAIN.gated(gate_up, "silu")))
 
 
 @pytest.mark.parametrize(
-    ("method", "takes_rounded"),
-    [
-        (QuantizedWhenLoaded(), True),
-        (Fp8(Fp8Format()), True),
-        (Fp8(Fp8Format(activations="static")), False),
-        (Fp8(Fp8Format(block=(32, 32))), False),
-        (Unquantized(), False),
-    ],
+    ("method", "is_shared"),
+    [*((method, True) for method in SHARED), (Fp8(Fp8Format(block=(48, 48))), False), (Unquantized(), False)],
 )
-def test_only_a_row_of_one_scale_of_its_own_is_rounded_by_who_computes_it(
-    method: LinearMethod, takes_rounded: bool
+def test_only_groups_of_a_power_of_two_are_rounded_by_who_computes_them(
+    method: LinearMethod, is_shared: bool
 ) -> None:
-    layer = make_linear(method, torch.float32)
-    assert layer.takes_rounded == takes_rounded
-    norm = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN)  # type: ignore[arg-type]
-    norm.serve(layer)
-    assert isinstance(norm(torch.randn(2, 96))[0], Rounded) == takes_rounded
+    assert (make_linear(deepcopy(method), torch.float32).rounding is not None) == is_shared
 
 
 PARTS = (48, 32)  # outputs of make_linear's two matrices

@@ -92,8 +92,9 @@ def test_what_no_kernel_is_written_for_is_refused_with_the_way_out(platform: Pla
         ((12, 0), torch.bfloat16, None, Multiplier.FP8_KERNELS),
         ((9, 0), torch.float16, None, Multiplier.FP8_KERNELS),
         ((9, 0), torch.float32, None, Multiplier.FP8_KERNEL),
-        ((9, 0), torch.bfloat16, 128, Multiplier.FP8_KERNEL),
-        ((8, 9), torch.float16, 128, Multiplier.FP8_KERNEL),
+        ((9, 0), torch.bfloat16, 128, Multiplier.FP8_KERNELS),
+        ((9, 0), torch.bfloat16, 48, Multiplier.FP8_KERNEL),
+        ((8, 9), torch.float16, 128, Multiplier.FP8_KERNELS),
         ((8, 0), torch.bfloat16, None, Multiplier.WEIGHT_ONLY),
         ((8, 6), torch.float16, 128, Multiplier.WEIGHT_ONLY),
     ],
@@ -127,7 +128,7 @@ def test_where_there_is_no_fp8_weights_alone_are_rounded(format: Fp8Format | Non
     method = QuantizedWhenLoaded() if format is None else Fp8(format)
     layer = make_linear(method, torch.float16, bias=True)
     layer.product = method.choose(layer.shape, gpu((8, 0)))
-    assert not layer.takes_rounded
+    assert layer.rounding is None
     if format is None:
         _, scale = quantize_fp8_ref(layer.param("weight"), 96)
     else:
