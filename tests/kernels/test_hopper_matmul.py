@@ -10,7 +10,9 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
 from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.small_matmul import small_matmul_ref
+from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8
+from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Wgmma
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -112,6 +114,44 @@ def test_products_replay_in_a_graph(tile: Wgmma) -> None:
             expected = multiply(expected, weight, tile)
         assert torch.equal(y, expected)
         x.copy_(torch.randn_like(x))
+
+
+GROUPED = [
+    Wgmma(64, 16, 1, 20),
+    Wgmma(64, 32, 4, 8),
+    Wgmma(128, 64, 1, 8),
+    Wgmma(192, 64, 2, 6),
+    Wgmma(64, 128, 2, 8),
+]
+
+
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize("tile", GROUPED, ids=str)
+@pytest.mark.parametrize("shape", [(464, 1104), (1024, 2048)], ids=str)
+@pytest.mark.parametrize("group", [None, 128, 256])
+def test_fp8_is_multiplied_with_its_scales_whatever_the_company(
+    tile: Wgmma, shape: tuple[int, int], group: int | None
+) -> None:
+    x, weight, bias = operands(tile.rows + 5, *shape)
+    x *= torch.logspace(-1, 1, shape[1], device="cuda")
+    x, weight = (Rounded(*quantize_fp8(each, group or shape[1]), each.dtype) for each in (x, weight))
+    for act in (None, "silu"):
+        results = []
+        for part in (slice(None), slice(3, 9)):
+            scales = Scales(weight.scales.contiguous(), x.scales[part], group)
+            width = shape[0] // 2 if act else shape[0]
+            out = torch.full((len(x.values[part]), width), torch.nan, dtype=torch.bfloat16, device="cuda")
+            zeros = torch.zeros(num_arrivals(shape[0], len(out), tile), dtype=torch.int32, device="cuda")
+            more = {"bias": bias, "scales": scales, "act": act, "arrivals": zeros}
+            results.append(hopper_matmul(x.values[part], weight.values, out, tile, **more))
+            assert not zeros.any()
+        scales = Scales(weight.scales, x.scales, group)
+        expected = small_matmul_ref(x.values, weight.values, bias=bias, scales=scales)
+        expected = silu_mul_ref(expected, act) if act else expected
+        size = expected.std().item()
+        torch.testing.assert_close(results[0].float(), expected, atol=2e-2 * size, rtol=2e-2)
+        assert torch.equal(results[1], results[0][3:9])
 
 
 def test_elsewhere_the_library_multiplies() -> None:
