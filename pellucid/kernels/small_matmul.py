@@ -324,7 +324,8 @@ def split_k_kernel(
     w_rows = weight_ptr + output_of(column, num_out, ACT).to(tl.int64)[:, None] * num_in
     if DEPENDENT:
         elements: tl.constexpr = LINE_BYTES // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        line = begin + tl.arange(0, AHEAD * BLOCK_K // elements)[None, :] * elements
+        lines: tl.constexpr = (AHEAD * BLOCK_K + elements - 1) // elements
+        line = begin + tl.arange(0, lines)[None, :] * elements
         prefetch(tl.where(known & (line < num_in), w_rows + line, weight_ptr))
     wait(DEPENDENT)
     # W stands on the left: its rows are many enough for the tensor cores' tile, those of x are not.
