@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.fp8_gemv import fp8_gemv
-from pellucid.kernels.hopper_matmul import fits_groups, hopper_matmul, is_hopper, num_multiprocessors
+from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
 from pellucid.kernels.quantize_fp8 import Rounding, round_rows
 from pellucid.kernels.rms_norm import add_rms_norm
@@ -47,6 +47,7 @@ from pellucid.kernels.tiles import (
     Wgmma,
     choose,
     kind_of,
+    takes_groups,
     to_words,
     user_folder,
     write_table,
@@ -114,6 +115,7 @@ WGMMAS = [  # the largest of their width and rows, and one of which two share a 
     Wgmma(128, 256, 1, 4),
     Wgmma(192, 256, 1, 4),
 ]
+MANY = [Wgmma(64, 128, 1, 4), Wgmma(128, 128, 1, 6)]  # for any number of rows with scales of groups
 PERSISTENTS = [Persistent(128, 16), Persistent(192, 11)]
 SPLITS = (1, 2, 3, 4, 8)
 WGMMA_SPLITS = (1, 2, 4, 8)
@@ -137,7 +139,7 @@ def shapes_of(config: Mapping[str, int], ranks: int) -> list[Shape]:
 def candidates(shape: Shape, num_rows: int, bits: int, group: int | None) -> Iterator[Tile | None]:
     """What could be the fastest, the library's product (None) first."""
     for tile in all_candidates(shape, num_rows, bits, group):
-        if group is None or not isinstance(tile, Wgmma) or fits_groups(tile, group):
+        if group is None or not isinstance(tile, Wgmma) or takes_groups(tile, group):
             yield tile
 
 
@@ -148,13 +150,14 @@ def all_candidates(shape: Shape, num_rows: int, bits: int, group: int | None) ->
     if num_rows >= MAX_ROWS and is_gated and bits == 16 and is_hopper(torch.device("cuda")):
         yield from PERSISTENTS
     if num_rows > MAX_ROWS:
+        yield from MANY if group else []
         return
     if num_rows <= MOST_GEMV_ROWS[bits]:
         yield from (tile for tile in GEMVS[bits] if tile.block_k < 2 * num_in)
     if num_rows == 1:
         return  # between other kernels, too, a GEMV starts the earliest: its first tile waits in registers
     if (num_rows >= 64 or bits == 16 or group) and is_hopper(torch.device("cuda")):
-        yield from wgmma_candidates(num_out, num_in, num_rows)
+        yield from MANY if group and num_rows == MAX_ROWS else wgmma_candidates(num_out, num_in, num_rows)
     if num_rows > MAX_SPLIT_K_ROWS:
         return
     for tile in SPLIT_KS[bits] if num_rows <= 64 else WIDE[bits]:
@@ -289,7 +292,7 @@ def main() -> None:
     for shape in dict.fromkeys(shapes):
         case = Case(shape, options.bits, options.group)
         for num_rows in options.rows:
-            if num_rows > MAX_ROWS and not shape[2]:
+            if num_rows > MAX_ROWS and not (shape[2] or options.group):
                 continue  # the library's alone
             tiles = candidates(shape, num_rows, options.bits, options.group)
             measured = {tile: case.seconds(num_rows, tile) for tile in tiles}

@@ -5,11 +5,11 @@
 """y = x W^T in FP8 (E4M3) for a row or a few, with scales of rows and outputs, or of each of their groups.
 
 A program holds the whole weights of its outputs in registers, and asks for them before it waits for the
-kernel ahead.  Rows that are not rounded yet it rounds itself, as quantize_fp8 does, for every program anew:
-that is less than what another launch takes.  Products of FP8 numbers are exact, and sums are float32: of each
-thread's neighbouring inputs, which scales of groups are multiplied with before all are added up.  How a row
-is summed up depends on the tile alone.  With 6,144 x 4,096 weights an H200 takes 8.6 us for a row,
-rounding included, and 26 us with 24,576 x 4,096 (3.8 TB/s).
+kernel ahead.  Rows that are not rounded yet and are to have one scale it rounds itself, as quantize_fp8 does,
+for every program anew: that is less than what another launch takes.  Products of FP8 numbers are exact, and
+sums are float32: of each thread's neighbouring inputs, which scales of groups are multiplied with before all
+are added up.  How a row is summed up depends on the tile alone.  With 6,144 x 4,096 weights an H200 takes
+8.6 us for a row, rounding included, and 26 us with 24,576 x 4,096 (3.8 TB/s).
 
 Legend: M rows, N outputs, K inputs, G groups of inputs that share a scale.
 """
@@ -28,7 +28,6 @@ from pellucid.kernels.quantize_fp8 import (
     Rounding,
     fp8_scale,
     inverse_of,
-    round_groups,
     to_fp8,
 )
 from pellucid.kernels.scaled_matmul import scaled_matmul_ref
@@ -48,8 +47,8 @@ def fp8_gemv(
 ) -> Tensor:
     """x [M, K], M up to 4, times FP8 W[N, K]^T and the scales of both, plus bias [N]: [M, N] in x's dtype.
 
-    weight_scale: float32 [N, G].  rounding: how x is rounded, or was; groups are powers of two, from 16 to
-    the tile's block_k.
+    weight_scale: float32 [N, G].  rounding: how x is rounded, or was; if by groups, it was, and they are
+    multiples of 16 inputs.
     """
     rows, scales = (x.values, x.scales.t().contiguous()) if isinstance(x, Rounded) else (x, None)
     (num_rows, num_in), num_out = rows.shape, weight.shape[0]
@@ -57,7 +56,7 @@ def fp8_gemv(
     assert 1 <= num_rows <= MAX_GEMV_ROWS, f"{num_rows} rows, 1 to {MAX_GEMV_ROWS} are served"
     assert weight.shape == (num_out, num_in), weight.shape
     assert weight_scale.shape == (num_out, triton.cdiv(num_in, group)), weight_scale.shape
-    assert group == num_in or (LANES <= group <= tile.block_k and tile.block_k % group == 0), (group, tile)
+    assert group == num_in or (scales is not None and group % LANES == 0), group
     assert rows.stride(1) == 1 and weight.is_contiguous() and weight.dtype == FP8
     out = torch.empty((num_rows, num_out), dtype=x.dtype, device=weight.device)
     fp8_gemv_kernel[(triton.cdiv(num_out, tile.block_n),)](
@@ -135,7 +134,8 @@ def fp8_gemv_kernel(
         row = tl.minimum(m, num_rows - 1)
         parts = load_parts(x_ptr + row * x_stride, lane, K, BLOCK_K)
         if x_scale_ptr is None:
-            parts, x_scales = round_parts(parts, static_ptr, K, GROUP, LANES, weight_ptr.dtype.element_ty)
+            parts, x_scale = round_parts(parts, static_ptr, PARTS, weight_ptr.dtype.element_ty)
+            x_scales = (x_scale,)
         elif GROUP == K:
             x_scales = (tl.load(x_scale_ptr + row),)
         else:
@@ -183,29 +183,17 @@ def load_scales(
 
 
 @triton.jit
-def round_parts(
-    parts, static_ptr, K: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, TYPE: tl.constexpr
-):  # fmt: skip
-    """The parts of a row in FP8, and scales: one, or as `load_scales` has them."""
-    BLOCK_K: tl.constexpr = parts[0].shape[0]
-    PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    rounded, scales = (), ()
-    if GROUP == K:
-        if static_ptr is None:
-            largest = tl.zeros((BLOCK_K,), tl.float32)
-            for i in tl.static_range(PARTS):
-                largest = tl.maximum(largest, tl.abs(parts[i].to(tl.float32)))
-            scale = fp8_scale(tl.max(largest, 0))
-        else:
-            scale = tl.load(static_ptr)
-        inverse = inverse_of(scale)
+def round_parts(parts, static_ptr, PARTS: tl.constexpr, TYPE: tl.constexpr):
+    """The parts of a row in FP8, and its scale."""
+    if static_ptr is None:
+        largest = tl.zeros(parts[0].shape, tl.float32)
         for i in tl.static_range(PARTS):
-            rounded = rounded + (to_fp8(parts[i].to(tl.float32), inverse, TYPE),)
-        scales = (scale,)
+            largest = tl.maximum(largest, tl.abs(parts[i].to(tl.float32)))
+        scale = fp8_scale(tl.max(largest, 0))
     else:
-        for i in tl.static_range(PARTS):
-            part, scale = round_groups(parts[i].to(tl.float32), static_ptr, GROUP, TYPE)
-            scale = tl.broadcast_to(scale[:, None], (BLOCK_K // GROUP, GROUP // LANES))
-            rounded = rounded + (part,)
-            scales = scales + (tl.reshape(scale, (BLOCK_K // LANES,)),)
-    return rounded, scales
+        scale = tl.load(static_ptr)
+    inverse = inverse_of(scale)
+    rounded = ()
+    for i in tl.static_range(PARTS):
+        rounded = rounded + (to_fp8(parts[i].to(tl.float32), inverse, TYPE),)
+    return rounded, scale

@@ -56,7 +56,7 @@ from pellucid.kernels.hopper_prefill import (
 )
 from pellucid.kernels.silu_mul import gate
 from pellucid.kernels.small_matmul import Scales
-from pellucid.kernels.tiles import MAX_ROWS, Persistent, Wgmma
+from pellucid.kernels.tiles import Persistent, Wgmma, takes_groups
 
 LINES = gl.constexpr(64)  # of W, that a group of warps multiplies
 LINE_BYTES = gl.constexpr(128)  # of a copy: what the tensor cores want swizzled
@@ -77,13 +77,12 @@ def hopper_matmul(
     """small_matmul, with a Wgmma.  arrivals: `num_arrivals` zeros, needed where the inputs are split."""
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
     width = num_out // 2 if act else num_out
-    assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert weight.shape == (num_out, num_in) and out.shape == (num_rows, width), (weight.shape, out.shape)
     assert out.is_contiguous() and weight.is_contiguous()
     assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     group = scales.group if scales else None
-    assert group is None or fits_groups(tile, group), (tile, group)
+    assert group is None or takes_groups(tile, group), (tile, group)
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize
     # Without a step, groups of warps would write before the kernel before this one has ended.
@@ -130,11 +129,6 @@ def hopper_multiplies(x: Tensor, weight: Tensor, tile: Wgmma | Persistent, act: 
     aligned = not any(each % 16 for each in bytes_apart) and num_out % (16 if act else 8) == 0
     has_room = isinstance(tile, Persistent) or tile.splits == 1
     return aligned and (has_room or num_programs(x, weight, tile) <= num_multiprocessors(x.device))
-
-
-def fits_groups(tile: Wgmma, group: int) -> bool:
-    """Whether a tile can have scales of groups of so many inputs: they are steps, and there are registers."""
-    return group % LINE_BYTES.value == 0 and tile.rows <= (128 if tile.block_n <= 128 else 64)
 
 
 def registers_of(tile: Wgmma, group: int | None = None) -> int | None:

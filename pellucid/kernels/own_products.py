@@ -86,10 +86,13 @@ class OwnFp8Products:
         tile = self.products.tile(len(x.values if isinstance(x, Rounded) else x))
         if tile is None:
             return None
-        if isinstance(tile, Gemv):
+        group = self.rounding.group
+        if isinstance(tile, Gemv) and group is None:
             return fp8_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias)
         rounded = x if isinstance(x, Rounded) else round_rows(x, self.rounding)
-        scales = Scales(weight_scale, rounded.scales, self.rounding.group)
+        if isinstance(tile, Gemv):
+            return fp8_gemv(rounded, weight, weight_scale, tile, self.rounding, bias=bias)
+        scales = Scales(weight_scale, rounded.scales, group)
         return self.products(rounded.values, weight, bias=bias, scales=scales, dtype=rounded.dtype)
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 MAX_GEMV_ROWS = 4
 MAX_SPLIT_K_ROWS = 256
-MAX_ROWS = 512
+MAX_ROWS = 512  # for which products are cut to size
+MANY_ROWS = 16_384  # as many as there are
 SPARE = 4  # multiprocessors that programs which wait for one another leave to messages between GPUs
 RING_BYTES = 208 << 10  # of steps that a Hopper multiprocessor has room for
 PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
@@ -99,14 +100,19 @@ def choose(
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
     bits: of a weight, 16 or 8.  group: inputs that share a scale, if not all do.  hopper: multiprocessors, if
-    it is one.  More rows than any choice has are the library's, unless the last one takes any number.
+    it is one.  More rows than any choice has are the library's, or the last one's if it is for over MAX_ROWS.
     """
     case = kind_of(bits, group), num_out, num_in
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
             if device_name.startswith(devices) and (measured := table.get(case)):
                 return measured
-    return rule_of_thumb(num_out, num_in, bits, hopper=hopper)
+    return rule_of_thumb(num_out, num_in, bits, group=group, hopper=hopper)
+
+
+def takes_groups(tile: Wgmma, group: int) -> bool:
+    """Whether so many inputs may share a scale: whole steps, whose products take as many registers again."""
+    return group % 128 == 0 and tile.rows <= (128 if tile.block_n <= 128 else 64)
 
 
 def kind_of(bits: int, group: int | None) -> str:
@@ -134,36 +140,41 @@ class ByRows:
     def __init__(self, choices: Choices) -> None:
         self._most = sorted(choices)
         self._tiles = [choices[most] for most in self._most]
-        last = self._tiles[-1] if self._tiles else None
-        self._tiles.append(last if isinstance(last, Persistent) else None)
+        takes_any = bool(self._most) and self._most[-1] > MAX_ROWS
+        self._tiles.append(self._tiles[-1] if takes_any else None)
 
     def __call__(self, num_rows: int) -> Tile | None:
         """None: the library."""
         return self._tiles[bisect_left(self._most, num_rows)] if num_rows else None
 
 
-def rule_of_thumb(num_out: int, num_in: int, bits: int, *, hopper: int = 0) -> Choices:
+def rule_of_thumb(
+    num_out: int, num_in: int, bits: int, *, group: int | None = None, hopper: int = 0
+) -> Choices:
     """What is seldom slower than the library: GEMV, and split-K with programs for half of a large GPU.
 
-    On Hopper few rows are hopper_matmul's.  The library's FP8 product is slow for all numbers of rows of
-    which it takes a tile's worth.  Of many rows that are gated, a GPU's worth of tiles saves a pass.
+    On Hopper few rows are hopper_matmul's, and all that split-K leaves where groups have scales.  Of many
+    rows that are gated, a GPU's worth of tiles saves a pass.
     """
+    rings: Choices = {}
+    if hopper and num_out % 16 == num_in % (128 // bits) == 0:
+        rings |= {rows: widest_ring(num_out, num_in, rows, bits, hopper) for rows in (16, 32, 64)}
     if bits == 8:
-        blocks = -(-num_out // 64)
-        splits = min(8, max(1, 256 // blocks), max(1, num_in // 512))
-        return {1: Gemv(4, min(4096, power_of_two(num_in)), 4), 64: SplitK(64, 128, splits, 4, 4)}
+        splits = min(8, max(1, 256 // -(-num_out // 64)), max(1, num_in // 512))
+        gemv, split = Gemv(4, min(4096, power_of_two(num_in)), 4), SplitK(64, 128, splits, 4, 4)
+        if group is None:
+            return {1: gemv} | (rings or {64: split})
+        many = Wgmma(64, 128, 1, 4)
+        return {1: gemv, 64: split} | ({MANY_ROWS: many} if rings and takes_groups(many, group) else {})
     # A row of x lies in the registers of a program, and a long one in those of eight warps.
     gemv = Gemv(8, min(2048, power_of_two(num_in)), 4) if num_in <= 16_384 else Gemv(8, 4096, 8)
     splits = max(1, min(4, 64 * 64 // num_out, num_in // 512))
     few: Choices = {1: gemv if num_in % 8 == 0 else None}
-    if hopper and num_out % 16 == num_in % 8 == 0:
-        few |= {rows: widest_ring(num_out, num_in, rows, hopper) for rows in (16, 32, 64)}
-    else:
-        few[32] = SplitK(64, 128, splits, 4, 3)
+    few |= rings or {32: SplitK(64, 128, splits, 4, 3)}
     return few | {2047: None, 2048: Persistent(128, 16)} if num_out >= 6144 else few
 
 
-def widest_ring(num_out: int, num_in: int, num_rows: int, num_multiprocessors: int) -> Wgmma:
+def widest_ring(num_out: int, num_in: int, num_rows: int, bits: int, num_multiprocessors: int) -> Wgmma:
     """For 2 to 64 rows: a program for each multiprocessor, with all of its memory, if outputs allow.
 
     What of W is under way while the kernel before still runs is what counts.  More outputs than one round of
@@ -175,7 +186,7 @@ def widest_ring(num_out: int, num_in: int, num_rows: int, num_multiprocessors: i
     rows = max(num_rows, 32) if 4 * blocks <= num_multiprocessors else num_rows
     splits = [s for s in (2, 4, 8) if 8 * s <= rows and 512 * s <= num_in]
     splits = max((s for s in splits if s * blocks <= num_multiprocessors - SPARE), default=1)
-    num_steps = max(4, -(-num_in // (64 * splits)))
+    num_steps = max(4, -(-num_in * bits // (1024 * splits)))
     stages = RING_BYTES // (1 if blocks <= num_multiprocessors else 2) // (128 * (width + rows))
     return Wgmma(width, rows, splits, min(stages, num_steps))
 

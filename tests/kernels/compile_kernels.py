@@ -495,7 +495,6 @@ def compile_few_rows(target: GPUTarget) -> None:
         ("*fp8e4nv", 128, {"static_ptr": None}),
         ("*bf16", 12288, {"x_scale_ptr": None, "static_ptr": None}),
         ("*bf16", 12288, {"x_scale_ptr": None}),
-        ("*bf16", 128, {"x_scale_ptr": None, "static_ptr": None}),
     ):
         gemv = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
         gemv |= {"GROUP": group} | follows(target) | constants

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pellucid.kernels import tiles
 from pellucid.kernels.tiles import (
+    MANY_ROWS,
     MAX_GEMV_ROWS,
     MAX_ROWS,
     MAX_SPLIT_K_ROWS,
@@ -30,7 +32,7 @@ from pellucid.kernels.tiles import (
 
 CHOICES = {1: Gemv(4, 1024, 4), 16: SplitK(32, 128, 4, 4, 3), 64: None, 96: Wgmma(192, 128, 4, 4)}
 PERSISTENT = Persistent(192, 16)
-MOST_ROWS = {Gemv: MAX_GEMV_ROWS, SplitK: MAX_SPLIT_K_ROWS, Wgmma: MAX_ROWS}
+MOST_ROWS = {Gemv: MAX_GEMV_ROWS, SplitK: MAX_SPLIT_K_ROWS, Wgmma: MANY_ROWS}
 
 
 @pytest.fixture
@@ -119,8 +121,9 @@ def test_packaged_tables_hold_what_the_kernels_can_do() -> None:
     for path in PACKAGED.glob("*.json"):
         _, table = read_table(json.loads(path.read_text()))
         assert table, path
-        for choices in table.values():
+        for (kind, _, _), choices in table.items():
             for num_rows, tile in choices.items():
+                assert not (kind == "8/128" and isinstance(tile, Wgmma)) or tiles.takes_groups(tile, 128)
                 assert 1 <= num_rows <= MOST_ROWS.get(type(tile), num_rows)
                 if isinstance(tile, Wgmma):
                     assert tile.block_n in (64, 128, 192), (path, tile)
@@ -147,22 +150,34 @@ SHAPES = [(1024, 3072), (6144, 1024), (24_576, 4096), (151_936, 1024), (80, 96),
 
 
 @pytest.mark.parametrize("num_out,num_in", SHAPES)
-def test_on_hopper_few_rows_have_a_ring_that_fits(num_out: int, num_in: int) -> None:
-    ruled = tiles.rule_of_thumb(num_out, num_in, 16, hopper=132)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_on_hopper_few_rows_have_a_ring_that_fits(num_out: int, num_in: int, bits: int) -> None:
+    num_in = 128 * num_in // bits // 8  # the same bytes
+    ruled = tiles.rule_of_thumb(num_out, num_in, bits, hopper=132)
     assert not any(isinstance(tile, SplitK) for tile in ruled.values())
     for num_rows in (2, 16, 17, 32, 33, 64):
         tile = ByRows(ruled)(num_rows)
         assert isinstance(tile, Wgmma) and num_rows <= tile.rows, (num_rows, tile)
         assert tile == fitted(tile, num_rows, num_out, 132), tile
         assert 8 * tile.splits <= tile.rows and tile.stages * 64 % tile.rows == 0, tile
-        assert tile.splits <= -(-num_in // 64), tile  # each has a step
+        assert tile.splits <= -(-num_in * bits // 1024), tile  # each has a step
         assert 128 * tile.stages * (tile.block_n + tile.rows) <= 220 << 10, tile
     for shape in ((num_out + 8, num_in), (num_out, num_in + 4)):  # what it cannot multiply
-        assert isinstance(tiles.rule_of_thumb(*shape, 16, hopper=132)[32], SplitK)
+        assert isinstance(ByRows(tiles.rule_of_thumb(*shape, bits, hopper=132))(32), SplitK)
+
+
+def test_any_number_of_rows_is_for_hopper_where_groups_of_a_step_share_scales() -> None:
+    rule = partial(tiles.rule_of_thumb, 4096, 4096, 8)
+    for num_rows in (65, MAX_ROWS, MANY_ROWS, 10 * MANY_ROWS):
+        tile = ByRows(rule(group=128, hopper=132))(num_rows)
+        assert isinstance(tile, Wgmma) and tiles.takes_groups(tile, 128)
+        for other in (rule(group=64, hopper=132), rule(group=128), rule(hopper=132)):
+            assert ByRows(other)(num_rows) is None
+    assert all(isinstance(ByRows(rule(group=32, hopper=132))(rows), SplitK) for rows in (2, 64))
 
 
 def test_on_hopper_a_ring_is_for_as_many_multiprocessors_as_there_are() -> None:
-    assert tiles.widest_ring(5120, 5120, 16, 132) == Wgmma(64, 16, 1, 20)  # 80 programs
-    assert tiles.widest_ring(5120, 5120, 16, 78) == Wgmma(128, 16, 1, 11)  # 40, not two rounds
-    assert tiles.widest_ring(24_576, 4096, 16, 132) == Wgmma(192, 16, 1, 8)  # 128
-    assert tiles.widest_ring(34_816, 5120, 16, 132) == Wgmma(64, 16, 1, 10)  # 544, two at a time
+    assert tiles.widest_ring(5120, 5120, 16, 16, 132) == Wgmma(64, 16, 1, 20)  # 80 programs
+    assert tiles.widest_ring(5120, 5120, 16, 16, 78) == Wgmma(128, 16, 1, 11)  # 40, not two rounds
+    assert tiles.widest_ring(24_576, 4096, 16, 16, 132) == Wgmma(192, 16, 1, 8)  # 128
+    assert tiles.widest_ring(34_816, 5120, 16, 16, 132) == Wgmma(64, 16, 1, 10)  # 544, two at a time
