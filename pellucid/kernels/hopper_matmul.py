@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: 2 to 512.
+"""y = x W^T on Hopper GPUs for rows of x that fit one tile of the tensor cores, or a few: about 2 to 512.
 
 A program multiplies up to 192 outputs with up to 256 rows, so that W is read once.  W stands on the left, 64
 of its rows for each group of four warps; one warp copies steps of W and x by the TMA unit, as far ahead as
@@ -12,7 +12,7 @@ are all that counts, up to 200 KB on each multiprocessor.  Where outputs are too
 share a tile and its inputs; each adds up a share of its rows, in a fixed order.
 How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
 company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision; where
-groups of inputs have scales, each step is scaled and then added up in float32, and takes as many registers.
+groups of inputs have scales, each step is scaled and then added up in float32, for any number of rows.
 The reference is `small_matmul_ref`.
 
 Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
@@ -21,7 +21,8 @@ On an H200, in us, beside the library's products and the kernel that gates: a la
 attention, norms and all, takes 118 for 128 rows and 157 for 256, where the library takes 127 and 164; one of
 Qwen3-0.6B takes 25 and 31, the library 32 and 35.  In FP8 down takes 20 for 128 rows of 8B, the library 34.
 Beside split-K: 101 for 5 rows of 8B and 104 for 32, where that takes 108 and 110, a copy of the weights 90;
-18 and 20 of 0.6B, where it takes 22.
+18 and 20 of 0.6B, where it takes 22.  With scales of 128 inputs down takes 22 for 8 rows, 52 for 256, and
+1,228 for 8,192 (672 TFLOP/s).
 The loop itself then does what the GPU's power allows, or as few outputs leave to do, what an L2 cache gives
 to one multiprocessor: 64 bytes a clock.
 

@@ -2,10 +2,10 @@
 
 y is the sum over blocks of inputs of s_x s_w (x / s_x) (w / s_w), added up in float32, or nearly so: Hopper's
 tensor cores keep about 14 bits of a sum, which few rows' kernels and the vendor's product of whole rows take
-as it is; FP8 itself has four.  A block is a whole row or as many inputs as the checkpoint says.  GPUs of
-compute capability 8.9 and newer multiply in FP8; older ones widen the weights in registers and leave
-activations as they are; CPUs multiply the same rounded numbers in float32, exact but slow: there it is for
-checking results.  `products.py` decides.
+as it is, where there are blocks of each alone; FP8 itself has four.  A block is a whole row or as many inputs
+as the checkpoint says.  GPUs of compute capability 8.9 and newer multiply in FP8; older ones widen the
+weights in registers and leave activations as they are; CPUs multiply the same rounded numbers in float32,
+exact but slow: there it is for checking results.  `products.py` decides.
 """
 
 from __future__ import annotations
