@@ -37,6 +37,7 @@ from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
 from pellucid.features.worker import WorkerFeatures
+from pellucid.forward import TileMaps
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.specs import KVGroupSpec
 from pellucid.llm import LLM
@@ -44,12 +45,13 @@ from pellucid.resolve import Resolved
 from pellucid.sample.state import SamplingState
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher
 from pellucid.worker.handover import NoHandover
 from pellucid.worker.inputs import InputBuilder, StepRows
 from pellucid.worker.layout import ChainLayout
 from pellucid.worker.results import Packed, ResultReader
 from pellucid.worker.runner import ModelRunner
+from pellucid.worker.shapes import decode_shapes
 from pellucid.worker.slots import Slots
 
 NUM_BLOCKS, BLOCK = 65_536, 16
@@ -91,11 +93,11 @@ class NoDeviceExecutor:
         slots = Slots(max_rows, resolved.max_model_len, (group,), cpu)
         state = SamplingState(max_rows + 1, resolved.checkpoint.vocab_size, cpu)
         inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
-        static = StaticRows(max_rows, 1, slots.spare, cpu)
+        shapes = decode_shapes(max_rows, 1, resolved.max_num_batched_tokens, max_short=1)
         features = WorkerFeatures({}, max_rows + 1)
         step = NoStep(max_rows, resolved.checkpoint.vocab_size)
         eager = EagerLauncher(step, inputs)
-        launcher = GraphLauncher(eager, static, state, features, lambda: Recorder(step))
+        launcher = GraphLauncher(eager, shapes, state, features, lambda: Recorder(step))
         launcher.capture()
         handover = NoHandover(ResultReader(LateCompilations()))
         self._runner = ModelRunner(slots, state, inputs, launcher, handover, features)
@@ -132,7 +134,7 @@ class NoStep:
         tokens = np.random.default_rng(0).integers(0, vocab_size, (NUM_YIELDS, max_rows), dtype=np.int32)
         self._tokens = cycle(list(torch.from_numpy(tokens)))
 
-    def begin(self, rows: StepRows) -> None:
+    def begin(self, rows: StepRows, tiles: TileMaps | None = None) -> None:
         """There is no forward."""
 
     def finish(self, rows: StepRows, begun: None) -> Packed:
@@ -140,6 +142,15 @@ class NoStep:
         shapes = ((len(num_new), 1), (len(num_new),))
         flat = torch.cat([num_new, num_new])
         return self.repeat(Packed(flat=flat, shapes=shapes))
+
+    def among(self, yielded: Packed, places: np.ndarray) -> Packed:
+        return replace(yielded, places=places)
+
+    def alone(self, rows: StepRows, begun: None) -> None:
+        """There is no forward."""
+
+    def num_bytes(self, begun: None) -> int:
+        return 0
 
     def repeat(self, packed: Packed) -> Packed:
         """The same with other tokens; in memory of its own, for a device's yield is copied where it lies."""

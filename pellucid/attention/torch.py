@@ -64,7 +64,7 @@ class TorchAttention:
     def plan(self, fwd: ForwardInput, group: int) -> TorchMetadata:
         """Read lengths and tables to the host, once a step; what a layer's shape adds follows on demand."""
         return TorchMetadata(
-            query_lens=fwd.query_lens,
+            query_lens=fwd.cu_seqlens_q.diff().tolist(),
             seq_lens=fwd.seq_lens.tolist(),
             block_table=fwd.block_tables[group].cpu().numpy(),
             slot_mapping=fwd.slot_mappings[group].cpu().numpy(),

@@ -53,12 +53,15 @@ class DraftPlaces:
 def draft_places_ref(behind: Behind, num_query: int, num_passes: int) -> DraftPlaces:
     """The places of P = `num_passes` passes, the first of which has n = `num_query` queries a row, 1 or 2.
 
-    A row that has nothing new, such as padding, never goes back before the step's own tokens if n is 2.
+    A row that has nothing new, such as padding, never goes back before the step's own tokens if n is 2, nor
+    before place 0.
     """
     newest = behind.newest
     start = newest
     if num_query > 1:
-        start = torch.maximum(newest, behind.positions[behind.cu_seqlens_q[:-1].long()] + 1) - (num_query - 1)
+        first, end = behind.cu_seqlens_q[:-1].long(), behind.cu_seqlens_q[1:]
+        fed = behind.positions[first.clamp(max=len(behind.positions) - 1)].where(first < end, 0)
+        start = torch.maximum(newest, fed + 1) - (num_query - 1)
     num_rows, device = len(newest), newest.device
     places = [start[:, None] + torch.arange(num_query, device=device)]
     places += [(start + num_query - 1 + i)[:, None] for i in range(1, num_passes)]
@@ -172,7 +175,8 @@ def draft_places_kernel(
     newest = tl.load(newest_ptr + row)
     start = newest
     if num_query > 1:
-        fed = tl.load(step_positions_ptr + tl.load(cu_seqlens_q_ptr + row))
+        token, end = tl.load(cu_seqlens_q_ptr + row), tl.load(cu_seqlens_q_ptr + row + 1)
+        fed = tl.load(step_positions_ptr + token, mask=token < end, other=0)
         start = tl.maximum(newest, fed + 1) - (num_query - 1)
     for first in range(0, num_places, BLOCK):
         at = first + lane

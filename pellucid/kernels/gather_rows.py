@@ -24,7 +24,10 @@ BLOCK = 256  # tokens, and columns of a block table, a program copies at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Of which slots a step computes how much.  Row b computes cu_query[b + 1] - cu_query[b] tokens."""
+    """Of which slots a step computes how much.  Row b computes cu_query[b + 1] - cu_query[b] tokens.
+
+    Tokens and logits behind the last row's are padding: token 0 at place 0 of the last slot, in block 0.
+    """
 
     slots: Tensor  # [B] int64
     cu_query: Tensor  # [B + 1] int64
@@ -71,14 +74,15 @@ def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
     """A step's inputs, as far as one gets by copying and counting."""
     slots, cu_query, cu_logits = asked.slots, asked.cu_query, asked.cu_logits
     num_query, num_sampled = cu_query.diff(), cu_logits.diff()
-    starts = held.num_computed[slots]
-    row = torch.repeat_interleave(num_query, output_size=asked.num_tokens)
-    places = torch.arange(asked.num_tokens, device=slots.device) + (starts - cu_query[:-1])[row]
-    input_ids = held.token_ids[slots[row], places]
+    starts, spare = held.num_computed[slots], len(held.token_ids) - 1
+    token, row = owners(cu_query, asked.num_tokens)
+    is_token = token < cu_query[-1]
+    places = (token + (starts - cu_query[:-1])[row]).where(is_token, 0)
+    input_ids = held.token_ids[slots[row], places].where(is_token, 0)
     roots = starts + num_query - 1 - asked.num_drafts
-    row_of_logit = torch.repeat_interleave(num_sampled, output_size=asked.num_logits)
-    behind = (cu_query - cu_logits)[1:][row_of_logit]
-    at = torch.arange(asked.num_logits, device=slots.device) + behind
+    logit, row_of_logit = owners(cu_logits, asked.num_logits)
+    is_logit = logit < cu_logits[-1]
+    at = (logit + (cu_query - cu_logits)[1:][row_of_logit]).where(is_logit, 0)
     tables = tuple(table[slots] for table in held.block_tables)
     return Gathered(
         input_ids=input_ids,
@@ -89,15 +93,25 @@ def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
         samples=num_sampled > 0,
         seq_lens=(starts + num_query).clamp(min=1).to(torch.int32),
         cu_seqlens_q=cu_query.to(torch.int32),
-        logit_slots=slots[row_of_logit],
-        logit_places=places[at] + 1,
-        logit_inputs=input_ids[at],
+        logit_slots=slots[row_of_logit].where(is_logit, spare),
+        logit_places=places[at].where(is_logit, 0) + 1,
+        logit_inputs=input_ids[at].where(is_logit, 0),
         block_tables=tables,
         slot_mappings=tuple(
-            table[row, places // size].long() * size + places % size
+            (table[row, places // size].long() * size + places % size).where(is_token, 0)
             for table, size in zip(tables, held.block_sizes, strict=True)
         ),
     )
+
+
+def owners(ends: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """[num] integers each: 0, 1, .. and of which row each is, which has ends[b] up to ends[b + 1].
+
+    What is behind all rows counts as the last one's.
+    """
+    items = torch.arange(num, dtype=ends.dtype, device=ends.device)
+    rows = torch.searchsorted(ends[1:].contiguous(), items, right=True)
+    return items, rows.clamp_(max=len(ends) - 2)
 
 
 def gather_rows(asked: Asked, held: Held) -> Gathered:
@@ -122,7 +136,7 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
     groups = list(zip(held.block_tables, held.block_sizes, out.block_tables, out.slot_mappings, strict=True))
     for group, (table, size, rows, mapping) in enumerate(groups or [(None, 1, None, None)]):
         width = 0 if table is None else table.shape[1]
-        rows_kernel[(num_rows, triton.cdiv(max(asked.max_query, width), BLOCK))](
+        rows_kernel[(num_rows + 1, triton.cdiv(max(asked.max_query, width), BLOCK))](
             slots,
             asked.cu_query,
             asked.cu_logits,
@@ -146,6 +160,9 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
             mapping,
             token_ids.stride(0),
             width,
+            num_tokens,
+            num_logits,
+            len(token_ids) - 1,
             BLOCK_SIZE=size,
             BLOCK=BLOCK,
             IS_FIRST=group == 0,
@@ -156,6 +173,7 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
 
 # What is cut out of the step's one upload lies at any multiple of 8 bytes.
 @triton.jit(
+    do_not_specialize=["num_tokens", "num_logits"],
     do_not_specialize_on_alignment=["slots_ptr", "cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr"],
 )
 def rows_kernel(
@@ -182,16 +200,38 @@ def rows_kernel(
     mapping_ptr,
     token_stride,
     width,  # M
+    num_tokens,  # T
+    num_logits,  # S
+    spare,  # the last slot
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_FIRST: tl.constexpr,  # of the groups: the launch that has all that is not the groups'
     DEPENDENT: tl.constexpr,
 ):
-    """One program a row and BLOCK of its tokens and of its table's columns."""
+    """One program a row and BLOCK of its tokens and of its table's columns; the last ones are for padding."""
     let_next_start(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    row, num_rows = tl.program_id(0).to(tl.int64), tl.num_programs(0) - 1
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait(DEPENDENT)
+    if row == num_rows:
+        zeros = tl.zeros_like(at)
+        stride = tl.num_programs(1) * BLOCK
+        first = tl.load(cu_query_ptr + num_rows)
+        for start in range(first, num_tokens, stride):
+            is_token = start + at < num_tokens
+            if table_ptr is not None:
+                tl.store(mapping_ptr + start + at, zeros, mask=is_token)
+            if IS_FIRST:
+                tl.store(input_ids_ptr + start + at, zeros, mask=is_token)
+                tl.store(places_ptr + start + at, zeros, mask=is_token)
+        if IS_FIRST:
+            first = tl.load(cu_logits_ptr + num_rows)
+            for start in range(first, num_logits, stride):
+                is_logit = start + at < num_logits
+                tl.store(logit_slots_ptr + start + at, zeros + spare, mask=is_logit)
+                tl.store(logit_places_ptr + start + at, zeros + 1, mask=is_logit)
+                tl.store(logit_inputs_ptr + start + at, zeros, mask=is_logit)
+        return
     slot = tl.load(slots_ptr + row)
     first, end = tl.load(cu_query_ptr + row), tl.load(cu_query_ptr + row + 1)
     start = tl.load(num_computed_ptr + slot)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.gather_rows import owners
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import uniform, uniforms_ref
 
@@ -123,8 +124,8 @@ def take_by_chance_ref(
     to be what was chosen.  What a row's node 0 was fed may be anything, as in `verify_chain`.
     """
     start, count = cu_logits[:-1].long(), cu_logits.diff()
-    row = torch.repeat_interleave(count, output_size=len(chosen))
-    node = torch.arange(len(chosen), device=chosen.device) - start[row]
+    logit, row = owners(cu_logits, len(chosen))
+    node = logit - start[row]
     rates = chance.rates[node.clamp(max=len(chance.rates) - 1)]
     number = uniforms_ref(chance.seeds[chance.slots], chance.positions, chance.purpose)
     stands = (node + 1 < count[row]) & (number < rates)

@@ -34,11 +34,7 @@ class DraftShape:
     @property
     def max_new(self) -> int:
         """Most tokens that one verification can yield."""
-        return self.max_new_with(self.num_drafts)
-
-    def max_new_with(self, num_drafts: int) -> int:
-        """The same where no row has more than so many drafts."""
-        return max_new(self.parents, num_drafts)
+        return max_new(self.parents, self.num_drafts)
 
     @property
     def tree_depth(self) -> int:
@@ -73,7 +69,7 @@ class Known:
     samples: Tensor  # [B] bool, device: the row reaches its last known token; drafts of others are dropped
     host_slots: np.ndarray  # [B], fwd.slots on the host
     has_chunks: bool  # host: some row computed more than its last known token and the drafts behind it
-    num_wanted: int  # drafts that the next step may verify, at most shape.num_drafts
+    num_wanted: int  # drafts that the next step may verify, at most shape.num_drafts; 0: nobody wants any
 
     @property
     def spare(self) -> int:

@@ -46,6 +46,8 @@ class NgramProposer:
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
         taps: Mapping[str, Tensor],
     ) -> Drafts:  # fmt: skip
+        if not known.num_wanted:
+            return Drafts(sampled.tokens[:, :0])
         look_up = prompt_lookup if known.newest.is_cuda and has_triton() else prompt_lookup_ref
         return Drafts(
             look_up(

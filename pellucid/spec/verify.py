@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
+from pellucid.kernels.gather_rows import owners
 from pellucid.kernels.verify_chain import chain_places, verify_chain, verify_chain_ref
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
@@ -50,8 +51,8 @@ class VerifyRows:
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Of each logit: its node within its row, [S] int64, and whether a chain's draft comes next, bool."""
         start, count = _owned(self)
-        row = torch.repeat_interleave(count, output_size=len(self.inputs))
-        node = torch.arange(len(self.inputs), device=start.device) - start[row]
+        logit, row = owners(self.cu_logits, len(self.inputs))
+        node = logit - start[row]
         return node, node + 1 < count[row]
 
 

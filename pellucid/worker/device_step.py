@@ -8,8 +8,10 @@ halves, and it is the same function when it is not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from pellucid.attention.base import AttentionBackend
@@ -49,8 +51,8 @@ class Forward:
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
         self.needs = needs
 
-    def __call__(self, rows: StepRows) -> Begun:
-        step = self.gather(rows)
+    def __call__(self, rows: StepRows, tiles: TileMaps | None = None) -> Begun:
+        step = self.gather(rows, tiles)
         return step, self.model(step.fwd)
 
     def gather(self, rows: StepRows, tiles: TileMaps | None = None) -> StepInput:
@@ -70,11 +72,20 @@ class StageStep:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
 
-    def begin(self, rows: StepRows) -> Tensor:
+    def begin(self, rows: StepRows, tiles: TileMaps | None = None) -> Tensor:
         """Run the step; the residual stream [T, D], with which the next stage goes on."""
-        step, stream = self.forward(rows)
+        step, stream = self.forward(rows, tiles)
         self.forward.slots.advance_chunks(step.rows)
         return stream
+
+    def among(self, yielded: Tensor, places: np.ndarray) -> Tensor:
+        return yielded
+
+    def alone(self, rows: StepRows, begun: Tensor) -> Tensor:
+        return begun[: rows.num_tokens]
+
+    def num_bytes(self, begun: Tensor) -> int:
+        return begun.nbytes
 
     def finish(self, rows: StepRows, begun: Tensor) -> Tensor:
         """There is nothing left to do: another stage samples."""
@@ -99,9 +110,23 @@ class DeviceStep:
         self.forward, self.model, self.slots = forward, forward.model, forward.slots
         self.sampler, self.proposer, self.verifier, self.tell = sampler, proposer, verifier, tell
 
-    def begin(self, rows: StepRows) -> Begun:
+    def begin(self, rows: StepRows, tiles: TileMaps | None = None) -> Begun:
         """Gather and run the forward."""
-        return self.forward(rows)
+        return self.forward(rows, tiles)
+
+    def among(self, yielded: Packed, places: np.ndarray) -> Packed:
+        """What rows at these places have yielded, between padding."""
+        return replace(yielded, places=places)
+
+    def alone(self, rows: StepRows, begun: Begun) -> Begun:
+        """What these rows have begun, without the padding behind them."""
+        step = self.forward.gather(rows)
+        num = rows.num_tokens if step.fwd.all_wanted else rows.counts.num_logits
+        return step, begun[1][:num]
+
+    def num_bytes(self, begun: Begun) -> int:
+        step, hidden = begun
+        return hidden.nbytes + sum(table.nbytes for table in step.fwd.block_tables)
 
     def finish(self, rows: StepRows, begun: Begun) -> Packed:
         """Sample, and all that follows; what the host will want of the step, in one tensor."""

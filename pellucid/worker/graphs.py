@@ -1,39 +1,38 @@
 """How a step is launched: kernel by kernel, or as a CUDA graph, recorded at start and replayed in one go.
 
-Graphs serve steps whose rows all have the same number of queries, padded to the next recorded number of rows.
-One graph holds the whole of a DeviceStep, for rows that sample with nothing but a temperature: gathering
-inputs from the slots, the forward, sampling, advancing the slots, drafting.  Two more hold its halves: the
-forward, behind which other rows sample kernel by kernel, and what follows it with the features that change
-logits.  A
-padding row is the spare slot, with no room for a token; it reads and writes block 0 alone.  Steps with prompt
-chunks have recordings of another kind (chunks.py).  Whatever is not recorded is launched kernel by kernel.
+What is recorded is a DeviceStep on rows that never move (static_rows.py), for each of a lattice of shapes
+(shapes.py): gathering inputs from the slots, the forward, sampling, advancing the slots, drafting.  A step is
+padded to the smallest shape with room.  One graph holds the whole of it, for rows that sample with no more
+than a temperature.  Two more hold its halves: the forward, behind which other rows sample kernel by kernel,
+and what follows it with the features that change logits.  Steps with prompt chunks have the halves alone, the
+second one without features.  Whatever is not recorded is launched kernel by kernel.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from pellucid.features.base import Halves
-from pellucid.features.worker import NO_RIDERS, Riders, WorkerFeatures
+from pellucid.features.worker import Riders, WorkerFeatures
+from pellucid.forward import TileMaps
 from pellucid.sample.state import Feature, SamplingState
-from pellucid.transfer import upload
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
+from pellucid.worker.shapes import StepShape
+from pellucid.worker.static_rows import StaticRows
 
 T = TypeVar("T")
 B = TypeVar("B")  # what a step's first half hands to its second
-B_co = TypeVar("B_co", covariant=True)
 Y = TypeVar("Y")  # what a step yields, on the device
 Y_co = TypeVar("Y_co", covariant=True)
 Run = Callable[[], T]
-LARGEST = 512  # rows; beyond it launches no longer matter
 
 
 class Recorder(Protocol):
@@ -42,15 +41,27 @@ class Recorder(Protocol):
     def __call__(self, run: Run[T]) -> Run[T]: ...
 
 
-class Step(Protocol[B, Y_co]):
+class Step(Protocol[B, Y]):
     """The device's part of a step, in two halves: device_step.py."""
 
-    def begin(self, rows: StepRows) -> B:
-        """Up to the forward's end."""
+    def begin(self, rows: StepRows, tiles: TileMaps | None = None) -> B:
+        """Up to the forward's end.  tiles: of a forward that is recorded for any chunks."""
         ...
 
-    def finish(self, rows: StepRows, begun: B) -> Y_co:
+    def finish(self, rows: StepRows, begun: B) -> Y:
         """What follows."""
+        ...
+
+    def among(self, yielded: Y, places: np.ndarray) -> Y:
+        """What rows have yielded that are at these places, between padding."""
+        ...
+
+    def alone(self, rows: StepRows, begun: B) -> B:
+        """What `begin` gives for these rows, from what it gave for them among padding."""
+        ...
+
+    def num_bytes(self, begun: B) -> int:
+        """That are kept from one half to the other."""
         ...
 
 
@@ -71,28 +82,6 @@ class Launcher(Protocol[Y_co]):
 
     def capture(self) -> None:
         """Record whatever is to be recorded; the KV cache is in its place from now on."""
-        ...
-
-
-class ChunkSteps(Protocol[B_co, Y]):
-    """Recordings of steps with prompt chunks: chunks.py."""
-
-    def step(self, counts: StepCounts) -> Y | None:
-        """Replay a step whose rows sample with nothing but a temperature; None: there is no recording."""
-        ...
-
-    def capture(
-        self, record: Recorder, finish: Callable[[StepRows, B_co], Y], *, only_largest: bool = False
-    ) -> None:
-        """Record every shape.  finish: what follows the forward."""
-        ...
-
-    def kept_bytes(self) -> int:
-        """Bytes that all recordings keep from one replay to the next, but for the largest, which is there."""
-        ...
-
-    def forget(self) -> None:
-        """Give the recordings up."""
         ...
 
 
@@ -117,117 +106,107 @@ class EagerLauncher(Generic[B, Y]):
         """There is nothing to record."""
 
 
-class StaticRows:
-    """Rows of `num_query` queries each, in buffers that never move, so a graph may read them again."""
-
-    def __init__(self, max_rows: int, num_query: int, spare: int, device: torch.device) -> None:
-        self.max_rows, self.num_query, self.spare, self.device = max_rows, num_query, spare, device
-        self._host = np.full(max_rows, spare, dtype=np.int64)
-        self._loaded = self._host, 0  # what `load` was last asked for
-        self._slots = torch.full((max_rows,), spare, dtype=torch.int64, device=device)
-        self._num_query = torch.full_like(self._slots, num_query)
-        self._num_drafts = torch.full_like(self._slots, num_query - 1)
-        self._tokens = torch.arange(max_rows * num_query, device=device)
-        self._cu_query = torch.arange(max_rows + 1, device=device) * num_query
-
-    def load(self, slots: np.ndarray, num_rows: int) -> None:
-        """Bring the rows' slots to the device, padded to `num_rows`, if they are not the last step's."""
-        if slots is self._loaded[0] and num_rows == self._loaded[1]:
-            return
-        self._loaded = slots, num_rows
-        host = self._host[:num_rows]
-        are_padded = np.count_nonzero(host[len(slots) :] != self.spare) == 0
-        if are_padded and np.array_equal(host[: len(slots)], slots):
-            return
-        host[: len(slots)], host[len(slots) :] = slots, self.spare
-        self._slots[:num_rows].copy_(upload(host.copy(), self.device))
-
-    def view(
-        self, num_rows: int, host_slots: Sequence[int] | np.ndarray = (), riders: Riders = NO_RIDERS
-    ) -> StepRows:
-        """The first rows.  host_slots: of the rows that are no padding, as far as the host is to know."""
-        slots, num_tokens = self._slots[:num_rows], num_rows * self.num_query
-        known = np.full(num_rows, self.spare)
-        known[: len(host_slots)] = host_slots
-        return StepRows(
-            counts=replace(StepCounts.uniform(known, self.num_query), riders=riders),
-            slots=slots,
-            num_query=self._num_query[:num_rows],
-            num_drafts=self._num_drafts[:num_rows],
-            num_sampled=self._num_query[:num_rows],
-            cu_query=self._cu_query[: num_rows + 1],
-            cu_logits=self._cu_query[: num_rows + 1],
-            logits_index=self._tokens[:num_tokens],
-            score_index=slots[:0],
-            score_slots=slots[:0],
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Recording(Generic[B, Y]):
-    """The replays of a step of so many rows: the whole, or its forward and then the rest with features."""
+    """The replays of a step of one shape: the whole, and perhaps its forward and then the rest."""
 
-    whole: Run[Y]
-    first: Run[B]
-    rest: Run[Y]  # behind `first`, with what features have filled
+    def __init__(self, rows: StaticRows, record: Recorder, step: Step[B, Y]) -> None:
+        self.rows, self._record, self._step = rows, record, step
+        self._first: Run[B] | None = None
+        self._rest: Run[Y] | None = None  # behind `first`
+        self.begun: list[B] = []  # what the last replay of a forward has begun
+        if rows.shape.samples_all:
+            view = rows.view()
+            self.whole = record(lambda: step.finish(view, step.begin(view, rows.tiles)))
+        else:
+            self.record_halves()
+            self.whole = self._both
+
+    def record_halves(self, riders: Riders | None = None) -> None:
+        """riders: what the second half is to have beside tokens."""
+        rows, step = self.rows, self._step
+        view = rows.view()
+        with_riders = view if riders is None else rows.view(riders=riders)
+        self._first = self._record(lambda: step.begin(view, rows.tiles))
+        self.first()
+        self._rest = self._record(lambda: step.finish(with_riders, self.begun[0]))
+
+    @property
+    def has_halves(self) -> bool:
+        return self._first is not None
+
+    def first(self) -> None:
+        """The forward of the rows that have been loaded."""
+        assert self._first is not None, f"{self.rows.shape} is recorded whole"
+        self.begun = [self._first()]
+
+    def rest(self) -> Y:
+        """What follows it."""
+        assert self._rest is not None, f"{self.rows.shape} is recorded whole"
+        return self._rest()
+
+    def _both(self) -> Y:
+        self.first()
+        return self.rest()
 
 
 class GraphLauncher(Generic[B, Y]):
     """Replays a recording where there is one for the step; launches kernels one by one where there is none.
 
     Of a step whose rows ask for more than a recording knows, the forward is replayed and the rest is not.
+    shapes: to be recorded, and whether by halves, too; those with chunks always are.
     make_recorder: makes what turns a function that launches a step on static rows into its replay.
-    chunks: recordings of steps with chunks, if there are any.
     """
 
     def __init__(
-        self, eager: EagerLauncher[B, Y], static: StaticRows, state: SamplingState, features: WorkerFeatures,
-        make_recorder: Callable[[], Recorder], chunks: ChunkSteps[B, Y] | None = None,
+        self, eager: EagerLauncher[B, Y], shapes: Mapping[StepShape, bool], state: SamplingState,
+        features: WorkerFeatures, make_recorder: Callable[[], Recorder],
     ) -> None:  # fmt: skip
-        self.eager, self.static, self.state, self.features = eager, static, state, features
+        self.eager, self.shapes, self.state, self.features = eager, shapes, state, features
         self._make_recorder = make_recorder
-        self._chunks = chunks
-        self._recordings: dict[int, Recording[B, Y]] = {}  # by rows
-        self._sizes: list[int] = []  # of these, ascending
-        self._begun: list[B] = []  # what the last replay of a forward has begun
-        features.make_room(static.max_rows * static.num_query)
+        self._recordings: dict[StepShape, Recording[B, Y]] = {}
+        # Of these, ascending: of decodes and verifications alone, and for steps with chunks.
+        self._sampling: list[StepShape] = []
+        self._chunked: list[StepShape] = []
+        features.make_room(max(shape.num_logits for shape in shapes))
 
     def __call__(self, counts: StepCounts) -> Y:
-        num_rows = self.num_rows_for(counts)
-        if num_rows is None:
-            return self._chunked(counts) or self.eager(counts)
         if self._may_replay(counts) > Halves.WHOLE:
             return self.begin(counts)()
-        self.static.load(counts.slots, num_rows)
-        return self._recordings[num_rows].whole()
+        recording = self.find(counts)
+        if recording is None:
+            return self.eager(counts)
+        recording.rows.load(counts)
+        yielded = recording.whole()
+        return self.eager.step.among(yielded, recording.rows.places(counts)) if counts.has_chunks else yielded
 
     def begin(self, counts: StepCounts) -> Callable[[], Y]:
-        num_rows = self.num_rows_for(counts)
-        if num_rows is None:
+        recording, step = self.find(counts, by_halves=True), self.eager.step
+        if recording is None:
             return self.eager.begin(counts)
-        self.static.load(counts.slots, num_rows)
-        self._begun = [self._recordings[num_rows].first()]
-        return lambda: self._finish(counts, num_rows)
+        recording.rows.load(counts)
+        recording.first()
+        if counts.has_chunks:
+            rows = self.eager.inputs.ship(counts)
+            begun = step.alone(rows, recording.begun[0])
+            return lambda: step.finish(rows, begun)
+        return lambda: self._finish(counts, recording)
 
-    def _chunked(self, counts: StepCounts) -> Y | None:
-        """Replay a step with chunks; None: there is no recording."""
-        if self._chunks is None or self._may_replay(counts) > Halves.WHOLE:
-            return None
-        return self._chunks.step(counts)
-
-    def _finish(self, counts: StepCounts, num_rows: int) -> Y:
+    def _finish(self, counts: StepCounts, recording: Recording[B, Y]) -> Y:
         if self._may_replay(counts) < Halves.EAGER:
             self.features.clear(counts)
-            return self._recordings[num_rows].rest()
-        rows = self.static.view(num_rows, counts.slots, counts.riders)
-        return self.eager.step.finish(rows, self._begun[0])
+            return recording.rest()
+        return self.eager.step.finish(recording.rows.view(counts), recording.begun[0])
 
-    def num_rows_for(self, counts: StepCounts) -> int | None:
-        """The rows of the recording that serves this step, or at least its forward."""
-        if counts.uniform_query != self.static.num_query or counts.num_propose != self.static.num_query - 1:
+    def find(self, counts: StepCounts, *, by_halves: bool = False) -> Recording[B, Y] | None:
+        """The smallest recording with room for the step; None: there is none."""
+        if counts.any_scores:
             return None
-        place = bisect_left(self._sizes, counts.num_rows)
-        return self._sizes[place] if place < len(self._sizes) else None
+        shapes = self._chunked if counts.has_chunks else self._sampling
+        least = bisect_left(shapes, (counts.num_tokens,))
+        fits = (self._recordings[shape] for shape in islice(shapes, least, None) if has_room(shape, counts))
+        if counts.has_chunks:  # as many short rows as may be, for they are attended to as such
+            return min(fits, key=lambda recording: order(recording.rows, counts), default=None)
+        return next((found for found in fits if found.has_halves or not by_halves), None)
 
     def _may_replay(self, counts: StepCounts) -> Halves:
         """A row that samples with more than a temperature, or a feature, may ask for kernels of its own."""
@@ -237,45 +216,49 @@ class GraphLauncher(Generic[B, Y]):
         """Record the largest graphs, whose memory the others share, and forget them again."""
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        self._capture([self.static.max_rows], only_largest=True)
+        of_kind = {shape.samples_all: shape for shape in sorted(self.shapes)}  # the last of each
+        self._capture(of_kind.values())
         num_bytes = torch.cuda.memory_reserved() - before
+        for kind, largest in of_kind.items():
+            kept = self.eager.step.num_bytes(self._recordings[largest].begun[0]) / largest.num_tokens
+            others = (shape.num_tokens for shape in self.shapes if shape.samples_all is kind)
+            num_bytes += int(kept * (sum(others) - largest.num_tokens))
         self._recordings.clear()
-        self._sizes.clear()
-        self._begun.clear()
-        if self._chunks is not None:
-            num_bytes += self._chunks.kept_bytes()
-            self._chunks.forget()
+        self._sampling.clear()
+        self._chunked.clear()
         return num_bytes
 
     def capture(self) -> None:
-        """Record every number of rows worth recording, the largest first."""
-        self._capture(bucket_sizes(self.static.max_rows))
+        """Record every shape, the largest first."""
+        self._capture(self.shapes)
 
     @torch.inference_mode()
-    def _capture(self, sizes: list[int], *, only_largest: bool = False) -> None:
-        record = self._make_recorder()
-        self.state.features[self.static.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
-        self.static.load(np.empty(0, dtype=np.int64), self.static.max_rows)
-        for num_rows in sorted(sizes, reverse=True):
-            self._recordings[num_rows] = self._record(record, num_rows)
-        self._sizes = sorted(self._recordings)
-        if self._chunks is not None:
-            self._chunks.capture(record, self.eager.step.finish, only_largest=only_largest)
+    def _capture(self, shapes: Iterable[StepShape]) -> None:
+        record, slots = self._make_recorder(), self.eager.inputs.slots
+        self.state.features[slots.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
+        for shape in sorted(shapes, reverse=True):
+            rows = StaticRows(shape, slots.spare, slots.device)
+            recording = self._recordings[shape] = Recording(rows, record, self.eager.step)
+            if shape.samples_all and self.shapes[shape]:
+                recording.record_halves(self.features.split_riders(shape.num_rows))
+        self._sampling = sorted(shape for shape in self._recordings if shape.samples_all)
+        self._chunked = sorted(shape for shape in self._recordings if not shape.samples_all)
         torch.cuda.empty_cache()  # of what ran before it was recorded
 
-    def _record(self, record: Recorder, num_rows: int) -> Recording[B, Y]:
-        step, rows = self.eager.step, self.static.view(num_rows)
-        with_features = self.static.view(num_rows, riders=self.features.split_riders(num_rows))
-        whole = record(lambda: step.finish(rows, step.begin(rows)))
-        first = record(lambda: step.begin(rows))
-        self._begun = [first()]
-        return Recording(whole, first, record(lambda: step.finish(with_features, self._begun[0])))
+
+def has_room(shape: StepShape, counts: StepCounts) -> bool:
+    """Is there a place for each row, token and logit, and do drafts follow if they are wanted?"""
+    num_short = min(counts.num_leading(shape.max_query), shape.num_short)
+    return (
+        counts.num_tokens <= shape.num_tokens
+        and counts.num_rows - num_short <= shape.num_chunks
+        and counts.num_logits <= shape.num_logits
+        and (shape.max_query > 1 or not counts.num_propose)
+    )
 
 
-def bucket_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows to record: few, and so that padding wastes little."""
-    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, LARGEST]
-    return [n for n in sizes if n < max_rows] + [max_rows]
+def order(rows: StaticRows, counts: StepCounts) -> tuple[int, int, StepShape]:
+    return rows.shape.num_tokens, -rows.num_short(counts), rows.shape
 
 
 class CudaRecorder:

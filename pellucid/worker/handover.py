@@ -156,7 +156,7 @@ class EarlyStage:
         while self._due and self._due[0].plan_id <= newest:
             due = self._due.popleft()
             due.message.wait()
-            self._apply(Feedback.unpack(due.packed, due.max_new), due.slots)
+            self._apply(Feedback.unpack(due.packed, self.shape.max_new), due.slots)
 
     def _apply(self, feedback: Feedback, host_slots: np.ndarray) -> None:
         alive = self.slots.are_alive(host_slots)
@@ -178,11 +178,10 @@ class EarlyStage:
 
     def _expect(self, plan_id: int, counts: StepCounts) -> Due:
         """Make room for the feedback on a step; its message may come from now on."""
-        max_new = self.shape.max_new_with(counts.max_drafts)
-        shape = (counts.num_rows, Feedback.width(max_new, self.shape.num_drafts))
+        shape = (counts.num_rows, Feedback.width(self.shape.max_new, self.shape.num_drafts))
         packed = torch.empty(shape, dtype=torch.int32, device=self.slots.device)
         message = self._feedback.receive(packed, self._last)
-        return Due(plan_id, counts.slots, packed, max_new, message)
+        return Due(plan_id, counts.slots, packed, message)
 
     def close(self) -> None:
         self._outbox.drain()
@@ -195,7 +194,6 @@ class Due:
     plan_id: int
     slots: np.ndarray  # [B], of the plan's rows
     packed: Tensor
-    max_new: int  # most tokens of a row
     message: Message
 
 

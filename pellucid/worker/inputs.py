@@ -40,18 +40,32 @@ class StepCounts:
     def num_rows(self) -> int:
         return len(self.slots)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return int(self.num_query.sum())
 
-    @property
+    @cached_property
+    def num_logits(self) -> int:
+        """Those that are sampled."""
+        return int(self.num_sampled.sum())
+
+    @cached_property
+    def max_query(self) -> int:
+        """Most tokens of any row."""
+        return int(self.num_query.max(initial=0))
+
+    @cached_property
     def max_drafts(self) -> int:
         """Most drafts of any row."""
         return int(self.num_drafts.max())
 
     @property
     def any_samples(self) -> bool:
-        return bool(self.num_sampled.any())
+        return self.num_logits > 0
+
+    @cached_property
+    def any_scores(self) -> bool:
+        return bool(self.num_scores.any())
 
     @cached_property
     def sampled_slots(self) -> np.ndarray:
@@ -63,12 +77,12 @@ class StepCounts:
         """Whether some row computes more than its last known token and the drafts behind it."""
         return bool((self.num_query > self.num_sampled).any())
 
-    @cached_property
-    def uniform_query(self) -> int | None:
-        """The queries of every row, if all rows have as many and sample at each: decodes, verifications."""
-        num_query = int(self.num_query[0])
-        is_uniform = (self.num_query == num_query).all() and (self.num_sampled == num_query).all()
-        return num_query if is_uniform else None
+    def num_leading(self, max_query: int) -> int:
+        """How many of the first rows have at most so many tokens."""
+        if self.max_query <= max_query:
+            return self.num_rows
+        is_longer = self.num_query > max_query
+        return int(is_longer.argmax())
 
     @classmethod
     def uniform(cls, slots: np.ndarray, num_query: int) -> StepCounts:
@@ -88,10 +102,12 @@ class StepCounts:
 class StepRows:
     """A step's counts, on the host and, int64 each, on the device.
 
+    Of a recorded step the host may know less: bounds, or no more than the first logits' rows.
     Legend: T tokens, B rows, S logits to sample, P prompt positions to score.
     """
 
     counts: StepCounts
+    num_tokens: int  # T, with padding behind the rows
     slots: Tensor  # [B]
     num_query: Tensor  # [B]
     num_drafts: Tensor  # [B]
@@ -178,7 +194,7 @@ class InputBuilder:
         )
         there = upload(packed, self.device)
         parts = {name: there[place] for name, place in places.items()}
-        return StepRows(counts=counts, **parts)
+        return StepRows(counts=counts, num_tokens=counts.num_tokens, **parts)
 
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
@@ -218,15 +234,14 @@ class InputBuilder:
         )
 
     def _ask(self, rows: StepRows) -> Asked:
-        counts = rows.counts
         return Asked(
             slots=rows.slots,
             cu_query=rows.cu_query,
             cu_logits=rows.cu_logits,
             num_drafts=rows.num_drafts,
-            num_tokens=counts.num_tokens,
+            num_tokens=rows.num_tokens,
             num_logits=len(rows.logits_index),
-            max_query=int(counts.num_query.max(initial=0)),
+            max_query=rows.counts.max_query,
         )
 
 

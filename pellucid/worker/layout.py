@@ -18,7 +18,7 @@ from torch import Tensor
 from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.forward import TreeMask
 from pellucid.kernels.advance_slots import RowState
-from pellucid.kernels.gather_rows import Gathered
+from pellucid.kernels.gather_rows import Gathered, owners
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.tree import ancestor_bits, depth_of, depths_of, paths_of
@@ -79,7 +79,8 @@ class TreeLayout:
 
     def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
         places = held.places
-        roots = rows.roots.repeat_interleave(rows.query_lens, output_size=len(places))
+        _, row = owners(held.cu_seqlens_q, len(places))
+        roots = rows.roots[row]
         node = (places - roots).clamp(min=0)
         positions = places - node + self.depths[node]
         return Arranged(

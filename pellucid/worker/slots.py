@@ -7,6 +7,8 @@ How tokens are chosen is kept beside, in sample/state.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
+from pellucid.spec.base import DraftShape
 from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
 
@@ -142,14 +145,20 @@ class Slots:
         if drafts.shape[1]:
             self._write_drafts(self.token_ids, rows.slots, newest, rows.samples, drafts)
 
-    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, num_spec: int) -> Tensor:
-        """The message to other stages about a step that was sampled here; drafts: [B, up to num_spec]."""
+    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, shape: DraftShape) -> Tensor:
+        """The message to other stages about a step that was sampled here; drafts: [B, no more than shape's].
+
+        It is as wide whatever the step: they know its rows, and not how it was padded.
+        """
         known = self.num_computed[rows.slots] - output.num_new
+        missing = (0, shape.max_new - output.tokens.shape[1])
+        path = None if output.path is None else F.pad(output.path, missing)
+        output = replace(output, tokens=F.pad(output.tokens, missing), path=path)
         return Feedback(
             slots=torch.where(rows.samples, rows.slots, self.spare),
             roots=torch.where(rows.samples, known, 0),
             output=output,
-            drafts=F.pad(drafts, (0, num_spec - drafts.shape[1])),
+            drafts=F.pad(drafts, (0, shape.num_drafts - drafts.shape[1])),
         ).pack()
 
     def learn(self, feedback: Feedback) -> None:

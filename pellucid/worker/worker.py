@@ -40,28 +40,22 @@ from pellucid.spec.base import DraftShape, Proposer, check_needs
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
-from pellucid.worker.chunks import ChunkForward
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
-from pellucid.worker.graphs import (
-    LARGEST,
-    CudaRecorder,
-    EagerLauncher,
-    GraphLauncher,
-    Launcher,
-    StaticRows,
-    Step,
-)
+from pellucid.worker.graphs import CudaRecorder, EagerLauncher, GraphLauncher, Launcher, Step
 from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.profiler import DeviceProfiler, Span
 from pellucid.worker.results import NoReader, ResultReader
 from pellucid.worker.runner import ModelRunner
+from pellucid.worker.shapes import StepShape, chunk_shapes, decode_shapes
 from pellucid.worker.slots import Slots
 from pellucid.worker.warm_up import largest_step, warm_up_steps
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
+# Tokens of a step with chunks, times bytes of weights.
+WORTH_RECORDING = 35e12
 # Kernels that say where a row stands.
 INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel, draft_places_kernel)
 
@@ -169,7 +163,6 @@ class Worker:
         forward = Forward(target.model, target.backend, inputs, needs=proposer.needs)
         if target.inlet is not None:
             target.inlet.make_room(resolved.max_tokens_of_step, self.device)
-        chunks = self._chunks_of(forward, target, proposer.shape)
         handover = make_handover(
             self.links.channels,
             self.stage,
@@ -179,7 +172,7 @@ class Worker:
             shape=proposer.shape,
             depth=resolved.depth,
         )
-        step = self._make_step(chunks or forward, sampler, proposer)
+        step = self._make_step(forward, sampler, proposer)
         facts = WorkerFacts(
             vocab_size=target.vocab_size,
             device=self.device,
@@ -189,10 +182,8 @@ class Worker:
             shape=proposer.shape,
         )
         features = WorkerFeatures.of(resolved.features, facts)
-        num_query = 1 + proposer.shape.num_drafts
-        launcher = self._make_launcher(
-            EagerLauncher(step, inputs), state, features, chunks, num_query=num_query
-        )
+        shapes = self._recorded_shapes(target, proposer.shape)
+        launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp)
 
     def _make_layout(
@@ -209,42 +200,34 @@ class Worker:
             return StageStep(forward)
         speculative, shape = self.resolved.speculative, proposer.shape
         verifier = VERIFIERS.load(speculative.rejection_sample_method).of(speculative, sampler, shape)
-        tell = partial(forward.slots.tell, num_spec=shape.num_drafts)
+        tell = partial(forward.slots.tell, shape=shape)
         return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
 
     def _make_launcher(
-        self,
-        eager: EagerLauncher[Any, Any],
-        state: SamplingState,
+        self, eager: EagerLauncher[Any, Any], shapes: dict[StepShape, bool], state: SamplingState,
         features: WorkerFeatures,
-        chunks: ChunkForward | None,
-        *,
-        num_query: int,
-    ) -> Launcher[Any]:
-        """Graphs on a GPU, unless the user or an attention backend will have none."""
-        if not self._wants_graphs or num_query > min(model.backend.max_graph_query for model in self.models):
+    ) -> Launcher[Any]:  # fmt: skip
+        """Graphs, if there are shapes to record."""
+        if not shapes:
             return eager
-        max_rows = min(self.resolved.max_num_seqs, LARGEST)
-        static = StaticRows(max_rows, num_query, eager.inputs.slots.spare, self.device)
-        return GraphLauncher(eager, static, state, features, partial(CudaRecorder, self.abridged), chunks)
+        return GraphLauncher(eager, shapes, state, features, partial(CudaRecorder, self.abridged))
 
-    @property
-    def _wants_graphs(self) -> bool:
-        return self.device.type == "cuda" and not self.resolved.user.device.enforce_eager
-
-    def _chunks_of(self, forward: Forward, target: BuiltModel, shape: DraftShape) -> ChunkForward | None:
-        """The forward with recordings of steps that have chunks, where there may be any."""
-        is_whole = self.mesh.pp == 1 and shape.parents is None
-        wanted = self._wants_graphs and self.resolved.user.device.record_chunks
-        if not (wanted and is_whole and all(model.backend.supports_tile_maps for model in self.models)):
-            return None
-        return ChunkForward(
-            forward,
-            weight_bytes=target.weight_bytes,
-            max_tokens=self.resolved.max_num_batched_tokens,
-            max_rows=self.resolved.max_num_seqs,
-            num_drafts=shape.num_drafts,
-        )
+    def _recorded_shapes(self, target: BuiltModel, shape: DraftShape) -> dict[StepShape, bool]:
+        """On a GPU, unless the user or an attention backend will have none; and whether by halves, too."""
+        resolved, device = self.resolved, self.resolved.user.device
+        backends = [model.backend for model in self.models]
+        max_short = min(backend.max_graph_query for backend in backends)
+        max_query, has_maps = 1 + shape.num_drafts, all(backend.supports_tile_maps for backend in backends)
+        if self.device.type == "cpu" or device.enforce_eager or max_query > max_short and not has_maps:
+            return {}
+        max_rows, max_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+        shapes = decode_shapes(max_rows, max_query, max_tokens, max_short)
+        if device.record_chunks and has_maps and self.mesh.pp == 1 and shape.parents is None:
+            # Beyond, the device takes longer than launching does.
+            longest = int(WORTH_RECORDING / target.weight_bytes)
+            longest = min(resolved.max_model_len + resolved.num_spec, max_tokens, longest)
+            shapes |= dict.fromkeys(chunk_shapes(longest, max_rows, max_query, max_short), True)
+        return shapes
 
     def _kv_budget(self, most_bytes: int) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves, which takes `most_bytes`."""

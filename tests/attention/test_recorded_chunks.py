@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,25 +18,15 @@ from pellucid.attention.base import AttentionLayer
 from pellucid.attention.triton import TritonAttention
 from pellucid.forward import ForwardInput
 from pellucid.kernels import prefill_attention
-from pellucid.kernels.gather_rows import Asked, Gathered, Held, gather_rows_ref
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.models.decoder import Decoder, DecoderLayer
-from pellucid.worker import chunks, graphs
-from pellucid.worker.chunks import (
-    Bounds,
-    ChunkForward,
-    ChunkRecording,
-    ChunkShape,
-    StaticChunks,
-    TileMaps,
-    chunk_shapes,
-)
-from pellucid.worker.device_step import DeviceStep
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
+from pellucid.worker import shapes
+from pellucid.worker.graphs import GraphLauncher, has_room
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.results import Packed
-from tests.worker.test_graphs import worker_of
+from pellucid.worker.shapes import StepShape, chunk_shapes
+from pellucid.worker.static_rows import StaticRows, TileMaps
+from tests.worker.test_graphs import Seen, graphed, recorded_shapes, worker_of
 from tests.worker.test_wanted import forward_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
@@ -54,55 +43,42 @@ PLAIN = [
 ]
 FILTERED = [replace(sampling, top_k=20 * (i % 3)) for i, sampling in enumerate(PLAIN)]
 SCORED = [replace(sampling, prompt_logprobs=1 if i == 3 else None) for i, sampling in enumerate(FILTERED)]
-T = TypeVar("T")
-
-
-def run_again(run: Callable[[], T]) -> Callable[[], T]:
-    """As a CUDA graph is recorded: after one run, and replayed by running."""
-    run()
-    return run
 
 
 def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
-class Seen:
-    """Which recordings were found, and which of them were replayed whole."""
+class SeenChunks(Seen):
+    """Of steps with chunks: which recordings were found, and how often one was replayed whole."""
 
-    def __init__(self, forward: ChunkForward) -> None:
-        self.forward = forward
-        self.found: list[ChunkShape] = []
-        self.whole: list[ChunkShape] = []
-        self.num_over = 0  # decodes beyond those that a recording has room for
-        self.find, self.step = forward.find, forward.step
-        forward.find, forward.step = self._find, self._step  # type: ignore[method-assign]
+    def __init__(self, launcher: GraphLauncher) -> None:
+        super().__init__(launcher)
+        self.num_whole = 0
+        among = launcher.eager.step.among
 
-    def _find(self, counts: StepCounts) -> tuple[ChunkRecording, int] | None:
-        if (result := self.find(counts)) is not None:
-            self.found.append(result[0].static.shape)
-            self.num_over += max(0, int((counts.num_query > 1).argmax()) - result[1])
-        return result
+        def count(yielded: Any, places: np.ndarray) -> Any:
+            self.num_whole += 1
+            return among(yielded, places)
 
-    def _step(self, counts: StepCounts) -> Packed | None:
-        if (packed := self.step(counts)) is not None:
-            self.whole.append(self.found[-1])
-        return packed
+        launcher.eager.step.among = count
+
+    @property
+    def chunks(self) -> list[tuple[StepShape, StepCounts]]:
+        return [(shape, counts) for shape, counts in self.found if counts.has_chunks]
+
+    @property
+    def num_over(self) -> int:
+        """Steps with more decodes than a recording has room for."""
+        return sum(counts.num_leading(1) > shape.num_short for shape, counts in self.chunks)
 
 
-def recorded(llm: LLM) -> Seen:
-    """Put recordings of steps with chunks in place, and one of decodes, that run the step again."""
+def recorded(llm: LLM) -> SeenChunks:
+    """Put recordings in place, of steps with chunks, too, that run the step again."""
     worker = worker_of(llm)
-    eager, num_drafts = worker.runner.launcher, worker.resolved.num_spec
-    assert isinstance(eager, EagerLauncher) and isinstance(eager.step, DeviceStep)
-    forward = eager.step.forward = ChunkForward(
-        eager.step.forward, weight_bytes=1, max_tokens=32, max_rows=5, num_drafts=num_drafts
-    )
-    static = StaticRows(5, 1 + num_drafts, eager.inputs.slots.spare, torch.device("cpu"))
-    runner = worker.runner
-    runner.launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: run_again, forward)
-    worker.runner.launcher.capture()
-    return Seen(forward)
+    all_shapes = recorded_shapes(worker, max_rows=5)
+    all_shapes |= dict.fromkeys(chunk_shapes(32, 5, 1 + worker.resolved.num_spec, max_short=8), True)
+    return SeenChunks(graphed(worker, all_shapes))
 
 
 STANDARD = {"num_speculative_tokens": 2, "rejection_sample_method": "standard"}
@@ -111,17 +87,6 @@ SYNTHETIC = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [0.7, 0.4],
 }
-
-
-def gather_like_a_kernel(asked: Asked, held: Held) -> Gathered:
-    """Of logits that have no token there is nothing but what was in the memory before."""
-    gathered = gather_rows_ref(asked, held)
-    row = torch.repeat_interleave(asked.cu_logits.diff(), output_size=asked.num_logits)
-    from_end = asked.cu_logits[1:][row] - torch.arange(asked.num_logits)
-    has_no_token = from_end > asked.cu_query.diff()[row]
-    for column in (gathered.logit_slots, gathered.logit_inputs, gathered.logit_places):
-        column[has_no_token] = -1_000_000
-    return gathered
 
 
 @pytest.mark.parametrize(
@@ -135,19 +100,18 @@ def test_padded_chunks_give_the_same_tokens(
     drafts = (
         {"speculative_config": config | ({"model": str(tiny_draft)} if by_model else {})} if config else {}
     )
-    monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
-    monkeypatch.setattr(chunks, "ROOMS", {0: (16, 32), 2: (21, 37)})
+    monkeypatch.setattr(shapes, "bucket_sizes", lambda max_rows: [max_rows])
+    monkeypatch.setattr(shapes, "ROOMS", {0: (16, 32), 2: (21, 37)})
     with LLM(str(tiny), **OPTIONS, **(drafts if by_model else {})) as llm:
         expected = [tokens(llm, params) for params in wishes]
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
-        monkeypatch.setattr(worker_of(llm).runner.inputs, "_gather", gather_like_a_kernel)
         seen = recorded(llm)
         assert [tokens(llm, params) for params in wishes] == expected
         spare = worker_of(llm).runner.slots.spare
         assert worker_of(llm).runner.slots.num_computed[spare] == 0, "padding has advanced"
-    assert len(seen.whole) >= 2, seen.whole
+    assert seen.num_whole >= 2
     assert by_model or config or seen.num_over > 0, "decodes for which there was no place but among chunks"
-    assert by_model or len(seen.found) > 1.5 * len(seen.whole), (seen.found, seen.whole)
+    assert by_model or len(seen.chunks) > 1.5 * seen.num_whole, (seen.chunks, seen.num_whole)
 
 
 def said(llm: LLM) -> tuple[list[list[int]], list[float]]:
@@ -162,8 +126,8 @@ def said(llm: LLM) -> tuple[list[list[int]], list[float]]:
 
 def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiles of 8 queries, and chunks of up to 24."""
-    monkeypatch.setattr(graphs, "bucket_sizes", lambda max_rows: [max_rows])
-    monkeypatch.setattr(chunks, "ROOMS", {0: (16, 32), 8: (21, 37)})
+    monkeypatch.setattr(shapes, "bucket_sizes", lambda max_rows: [max_rows])
+    monkeypatch.setattr(shapes, "ROOMS", {0: (16, 32), 8: (21, 37)})
     monkeypatch.setattr(prefill_attention, "PACKED_ROWS", 16)
     options = OPTIONS | {"enable_prefix_caching": False}
     with LLM(str(tiny), **options) as llm:
@@ -197,7 +161,7 @@ def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: py
             seen.clear()
             again = said(llm)
             assert again[0] == expected[0] and again[1] == pytest.approx(expected[1], abs=1e-5)
-            assert replays is None or len(replays.found) > len(replays.whole) > 0
+            assert replays is None or len(replays.chunks) > replays.num_whole > 0
             first, last = seen[::2], seen[1::2]
             assert len(first) == len(last) >= 4 and all(a > b for a, b in zip(first, last, strict=True))
             assert replays is not None or 0 in last, "a chunk of which nothing is sampled"
@@ -206,14 +170,12 @@ def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: py
 def test_a_budget_below_every_room_has_no_recordings(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS) as llm:
         seen = recorded(llm)
-        assert seen.forward.shapes == [] and seen.forward.kept_bytes() == 0
         assert tokens(llm, PLAIN)
-    assert not seen.found
+    assert not seen.chunks
 
 
-def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int = 0) -> StepCounts:
-    """Decodes, and chunks of so many tokens that sample at so many places."""
-    rows = [(1, 1)] * num_decodes + chunks
+def counts_of(rows: list[tuple[int, int]]) -> StepCounts:
+    """Rows of so many tokens that sample at so many places."""
     num_query, num_sampled = np.array(rows).reshape(-1, 2).T
     return StepCounts(
         slots=np.arange(len(rows)),
@@ -221,14 +183,13 @@ def counts_of(num_decodes: int, chunks: list[tuple[int, int]], num_drafts: int =
         num_drafts=np.maximum(num_sampled - 1, 0),
         num_sampled=num_sampled,
         num_scores=np.zeros_like(num_query),
-        num_propose=num_drafts,
     )
 
 
 @pytest.mark.parametrize("tile", [1, 4, 64])
 @pytest.mark.parametrize("num_drafts", [0, 10])
 def test_maps_of_what_is_sampled_have_room_for_it_all(tile: int, num_drafts: int) -> None:
-    maps = TileMaps(ChunkShape(128, 0, num_drafts), torch.device("cpu"))
+    maps = TileMaps(StepShape(128, 0, 16, 1 + num_drafts), torch.device("cpu"))
     every, some = (maps.get(tile, prefill_tiles, all_wanted=all_wanted) for all_wanted in (True, False))
     assert len(some) <= len(every)
     queries, sampled = [30, 11, 20] + [5] * 13, [1, 1 + num_drafts, 0] + [min(5, 1 + num_drafts)] * 13
@@ -240,33 +201,34 @@ def test_maps_of_what_is_sampled_have_room_for_it_all(tile: int, num_drafts: int
     assert some.tolist() == [[16, 0]] * len(some) and every.tolist()[-1] == [16, 0]
 
 
+# Shape, and rows: queries, and logits that are sampled.
 STEPS = {
-    "all of it": (ChunkShape(64 + 16, 16), 16, [(8, 1)] * 8),
-    "one chunk": (ChunkShape(64 + 16, 16), 0, [(64, 0)]),
-    "decodes, and some that end": (ChunkShape(64 + 16, 16), 5, [(30, 1), (7, 0), (1, 1)]),
-    "nobody samples": (ChunkShape(64 + 16, 16), 0, [(9, 0), (3, 0)]),
-    "no decodes": (ChunkShape(64, 0), 0, [(64, 1)]),
-    "verifications": (ChunkShape(64, 0, 2), 0, [(3, 3), (2, 2), (40, 1), (5, 0)]),
+    "all of it": (StepShape(80, 16, 8, 1, 24), [(1, 1)] * 16 + [(8, 1)] * 8),
+    "one chunk": (StepShape(80, 16, 8, 1, 24), [(64, 0)]),
+    "decodes, and some that end": (StepShape(80, 16, 8, 1, 24), [(1, 1)] * 5 + [(30, 1), (7, 0), (1, 1)]),
+    "nobody samples": (StepShape(80, 16, 8, 1, 24), [(9, 0), (3, 0)]),
+    "no decodes": (StepShape(64, 0, 8, 1, 8), [(64, 1)]),
+    "verifications": (StepShape(64, 2, 7, 3, 16), [(3, 3), (2, 2), (3, 3), (40, 1), (5, 0)]),
+    "verifications alone": (StepShape(20, 4, 0, 5, 20), [(3, 3), (1, 1), (5, 5)]),
+    "long ones": (StepShape(40, 0, 4, 10, 40), [(10, 10), (3, 3)]),
+    "decodes alone": (StepShape(4, 4, 0, 1, 4), [(1, 1)] * 3),
 }
 
 
-@pytest.mark.parametrize(("shape", "num_decodes", "rows"), STEPS.values(), ids=STEPS.keys())
-def test_rows_lie_among_padding_as_they_would_alone(
-    shape: ChunkShape, num_decodes: int, rows: list[tuple[int, int]]
-) -> None:
+@pytest.mark.parametrize(("shape", "rows"), STEPS.values(), ids=STEPS.keys())
+def test_rows_lie_before_padding_as_they_would_alone(shape: StepShape, rows: list[tuple[int, int]]) -> None:
     spare = 99
-    static = StaticChunks(shape, spare, torch.device("cpu"))
-    static.load(counts_of(0, [(3, 1)]), np.array([shape.num_decodes]))  # what a step before has left
-    counts = counts_of(num_decodes, rows, shape.num_drafts)
-    places = static.places(counts, num_decodes)
-    static.load(counts, places)
+    static = StaticRows(shape, spare, torch.device("cpu"))
+    static.load(counts_of([(1, 1)]))  # what a step before has left
+    counts = counts_of(rows)
+    assert has_room(shape, counts)
+    places = static.places(counts)
+    static.load(counts)
     view, at = static.view(), torch.from_numpy(places)
-    assert view.cu_query[-1] == shape.num_tokens and view.cu_logits[-1] == shape.num_logits
-    assert len(view.logits_index) == len(static.logit_slots) == shape.num_logits
+    assert view.num_tokens == shape.num_tokens and len(view.logits_index) == shape.num_logits
     assert view.slots[at].tolist() == list(range(counts.num_rows))
     for column in ("num_query", "num_drafts", "num_sampled"):
         assert getattr(view, column)[at].tolist() == getattr(counts, column).tolist()
-    assert static.samples[at].tolist() == (counts.num_sampled > 0).tolist()
     assert view.cu_query.diff()[at].tolist() == counts.num_query.tolist()
     assert view.cu_logits.diff()[at].tolist() == counts.num_sampled.tolist()
     last = [
@@ -274,24 +236,27 @@ def test_rows_lie_among_padding_as_they_would_alone(
     ]
     wanted = [token for tokens in last for token in tokens]
     assert view.logits_index[: len(wanted)].tolist() == wanted
-    assert static.logit_slots[: len(wanted)].tolist() == np.repeat(counts.slots, counts.num_sampled).tolist()
     padding = torch.ones(shape.num_rows, dtype=torch.bool).index_fill_(0, at, False)
-    assert set(view.slots[padding].tolist()) | set(static.logit_slots[len(wanted) :].tolist()) <= {spare}
-    assert not view.num_query[padding].any() and not static.samples[padding].any(), "padding advances"
+    assert set(view.slots[padding].tolist()) <= {spare}
+    assert shape.is_plain or not view.num_query[padding].any(), "padding advances"
     assert view.logits_index.min() >= 0 and view.logits_index.max() < shape.num_tokens
+    bounds = view.counts
+    assert bounds.num_rows == shape.num_rows and bounds.has_chunks == (not shape.samples_all)
+    assert (counts.num_query <= bounds.num_query[places]).all()
+    assert (counts.num_sampled <= bounds.num_sampled[places]).all()
+    if shape.samples_all:
+        known = static.view(counts).counts
+        assert known.num_logits == counts.num_logits and known.num_rows == shape.num_rows
 
 
-def test_the_largest_comes_first_and_decodes_are_few() -> None:
-    shapes = chunk_shapes(300, 70)
-    assert shapes[0] == (256, 64, 0) and shapes[-1] == (64, 0, 0)
-    assert all(shape.num_chunked <= 300 for shape in shapes)
-    assert all(shape.num_decodes <= shape.num_chunked for shape in chunk_shapes(4096, 256))
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 16)} == {0, 16}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 256)} == {0, 32, 64, 256}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 300)} == {0, 32, 64, 256}
-    assert {shape.num_decodes for shape in chunk_shapes(4096, 300, num_drafts=3)} == {0}
-
-
-def test_bounds_hold_for_any_chunks() -> None:
-    bounds = Bounds.of(ChunkShape(64, 16), spare=3)
-    assert bounds.num_tokens == 64 and bounds.num_query.max() == 48 and bounds.num_rows == 16 + 6 + 1
+def test_decodes_are_few_beside_chunks() -> None:
+    found = chunk_shapes(300, 70, 1, max_short=8)
+    assert found[-1][:2] == (256, 64) and found[0][:2] == (64, 0)
+    assert all(0 < shape.num_tokens - shape.num_short <= 300 for shape in found)
+    assert {shape.num_short for shape in chunk_shapes(4096, 16, 1, max_short=8)} == {0, 16}
+    assert {shape.num_short for shape in chunk_shapes(4096, 256, 1, max_short=8)} == {0, 32, 64, 256}
+    assert {shape.num_short for shape in chunk_shapes(4096, 300, 1, max_short=8)} == {0, 32, 64, 256}
+    assert {shape.num_short for shape in chunk_shapes(4096, 300, 4, max_short=8)} == {32}
+    assert {shape.num_short for shape in chunk_shapes(4096, 300, 12, max_short=8)} == {0}
+    found = [shape for queries in (1, 4, 12) for shape in chunk_shapes(4096, 300, queries, max_short=8)]
+    assert not any(shape.samples_all for shape in found)

@@ -17,13 +17,17 @@ NUM_SLOTS, LENGTH = 30, 160
 
 
 def behind(num_rows: int, block_sizes: tuple[int, ...], seed: int = 0) -> Behind:
-    """Rows of 1 to 5 queries, some of which have not come further than what the step has fed."""
+    """Rows of 1 to 5 queries, some of which have not come further than what the step has fed.
+
+    Of several rows the last one has no queries, as padding has, and there is no token behind it.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator).to(DEVICE)
 
     queries = numbers(1, 6, num_rows)
+    queries[1:][-1:] = 0
     ends = torch.cat([queries.new_zeros(1), queries]).cumsum(0)
     return Behind(
         slots=torch.randperm(NUM_SLOTS, generator=generator)[:num_rows].to(DEVICE),

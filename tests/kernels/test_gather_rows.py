@@ -30,7 +30,8 @@ def held(block_sizes: tuple[int, ...], seed: int) -> Held:
     )
 
 
-def asked(queries: list[int], drafts: list[int], logits: list[int]) -> Asked:
+def asked(queries: list[int], drafts: list[int], logits: list[int], padding: int = 0) -> Asked:
+    """padding: tokens, and twice as many logits."""
     slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(len(queries)))
     # Cut out of one tensor as in a step, so at addresses of any kind.
     ends = [torch.tensor([0, *counts]).cumsum(0) for counts in (queries, logits)]
@@ -41,8 +42,8 @@ def asked(queries: list[int], drafts: list[int], logits: list[int]) -> Asked:
         cu_query=cut[1],
         cu_logits=cut[2],
         num_drafts=cut[3],
-        num_tokens=sum(queries),
-        num_logits=sum(logits),
+        num_tokens=sum(queries) + padding,
+        num_logits=sum(logits) + 2 * padding,
         max_query=max(queries),
     )
 
@@ -55,16 +56,21 @@ def asked(queries: list[int], drafts: list[int], logits: list[int]) -> Asked:
         ([5, 5, 5], [4, 4, 4], [5, 5, 5]),
         ([1, 3, 300, 7], [0, 2, 0, 0], [1, 3, 0, 1]),
         ([512, 1], [0, 0], [0, 0]),
+        ([2, 1, 0, 0], [1, 0, 0, 0], [2, 1, 0, 0]),
     ],
 )
 @pytest.mark.parametrize("block_sizes", [(), (16,), (64, 16)])
+@pytest.mark.parametrize("padding", [0, 3, 700])
 def test_rows_of_any_kind_match(
-    queries: list[int], drafts: list[int], logits: list[int], block_sizes: tuple[int, ...]
+    queries: list[int], drafts: list[int], logits: list[int], block_sizes: tuple[int, ...], padding: int
 ) -> None:
-    step, slots = asked(queries, drafts, logits), held(block_sizes, seed=len(queries))
+    step, slots = asked(queries, drafts, logits, padding), held(block_sizes, seed=len(queries))
     expected, got = gather_rows_ref(step, slots), gather_rows(step, slots)
     for field in dataclasses.fields(expected):
         ours, theirs = getattr(got, field.name), getattr(expected, field.name)
         pairs = zip(ours, theirs, strict=True) if isinstance(theirs, tuple) else [(ours, theirs)]
         for one, other in pairs:
             assert one.dtype == other.dtype and torch.equal(one, other), field.name
+    if padding:
+        assert expected.logit_slots[-1] == NUM_SLOTS - 1 and not expected.input_ids[-padding:].any()
+        assert not any(mapping[-padding:].any() for mapping in expected.slot_mappings), "beside block 0"

@@ -59,6 +59,16 @@ def test_drafts_of_a_smaller_model_change_nothing(
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 24}, {"max_num_seqs": 600}])
+@pytest.mark.parametrize("num_drafts", [3, 12])
+def test_drafts_of_any_number_change_nothing(tiny: Path, on_cpu, num_drafts: int, options: dict) -> None:
+    """Ragged steps are padded to what is recorded, and 12 drafts are chunks to attention."""
+    prompts, params, expected = on_cpu
+    drafts = {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_min": 1}
+    tokens = run(tiny, prompts, params, device="cuda", speculative_config=drafts, **options)
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
 def test_the_kv_cache_fills_the_memory_and_the_largest_steps_still_run() -> None:
     options = {
         "device": "cuda",
@@ -90,6 +100,7 @@ def compiled() -> set[str]:
         {"quantization": "fp8"},
         {"enforce_eager": True},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 12, "prompt_lookup_min": 1}},
     ],
     ids=str,
 )

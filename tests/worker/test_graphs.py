@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows, bucket_sizes, recording_stream
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher, Recording, recording_stream
 from pellucid.worker.inputs import StepCounts
+from pellucid.worker.shapes import StepShape, bucket_sizes, chunk_shapes, decode_shapes
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
 from tests.spec.toy import tree_config
 
+T = TypeVar("T")
 OPTIONS = {
     "dtype": "float32",
     "device": "cpu",
@@ -32,16 +35,44 @@ def worker_of(llm: LLM) -> Worker:
     return executor.worker
 
 
-def graphed(worker: Worker) -> GraphLauncher:
-    """The worker's launcher, in place, with recordings of up to 20 rows that run the step again."""
-    eager, slots = worker.runner.launcher, worker.runner.slots
+def run_again(run: Callable[[], T]) -> Callable[[], T]:
+    """As a CUDA graph is recorded: after one run, and replayed by running."""
+    run()
+    return run
+
+
+def recorded_shapes(worker: Worker, max_rows: int = 20) -> dict[StepShape, bool]:
+    resolved = worker.resolved
+    return decode_shapes(max_rows, 1 + resolved.num_spec, resolved.max_num_batched_tokens, max_short=8)
+
+
+def graphed(worker: Worker, shapes: Mapping[StepShape, bool] | None = None) -> GraphLauncher:
+    """The worker's launcher, in place, with recordings that run the step again."""
+    eager, runner = worker.runner.launcher, worker.runner
     assert isinstance(eager, EagerLauncher)
-    static = StaticRows(20, 1 + worker.resolved.num_spec, slots.spare, torch.device("cpu"))
-    runner = worker.runner
-    launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: lambda run: run)
+    shapes = shapes or recorded_shapes(worker)
+    launcher = GraphLauncher(eager, shapes, runner.state, runner.features, lambda: run_again)
     launcher.capture()
     worker.runner.launcher = launcher
     return launcher
+
+
+class Seen:
+    """Which recordings steps have taken, and with how much to spare."""
+
+    def __init__(self, launcher: GraphLauncher) -> None:
+        self.found: list[tuple[StepShape, StepCounts]] = []
+        self.num_eager = 0
+        self._find = launcher.find
+        launcher.find = self  # type: ignore[method-assign]
+
+    def __call__(self, counts: StepCounts, *, by_halves: bool = False) -> Recording | None:
+        found = self._find(counts, by_halves=by_halves)
+        if found is None:
+            self.num_eager += 1
+        else:
+            self.found.append((found.rows.shape, counts))
+        return found
 
 
 STANDARD = {"rejection_sample_method": "standard"}
@@ -65,17 +96,9 @@ def test_padded_steps_give_the_same_tokens(
     with LLM(str(tiny), **OPTIONS, **plainly) as llm:
         expected = run(llm)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
-        launcher = graphed(worker_of(llm))
-        seen: list[int] = []
-        load = launcher.static.load
-
-        def counting(slots: np.ndarray, num_rows: int) -> None:
-            seen.append(num_rows - len(slots))
-            load(slots, num_rows)
-
-        launcher.static.load = counting  # type: ignore[method-assign]
+        seen = Seen(graphed(worker_of(llm)))
         assert run(llm) == expected
-        assert len(seen) > 20 and any(seen), "no step was padded"
+    assert sum(shape.num_rows > counts.num_rows for shape, counts in seen.found) > 20, "no step was padded"
 
 
 def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
@@ -86,29 +109,87 @@ def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
     texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
     with LLM(str(tiny), **OPTIONS, speculative_config=tree_config((0, 0, 1, 1, 2), texts)) as llm:
         launcher = graphed(worker_of(llm))
-        assert launcher.num_rows_for(StepCounts.uniform(np.arange(3), 6)) == 4
+        assert shape_for(launcher, [6, 6, 6]) == (24, 4, 0, 6, 24)
         outputs = llm.generate(prompts, plain, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected
         assert llm.llm_engine.stats.num_accepted_tokens > 100
 
 
-def test_what_no_recording_serves_is_launched_as_it_is(tiny: Path) -> None:
-    with LLM(str(tiny), **OPTIONS) as llm:
-        worker = worker_of(llm)
-        launcher = graphed(worker)
+def counts_of(queries: list[int], num_propose: int = 0) -> StepCounts:
+    """Decodes and verifications."""
+    num_query = np.array(queries)
+    return StepCounts(
+        slots=np.arange(len(queries)),
+        num_query=num_query,
+        num_drafts=num_query - 1,
+        num_sampled=num_query,
+        num_scores=np.zeros_like(num_query),
+        num_propose=num_propose,
+    )
 
-        def rows_for(num_rows: int, num_query: int = 1) -> int | None:
-            return launcher.num_rows_for(StepCounts.uniform(np.arange(num_rows), num_query))
 
-        assert rows_for(3) == 4
-        assert rows_for(20) == 20
-        assert rows_for(2, num_query=5) is None
-        assert launcher.num_rows_for(replace(StepCounts.uniform(np.arange(3), 1), num_propose=2)) is None
+def shape_for(launcher: GraphLauncher, queries: list[int], num_propose: int = 0) -> StepShape | None:
+    found = launcher.find(counts_of(queries, num_propose))
+    return None if found is None else found.rows.shape
+
+
+def test_a_step_takes_the_smallest_shape_with_room(tiny: Path) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    with LLM(str(tiny), **OPTIONS, speculative_config=drafts) as llm:
+        launcher = graphed(worker_of(llm))
+
+        def tokens(queries: list[int], num_propose: int = 0) -> tuple[int, int] | None:
+            shape = shape_for(launcher, queries, num_propose)
+            return None if shape is None else (shape.num_tokens, shape.num_rows)
+
+        assert tokens([1, 1, 1]) == (4, 4), "no drafts: the plain step"
+        assert tokens([1, 1, 1], num_propose=4) == (20, 4), "drafts are to follow"
+        assert tokens([5] * 4, num_propose=4) == (20, 4)
+        assert tokens([5, 1, 2], num_propose=1) == (20, 4)
+        assert tokens([5] * 4) == (20, 4), "those that follow are not looked at"
+        assert tokens([5] * 4 + [1] * 12, num_propose=4) == (32, 16), "two tokens a row, however dealt out"
+        assert tokens([5] * 5 + [1] * 12, num_propose=4) == (40, 20)
+        assert tokens([5] * 20, num_propose=4) == (100, 20)
+        assert tokens([6]) is None and tokens([1] * 21) is None
+        halves = launcher.find(counts_of([5] * 4 + [1] * 12), by_halves=True)
+        assert halves is not None and halves.rows.shape.num_tokens == 80
+
+
+@pytest.mark.parametrize(("num_drafts", "expected"), [(0, (4, 4)), (3, (16, 4)), (9, (40, 5))])
+def test_drafts_of_any_number_are_recorded(tiny: Path, num_drafts: int, expected: tuple[int, int]) -> None:
+    """Rows of more queries than attention takes as short ones are chunks to it, with an empty one behind."""
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": num_drafts}}
+    with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
+        shape = shape_for(graphed(worker_of(llm)), [1 + num_drafts] * 4, num_drafts)
+    assert shape is not None and (shape.num_tokens, shape.num_rows) == expected
 
 
 @pytest.mark.parametrize(("max_rows", "expected"), [(1, [1]), (3, [1, 2, 3]), (16, [1, 2, 4, 8, 12, 16])])
 def test_sizes_end_at_the_largest_step(max_rows: int, expected: list[int]) -> None:
     assert bucket_sizes(max_rows) == expected
+
+
+def test_sizes_beyond_512_are_coarse() -> None:
+    assert bucket_sizes(1100)[-4:] == [512, 768, 1024, 1100]
+
+
+@pytest.mark.parametrize("max_query", [1, 5, 8])
+def test_no_more_is_recorded_than_start_has_time_for(max_query: int) -> None:
+    """A recording by halves is three graphs, one whole and one of chunks are one and two: 20 ms each."""
+
+    def num_graphs(max_query: int) -> int:
+        shapes = decode_shapes(256, max_query, 8192, max_short=8)
+        return sum(1 + 2 * by_halves for by_halves in shapes.values())
+
+    assert num_graphs(1) == 3 * len(bucket_sizes(256)) == 48
+    assert (num_graphs(max_query) - 48) * 0.02 < 1.5
+    assert len(chunk_shapes(8192, 256, 5, max_short=8)) <= 12
+
+
+def test_no_shape_has_more_tokens_than_a_step() -> None:
+    shapes = decode_shapes(64, 5, 100, max_short=8)
+    assert max(shape.num_tokens for shape in shapes) == 100
+    assert all(shape.num_tokens >= shape.num_rows for shape in shapes)
 
 
 def test_each_device_records_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from pellucid.spec import ngram, passes, verify
 from pellucid.spec.draft_model import DraftModelProposer
 from pellucid.spec.synthetic import SyntheticVerifier
 from pellucid.worker.device_step import DeviceStep
+from pellucid.worker.shapes import StepShape
+from pellucid.worker.static_rows import StaticRows
 from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 
 
@@ -103,7 +105,9 @@ def launched(
     assert isinstance(step, DeviceStep)
     for owner, name, names in parts_of(step) + more(step):
         monkeypatch.setattr(owner, name, launches.wrap(getattr(owner, name), *names))
-    rows = launcher.static.view(4)
+    num_spec = worker_of(llm).resolved.num_spec
+    shape = StepShape(4 * (1 + num_spec), 4, 0, 1 + num_spec, 4 * (1 + num_spec))
+    rows = StaticRows(shape, launcher.eager.inputs.slots.spare, torch.device("cpu")).view()
     with torch.inference_mode(), launches:
         step.finish(rows, step.begin(rows))
     return launches.names

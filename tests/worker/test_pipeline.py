@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from pellucid import LLM, SamplingParams
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, StaticRows
+from pellucid.worker.graphs import EagerLauncher, GraphLauncher
 from pellucid.worker.results import Packed
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import BASE, NGRAM, random_requests, run
@@ -19,6 +18,7 @@ from tests.models import parallel
 from tests.spec.toy import tree_config
 from tests.tiny import write_checkpoint
 from tests.worker.pipeline import LazyPipeline
+from tests.worker.test_graphs import recorded_shapes
 
 Requests = tuple[list[list[int]], list[SamplingParams], list[list[int]]]
 
@@ -129,8 +129,8 @@ def record(worker: Worker) -> None:
     """Let the worker replay its steps on static buffers, padded to the next recorded number of rows."""
     eager, runner = worker.runner.launcher, worker.runner
     assert isinstance(eager, EagerLauncher)
-    static = StaticRows(20, 1 + worker.resolved.num_spec, runner.slots.spare, torch.device("cpu"))
-    runner.launcher = GraphLauncher(eager, static, runner.state, runner.features, lambda: replay_in_place)
+    shapes = recorded_shapes(worker)
+    runner.launcher = GraphLauncher(eager, shapes, runner.state, runner.features, lambda: replay_in_place)
     runner.launcher.capture()
 
 
