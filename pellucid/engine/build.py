@@ -21,6 +21,9 @@ from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
+# A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16
+# bits, and of the two cores of a CPU (docs/benchmarks.md).
+CHEAP_TOKENS = {"cuda": 256, "cpu": 20}
 E_co = TypeVar("E_co", covariant=True)
 
 
@@ -82,6 +85,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
+        cheap_tokens=0 if resolved.speculative.is_synthetic else CHEAP_TOKENS[resolved.platform.device],
         policy=user.scheduler.scheduling_policy,
     )
     return Engine(

@@ -121,7 +121,7 @@ class StepPlan:
 
     id: int
     committed: int  # newest plan whose result the host has seen; -1 is none
-    num_propose: int = 0  # drafts wanted from this step
+    num_propose: int = 0  # most drafts that a row wants from this step; for each there may be more
     rows: Rows = field(default_factory=Rows)
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])

@@ -42,6 +42,7 @@ from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
 from pellucid.schedule.stop_tokens import StopTokens
 from pellucid.schedule.table import NEVER, Table
 from pellucid.schedule.transfers import Transfers
+from pellucid.schedule.wants import Wants
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 TURN = 8  # plans: once in so many, what can wait is done for many sequences at once
@@ -63,6 +64,7 @@ class Scheduler:
         self.features = features or HostFeatures()
         most_new = 1 + options.num_spec
         self.table = Table(options.num_slots, options.max_model_len, most_new, self.features.watched)
+        self.wants = Wants(self.table, options.num_spec, options.cheap_tokens)
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
         self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
@@ -177,8 +179,7 @@ class Scheduler:
     def next_plan(self) -> StepPlan | None:
         """The next step, or None if nothing is ready.  Either way time passes (law 1)."""
         options = self.options
-        num_propose = options.num_propose(self.num_running)
-        step = Step(self._next_plan_id, options.max_num_batched_tokens, num_propose)
+        step = Step(self._next_plan_id, options.max_num_batched_tokens)
         self._next_plan_id += 1
         kept = self._prompt_share()
         if len(self._decoding):
@@ -268,19 +269,20 @@ class Scheduler:
             t.unsure[slots] += draft
             if np.count_nonzero(draft):
                 step.add_drafts(draft)
-        for row in step.chunks:  # their drafts are there for the next step
-            t.drafts[row.slot] = step.num_propose
-        t.drafts[slots] = step.num_propose
+        ended = [row.slot for row in step.chunks if t.is_decoding(row.slot)]
+        sampled = np.concatenate((slots, ended)).astype(np.int64) if ended else slots
+        want = t.want[sampled]  # and they are there for the next step
+        step.num_propose = int(want.max(initial=0))
         if step.asked & HOST_BOUND:  # of theirs the host learns later
-            sampled = np.concatenate((slots, [row.slot for row in step.chunks])).astype(np.int64)
-            t.drafts[sampled[t.asked[sampled] & HOST_BOUND > 0]] = 0
+            want[t.asked[sampled] & HOST_BOUND > 0] = 0
+        t.drafts[sampled] = want
 
     def _with_blocks(self, step: Step, slots: Column, draft: Column) -> Column:
         """As many of the drafts as there are blocks for: nobody is preempted for them."""
         if not step.is_short:
             return draft
         t = self.table
-        behind = t.planned[slots] + step.num_propose
+        behind = t.planned[slots] + self.options.num_spec
         written = behind + draft
         written = np.minimum(written, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, written):
@@ -325,7 +327,7 @@ class Scheduler:
         start, num_known = int(t.planned[slot]), int(t.known[slot])
         end = min(num_known, start + step.budget)
         has_more = end == num_known and self._grow_one_ahead(step, seq, end)
-        if not has_more and not self._reserve(step, seq, end + step.num_propose):
+        if not has_more and not self._reserve(step, seq, end + self.options.num_spec):
             return
         step.add_chunk(Row(slot, end - start, 0, seq.num_logits(start, end, num_known)))
         t.planned[slot] = end
@@ -374,7 +376,7 @@ class Scheduler:
 
         Sequences of lower priority make room; equals do not.
         """
-        num_tokens = len(seq.tokens) + step.num_propose
+        num_tokens = len(seq.tokens) + self.options.num_spec
         while max(lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
             running = reversed(self._running)
             lower = [v for v in running if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
@@ -394,6 +396,7 @@ class Scheduler:
         seq.status, seq.slot = Status.RUNNING, self._slots.pop()
         self.kv.adopt(seq.table, hit)
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
+        self.wants.begin(seq.slot)
         self.table.publish_at[seq.slot] = self.kv.publish_at(seq.table)
         self._num_asking += seq.asked > 0
         self._stops.add(seq.stop_token_ids)
@@ -431,7 +434,7 @@ class Scheduler:
         if self._grow_ahead(step, slots):
             return slots
         t = self.table
-        wanted = t.planned[slots] + 1 + step.num_propose  # law 3
+        wanted = t.planned[slots] + 1 + self.options.num_spec  # law 3
         wanted = np.minimum(wanted, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, wanted):
             return slots
@@ -447,7 +450,7 @@ class Scheduler:
         if not self._has_plenty(len(slots)):
             return False
         most = t.limit[slots] + num_spec
-        soon = np.minimum(t.planned[slots] + 1 + step.num_propose + TURN * (1 + num_spec), most)
+        soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)
         later = np.minimum(soon + max(self.kv.block_sizes), most)
         return self._grow(step, slots, soon, later)
 
@@ -491,8 +494,8 @@ class Scheduler:
 
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:
         """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""
-        soon = end + step.num_propose + TURN * (1 + self.options.num_spec)
-        soon = min(soon, seq.limit + self.options.num_spec)
+        num_spec = self.options.num_spec
+        soon = min(end + (TURN + 1) * (1 + num_spec), seq.limit + num_spec)
         return self._has_plenty(self.options.num_slots) and self._grow_one(step, seq, soon)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
@@ -632,6 +635,7 @@ class Scheduler:
         self._num_landed += 1
         if self._num_landed % TURN == 0:
             self._publish_some()
+            self.wants.choose(self._decoding)
         going = self._going(slots, num_new, tokens, is_told)
         return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS
 
@@ -676,6 +680,7 @@ class Scheduler:
             computed = t.computed[slots] + advance
             t.planned[slots] += advance - query
             t.unsure[slots] -= draft
+            self.wants.learn(slots, draft, num_new)
         t.computed[slots] = computed
         return computed
 
@@ -783,7 +788,7 @@ class Scheduler:
 
     def expect_drafts(self, seq: Sequence, num_draft: int) -> None:
         """The host has seen what a host-bound sequence has drafted; its next row may verify so many."""
-        self.table.drafts[seq.slot] = num_draft
+        self.table.drafts[seq.slot] = min(num_draft, int(self.table.want[seq.slot]))
 
     def rows_in_flight(self) -> Flight:
         """The plan that comes home next."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -24,8 +23,8 @@ class SchedulerOptions:
     num_spec: int = 0  # most drafts a row may carry
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
-    # Running sequences -> drafts wanted, at most num_spec; None always wants num_spec.
-    choose_num_propose: Callable[[int], int] | None = None
+    # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
+    cheap_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 2:
@@ -35,10 +34,6 @@ class SchedulerOptions:
             )
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"scheduling_policy is {self.policy!r}, must be 'fcfs' or 'priority'")
-
-    def num_propose(self, num_running: int) -> int:
-        """Drafts wanted from a step."""
-        return self.num_spec if self.choose_num_propose is None else self.choose_num_propose(num_running)
 
 
 class Stays(NamedTuple):
@@ -60,8 +55,9 @@ class Flight(NamedTuple):
 class Step:
     """What has been planned so far.  Decodes are a column of slots, chunks are added one by one."""
 
-    def __init__(self, id: int, max_tokens: int, num_propose: int) -> None:
-        self.id, self.max_tokens, self.num_propose = id, max_tokens, num_propose
+    def __init__(self, id: int, max_tokens: int) -> None:
+        self.id, self.max_tokens = id, max_tokens
+        self.num_propose = 0  # drafts that some row wants behind its own
         self.decodes = NOBODY  # slots
         self.draft: Column | None = None  # of each decode, the drafts that it verifies; None: there are none
         self.chunks: list[Row] = []

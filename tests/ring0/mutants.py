@@ -48,9 +48,9 @@ STAGES: Edit = ("worker", "        self.flights: list[Flight]", "        connect
 START_ALL = "$\n        [self.start(self.pending[-1], stage) for stage in self.stages]"
 
 FAULTS: dict[str, list[Edit]] = {
-    "3 no blocks for what a prompt drafts": [("scheduler", "end + step.num_propose):", "end):")],
+    "3 no blocks for what a prompt drafts": [("scheduler", "end + self.options.num_spec):", "end):")],
     "3 no room for what an admission drafts": [
-        ("scheduler", "num_tokens = len(seq.tokens) + step.num_propose", "num_tokens = len(seq.tokens)")
+        ("scheduler", "num_tokens = len(seq.tokens) + self.options.num_spec", "num_tokens = len(seq.tokens)")
     ],
     "3 tokens behind a stop are kept": [
         ("sequence", "update.new_token_ids = update.new_token_ids[: i + 1]", "pass")
@@ -255,17 +255,36 @@ FAULTS: dict[str, list[Edit]] = {
     "3 no blocks for what a decode drafts": [
         (
             "scheduler",
-            "wanted = t.planned[slots] + 1 + step.num_propose  # law 3",
+            "wanted = t.planned[slots] + 1 + self.options.num_spec  # law 3",
             "wanted = t.planned[slots] + 1",
         ),
-        ("scheduler", "behind = t.planned[slots] + step.num_propose", "behind = t.planned[slots]"),
+        ("scheduler", "behind = t.planned[slots] + self.options.num_spec", "behind = t.planned[slots]"),
         (
             "scheduler",
-            "soon = np.minimum(t.planned[slots] + 1 + step.num_propose + TURN * (1 + num_spec), most)",
+            "soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)",
             "soon = np.minimum(t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + max(self.kv.block_sizes), most)", "later = soon"),
         ("scheduler", "capacity - 2 * self.options.num_spec, t.limit", "capacity, t.limit"),
+    ],
+    "3 blocks for the drafts that are wanted, not for all": [
+        (
+            "scheduler",
+            "= t.planned[slots] + 1 + self.options.num_spec",
+            "= t.planned[slots] + 1 + t.want[slots]",
+        ),
+        ("scheduler", "t.planned[slots] + (TURN + 1) * (1 + num_spec), most)", "t.planned[slots] + 1, most)"),
+        ("scheduler", "later = np.minimum(soon + max(self.kv.block_sizes), most)", "later = soon"),
+        ("scheduler", "capacity - 2 * self.options.num_spec, t.limit", "capacity, t.limit"),
+    ],
+    "3 drafts that nobody has wanted are verified": [
+        ("scheduler", "t.drafts[sampled] = want", "t.drafts[sampled] = self.options.num_spec"),
+    ],
+    "3 as many drafts are asked for as who wants fewest": [
+        ("scheduler", "int(want.max(initial=0))", "int(want.min(initial=0))"),
+    ],
+    "3 a host-bound row verifies what the host has not seen": [
+        ("scheduler", "want[t.asked[sampled] & HOST_BOUND > 0] = 0", "pass"),
     ],
     "3 drafts that find no block are verified all the same": [
         ("scheduler", "np.where(has_room, draft, np.clip(t.capacity[slots] - behind, 0, draft))", "draft"),

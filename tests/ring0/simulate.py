@@ -51,6 +51,7 @@ class Config:
     watermark: float = 0.0
     is_steady: bool = False  # requests mostly run to their limits, without drafts or grammars
     vary_drafts: bool = True
+    cheap_tokens: int = 0  # of those that do not vary
     arrival_rate: float = 1.0  # chance that the next request arrives, again and again
     abort_rate: float = 0.0  # chance of an abort, a step
     clear_rate: float = 0.0  # chance that the prefix cache is cleared, a step
@@ -103,6 +104,8 @@ class RandomPrefillBudget:
 class WatchedScheduler(Scheduler):
     """Holds itself to law 7: nobody is preempted for one that finds no room all the same."""
 
+    wants_at_random: random.Random | None = None  # each row wants other drafts in every step
+
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         before = self._counts
         return self._is_worth_it(before, has_room=super()._reserve(step, seq, num_tokens))
@@ -113,6 +116,9 @@ class WatchedScheduler(Scheduler):
 
     def _plan_drafts(self, step: Step) -> None:
         num_preempted = self.counters.num_preemptions
+        if self.wants_at_random is not None:
+            most = self.wants_at_random.choice([0, self.options.num_spec])
+            self.table.want[:] = [self.wants_at_random.randint(0, most) for _ in self.table.want]
         super()._plan_drafts(step)
         assert self.counters.num_preemptions == num_preempted, "preempted for drafts"
 
@@ -237,6 +243,8 @@ def random_config(rng: random.Random) -> Config:
         policy=rng.choice(["fcfs", "priority"]),
         watermark=rng.choice([0, 0.1, 0.3]),
         is_steady=is_steady,
+        vary_drafts=rng.random() < 0.7,
+        cheap_tokens=rng.choice([0, 4, 1000]),
         arrival_rate=rng.choice([0.1, 0.3, 0.6]),
         abort_rate=rng.choice([0, 0, 0.02, 0.1]),
         clear_rate=rng.choice([0, 0, 0, 0.02]),
@@ -348,9 +356,7 @@ class Simulation:
             num_spec=worker.num_spec,
             policy=config.policy,
             watermark=config.watermark,
-            choose_num_propose=(lambda _: self.rng.randint(0, worker.num_spec))
-            if config.vary_drafts
-            else None,
+            cheap_tokens=config.cheap_tokens,
         )
         kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
         connector = self.connector if config.caching else None
@@ -360,7 +366,10 @@ class Simulation:
             "prompt_logprobs": PromptLogprobs(None),  # type: ignore[arg-type]
             "toy": self.toy,
         }
-        return WatchedScheduler(options, kv, connector, self.prefill_budget, HostFeatures(features))
+        scheduler = WatchedScheduler(options, kv, connector, self.prefill_budget, HostFeatures(features))
+        if config.vary_drafts:
+            scheduler.wants_at_random = self.rng
+        return scheduler
 
     def run(self) -> Counter[str]:
         """Until everything is answered.  Returns statistics."""

@@ -57,6 +57,7 @@ class Slot:
     stops: frozenset[int]
     toy: int | None  # what its admission brought the toy feature
     tables: list[list[int]]  # per KV group
+    num_drafted: int = 0  # drafts behind its last known token
 
     def samples(self, row: Row, start: int) -> bool:
         return start + row.num_query - row.num_draft >= self.num_known
@@ -129,6 +130,7 @@ class Stage:
         for position, token in enumerate(feedback.tokens + feedback.drafts, feedback.root + 1):
             slot.token_ids[position] = token
         slot.num_computed = feedback.root + len(feedback.tokens)
+        slot.num_drafted = len(feedback.drafts)
         for layer in self.layers:
             for rank, node in enumerate(feedback.path, 1):  # compaction; does nothing for a chain
                 entry = self.load(slot, layer)[feedback.root + node]
@@ -203,6 +205,7 @@ class Stage:
 
     def embed(self, row: Row) -> list[int]:
         slot = self.slot(row.slot)
+        assert row.num_draft <= slot.num_drafted, "drafts that nobody has proposed"
         return slot.token_ids[slot.num_computed : slot.num_computed + row.num_query]
 
     def attention(self, row: Row, slot: Slot, layer: int) -> list[int]:
@@ -388,14 +391,20 @@ class ToyExecutor:
     def propose(self, slot: Slot, last: int, num_propose: int) -> list[int]:
         """A good but unreliable drafter: right with probability 0.7 below a right parent.
 
-        It has KV of its own, of the tokens from `last` on but for the last draft's.
+        It has KV of its own, of the tokens from `last` on but for the last draft's; and a recorded step has
+        all drafts, however few are wanted.  Sometimes it finds fewer than that: the others are no tokens.
         """
+        most = len(self.parents) - 1
+        num_held = self.rng.choice([num_propose, self.rng.randint(0, num_propose)])
         for size, table in zip(self.config.block_sizes, slot.tables, strict=True):
-            assert last + num_propose <= size * len(table), "no block for a draft's KV"
+            assert last + most <= size * len(table), "no block for a draft's KV"
         truth = self.oracle[(slot.seed, *slot.token_ids[: slot.prompt_len])]
         right, drafts = {0}, []
         for node in range(1, num_propose + 1):
             position = last + len(self.paths[node])
+            if node > num_held:
+                drafts.append(MASKED)
+                continue
             if self.parents[node] in right and position < len(truth) and self.rng.random() < 0.7:
                 right.add(node)
             drafts.append(truth[position] if node in right else self.rng.randrange(VOCAB + 1))

@@ -54,6 +54,7 @@ def make_scheduler(
     max_model_len: int = 64,
     pp: int = 1,
     num_spec: int = 0,
+    cheap_tokens: int = 0,
     policy: str = "fcfs",
     watermark: float = 0.0,
     connector: KVConnector | None = None,
@@ -66,6 +67,7 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         pp=pp,
         num_spec=num_spec,
+        cheap_tokens=cheap_tokens,
         policy=policy,
         watermark=watermark,
     )

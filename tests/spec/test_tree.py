@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
 from tests.llm.test_invariance import BASE, random_requests
 from tests.spec.test_ngram import random_prompts, random_wishes
-from tests.spec.toy import tree_config
+from tests.spec.toy import tree_config, want_at_random
 
 BUSH = (0, 0, 1, 1, 2)
 DEEP = (0, 1, 0, 3, 3, 2, 6)
@@ -92,10 +92,8 @@ def test_nothing_of_an_output_changes(
 
 
 def test_the_number_of_drafts_may_change_from_step_to_step(tiny: Path, plain: Plain) -> None:
-    rng = random.Random(5)
     with LLM(str(tiny), **BASE, depth=2, speculative_config=tree_config(BUSH, plain.texts)) as llm:
-        scheduler = llm.llm_engine.engine.scheduler
-        scheduler.options = replace(scheduler.options, choose_num_propose=lambda _: rng.randint(0, 5))
+        want_at_random(llm.llm_engine.engine.scheduler, random.Random(5), most=5)
         plain.assert_same(llm)
         assert llm.llm_engine.stats.num_accepted_tokens > 50
 

@@ -5,6 +5,7 @@ All on the device, so that a CUDA graph may hold it.  Legend: B rows, N texts, L
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import ClassVar, Self
@@ -16,6 +17,8 @@ from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.noise import Purpose, uniform
 from pellucid.sample.output import SampleOutput
+from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.scheduler import Scheduler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs, NullProposer
 from pellucid.spec.registry import PROPOSERS
 from pellucid.spec.tree import depths_of
@@ -81,3 +84,17 @@ class LookbackProposer(NullProposer):
     """Would see the last tokens of a cached prefix again."""
 
     prefix_lookback = 1
+
+
+def want_at_random(scheduler: Scheduler, rng: random.Random, most: int) -> None:
+    """Let every row and step want another number of drafts; often nobody wants any."""
+    next_plan, want = scheduler.next_plan, scheduler.table.want
+
+    def plan() -> StepPlan | None:
+        if rng.random() < 0.3:
+            want[:] = 0
+        else:
+            want[:] = [rng.choice([0, rng.randint(1, most), most]) for _ in want]
+        return next_plan()
+
+    scheduler.next_plan = plan  # type: ignore[method-assign]
