@@ -22,7 +22,7 @@ from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
 # A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16
-# bits, and of the two cores of a CPU (docs/benchmarks.md).
+# bits, and of the two cores of a CPU, by the step times in docs/speculation.md.
 CHEAP_TOKENS = {"cuda": 256, "cpu": 20}
 E_co = TypeVar("E_co", covariant=True)
 

@@ -107,19 +107,22 @@ class EagerLauncher(Generic[B, Y]):
 
 
 class Recording(Generic[B, Y]):
-    """The replays of a step of one shape: the whole, and perhaps its forward and then the rest."""
+    """The replays of a step of one shape: the whole, and perhaps its forward and then the rest.
+
+    Nothing in it refers to itself: a graph that the garbage collector lets go spoils the one being recorded.
+    """
 
     def __init__(self, rows: StaticRows, record: Recorder, step: Step[B, Y]) -> None:
         self.rows, self._record, self._step = rows, record, step
+        self._whole: Run[Y] | None = None
         self._first: Run[B] | None = None
         self._rest: Run[Y] | None = None  # behind `first`
         self.begun: list[B] = []  # what the last replay of a forward has begun
         if rows.shape.samples_all:
             view = rows.view()
-            self.whole = record(lambda: step.finish(view, step.begin(view, rows.tiles)))
+            self._whole = record(lambda: step.finish(view, step.begin(view, rows.tiles)))
         else:
             self.record_halves()
-            self.whole = self._both
 
     def record_halves(self, riders: Riders | None = None) -> None:
         """riders: what the second half is to have beside tokens."""
@@ -144,7 +147,10 @@ class Recording(Generic[B, Y]):
         assert self._rest is not None, f"{self.rows.shape} is recorded whole"
         return self._rest()
 
-    def _both(self) -> Y:
+    def whole(self) -> Y:
+        """All of the step."""
+        if self._whole is not None:
+            return self._whole()
         self.first()
         return self.rest()
 

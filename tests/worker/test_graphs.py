@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -198,3 +200,17 @@ def test_each_device_records_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
     devices = (97, 98)  # which no machine has: what is made is kept
     streams = [recording_stream(device) for device in devices * 2]
     assert made == [97, 98] and streams[:2] == streams[2:]
+
+
+def test_recordings_go_without_the_garbage_collector(tiny: Path) -> None:
+    """A graph that is let go while another one is recorded spoils that one."""
+    shape = StepShape(64, 0, 8, 1, 8)
+    with LLM(str(tiny), **OPTIONS) as llm:
+        launcher = graphed(worker_of(llm), recorded_shapes(worker_of(llm)) | {shape: True})
+        recordings = [weakref.ref(recording) for recording in launcher._recordings.values()]
+        gc.disable()
+        try:
+            launcher._recordings.clear()
+            assert [recording() for recording in recordings] == [None] * len(recordings)
+        finally:
+            gc.enable()
