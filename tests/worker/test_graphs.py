@@ -204,9 +204,18 @@ def test_each_device_records_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
 
 def test_recordings_go_without_the_garbage_collector(tiny: Path) -> None:
     """A graph that is let go while another one is recorded spoils that one."""
-    shape = StepShape(64, 0, 8, 1, 8)
+
+    def record(run: Callable[[], T]) -> Callable[[], T]:
+        yielded = run()  # as a graph keeps it, and not what has launched it
+        return lambda: yielded
+
     with LLM(str(tiny), **OPTIONS) as llm:
-        launcher = graphed(worker_of(llm), recorded_shapes(worker_of(llm)) | {shape: True})
+        worker = worker_of(llm)
+        eager, runner = worker.runner.launcher, worker.runner
+        assert isinstance(eager, EagerLauncher)
+        shapes = recorded_shapes(worker) | {StepShape(64, 0, 8, 1, 8): True}
+        launcher = GraphLauncher(eager, shapes, runner.state, runner.features, lambda: record)
+        launcher.capture()
         recordings = [weakref.ref(recording) for recording in launcher._recordings.values()]
         gc.disable()
         try:
