@@ -114,15 +114,17 @@ class Step:
             if draft is None:
                 return Rows(slots=decodes)
             return Rows(slots=decodes, num_query=1 + draft, num_draft=draft)
-        chunks = Rows.of(self.chunks)
-        draft = np.zeros_like(decodes) if draft is None else draft
-        assert chunks.num_query is not None and chunks.num_draft is not None and chunks.num_logits is not None
-        return Rows(
-            slots=np.concatenate((decodes, chunks.slots)),
-            num_query=np.concatenate((1 + draft, chunks.num_query)),
-            num_draft=np.concatenate((draft, chunks.num_draft)) if self.num_drafts else None,
-            num_logits=np.concatenate((1 + draft, chunks.num_logits)),
-        )
+        num = len(decodes)
+        columns = np.ones((4, num + len(self.chunks)), dtype=np.int64)
+        columns[:, num:] = np.array(self.chunks).T
+        slots, num_query, num_draft, num_logits = columns
+        slots[:num] = decodes
+        if draft is None:
+            return Rows(slots=slots, num_query=num_query, num_logits=num_logits)
+        num_draft[:num] = draft
+        num_query[:num] += draft
+        num_logits[:num] += draft
+        return Rows(slots=slots, num_query=num_query, num_draft=num_draft, num_logits=num_logits)
 
     def _grown_once(self) -> list[Growth]:
         """One growth a group, a slot's blocks side by side: a row may have grown again for its drafts."""
