@@ -1,0 +1,168 @@
+"""The door for layouts: how a checkpoint's files hold one quantized matrix.
+
+A layout says which tensors there are, how ranks cut them, and how they become `Codes`; some write codes back.
+Knows nothing of config files (that is `quant/schemes/`), of layers, and of how a device holds codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pellucid.quant.codes import PLAIN, ROW, Code, Codes, Group
+
+Raw = Mapping[str, Tensor]  # a matrix' tensors by the checkpoint's suffix, such as "qweight"
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class MatrixShape(NamedTuple):
+    """W [out, inn], or [experts, out, inn]."""
+
+    out: int
+    inn: int
+    experts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActFormat:
+    """How a checkpoint wants activations rounded.
+
+    group: inputs that share a scale, 0 is a row.  static: one scale for all, which the checkpoint has.
+    symmetric: without a zero point.
+    """
+
+    type: Literal["plain", "e4m3", "s8", "e2m1"] = "plain"
+    group: int = 0
+    static: bool = False
+    symmetric: bool = True
+
+
+PLAIN_ACT = ActFormat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFormat:
+    """All that a config says of one layer.  layout: a name in LAYOUTS, whose file lists the options."""
+
+    layout: str
+    code: Code = PLAIN
+    group: Group = ROW
+    act: ActFormat = PLAIN_ACT
+    options: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Which axis of a stored tensor counts outputs, which inputs and which experts; None: none does.
+
+    Along the first two so many features are so many elements: in a unit (8, 1) an element stands for 8.
+    """
+
+    out: int | None = 0
+    inn: int | None = 1
+    expert: int | None = None
+    out_unit: tuple[int, int] = (1, 1)
+    in_unit: tuple[int, int] = (1, 1)
+
+    def cut(self, rows: slice, inputs: slice, ndim: int) -> tuple[slice, ...]:
+        """What of a stored tensor some outputs and inputs need; they begin with whole units.
+
+        A tensor that has no axis for them is needed whole.
+        """
+        index = [slice(None)] * ndim
+        for axis, features, unit in ((self.out, rows, self.out_unit), (self.inn, inputs, self.in_unit)):
+            if axis is not None:
+                index[axis] = elements_of(features, unit)
+        return tuple(index)
+
+
+def elements_of(features: slice, unit: tuple[int, int]) -> slice:
+    """The stored elements of an interval of features; its last unit may be cut short."""
+    per, elements = unit
+    assert features.start % per == 0, (features, unit)
+    return slice(features.start // per * elements, -(-features.stop // per) * elements)
+
+
+EVERYWHERE = Axes(out=None, inn=None)  # every rank reads all of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor of a layout, whole.  dtypes: those that it may have."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    axes: Axes = EVERYWHERE
+    required: bool = True
+
+
+class Layout(Protocol):
+    """How files hold a matrix.  joint: what stands between its name and the suffixes of its tensors."""
+
+    joint: str = "."
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        """Its tensors, by the checkpoint's suffix.  Raises ValueError for a shape that it cannot hold."""
+        ...
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        """The codes in its tensors, all of them or as `Axes` cut them; `shape` is what they hold.
+
+        Raises ValueError if they are not what `params` says.
+        """
+        ...
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A layout that can also be written."""
+
+    def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+        """`decode` backwards: the tensors that hold these codes."""
+        ...
+
+
+def checked(raw: Raw, specs: Mapping[str, TensorSpec], uncut: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a layout, with the shapes of `specs`; axes of length 1 may be missing or too many.
+
+    uncut: tensors that stay whole where the matrix is cut, so that its shape does not tell theirs.
+    Raises ValueError for one that is missing, misshapen or of another dtype, and says what was expected.
+    """
+    found: dict[str, Tensor] = {}
+    for name, spec in specs.items():
+        tensor = raw.get(name)
+        if tensor is None:
+            if spec.required:
+                raise ValueError(f"{name} is missing; this layout has {', '.join(specs)}")
+            continue
+        if name in uncut:
+            found[name] = tensor
+            continue
+        if [n for n in tensor.shape if n != 1] != [n for n in spec.shape if n != 1]:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(spec.shape)}")
+        if tensor.dtype not in spec.dtypes:
+            known = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
+            raise ValueError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected {known}")
+        found[name] = tensor.reshape(spec.shape)
+    return found
+
+
+def group_axes(group: Group, *, out: int = 0, inn: int = 1) -> Axes:
+    """The axes of a tensor with an element for each group, laid out [rows, groups] unless told otherwise."""
+    return Axes(
+        out=out if group.rows else None,
+        inn=inn if group.inputs else None,
+        out_unit=(group.rows or 1, 1),
+        in_unit=(group.inputs or 1, 1),
+    )
+
+
+def divided(features: int, per: int, what: str) -> int:
+    """features / per.  Raises ValueError if that is no whole number: such a matrix cannot be stored so."""
+    if features % per:
+        raise ValueError(f"{features} {what} are not whole units of {per}, which this layout needs")
+    return features // per

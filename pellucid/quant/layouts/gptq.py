@@ -1,0 +1,101 @@
+"""GPTQ: 2, 3, 4 or 8 bits, packed along the inputs; version 1 stores each zero less one.
+
+Options: "act_order" (each input names its group), "v2" (zeros are stored as they are).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pellucid.quant.codes import S8, Codes, Scales
+from pellucid.quant.layouts.base import (
+    FLOATS,
+    Axes,
+    LayerFormat,
+    Layout,
+    MatrixShape,
+    Raw,
+    TensorSpec,
+    checked,
+    divided,
+)
+from pellucid.quant.layouts.bits import packed, unpacked, whole_words, words_for
+
+
+class Gptq(Layout):
+    """qweight [K bits / 32, N], qzeros [G, N bits / 32], scales [G, N], g_idx [K]: W = (q - zero) scale."""
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        bits, unit = format.code.bits, whole_words(format.code.bits)
+        divided(shape.inn, unit[0], "inputs")
+        act_order = "act_order" in format.options
+        _, groups = format.group.counts(shape.out, shape.inn)
+        in_axis = None if act_order or not format.group.inputs else 0
+        in_unit = (format.group.inputs or 1, 1)
+        zeros = Axes(out=1, inn=in_axis, out_unit=unit, in_unit=in_unit)
+        scales = Axes(out=1, inn=in_axis, in_unit=in_unit)
+        return {
+            "qweight": TensorSpec(
+                shape=(words_for(shape.inn, bits), shape.out),
+                dtypes=(torch.int32,),
+                axes=Axes(out=1, inn=0, in_unit=unit),
+            ),
+            "qzeros": TensorSpec(
+                shape=(groups, words_for(shape.out, bits)), dtypes=(torch.int32,), axes=zeros
+            ),
+            "scales": TensorSpec(shape=(groups, shape.out), dtypes=FLOATS, axes=scales),
+            "g_idx": TensorSpec(
+                shape=(shape.inn,), dtypes=(torch.int32,), axes=Axes(out=None, inn=0), required=act_order
+            ),
+        }
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        bits = format.code.bits
+        act_order = "act_order" in format.options
+        found = checked(raw, self.params(format, shape), ("scales", "qzeros") if act_order else ())
+        q = unpacked(found["qweight"], bits, shape.inn, axis=0).T
+        zeros = unpacked(found["qzeros"], bits, shape.out, axis=1).T
+        if "v2" not in format.options:
+            zeros = zeros + 1 & (1 << bits) - 1
+        return Codes(
+            q=signed(q) if format.code == S8 else q,
+            code=format.code,
+            group=format.group,
+            scale=Scales(found["scales"].T),
+            zero=Scales(signed(zeros) if format.code == S8 else zeros),
+            index=found["g_idx"].long() if act_order else None,
+        )
+
+    def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+        assert codes.code == format.code and codes.scale is not None and codes.zero is not None, codes.code
+        bits, inn = format.code.bits, codes.q.shape[1]
+        scales = codes.scale.values.T.contiguous()
+        zeros = codes.zero.values.T.expand(scales.shape)
+        q = codes.q.T
+        if codes.code == S8:
+            q, zeros = unsigned(q), unsigned(zeros)
+        if "v2" not in format.options:
+            zeros = zeros - 1 & (1 << bits) - 1
+        index = codes.index
+        if index is None:
+            index = torch.arange(inn) // (format.group.inputs or inn)
+        return {
+            "qweight": packed(q, bits, axis=0),
+            "qzeros": packed(zeros, bits, axis=1),
+            "scales": scales,
+            "g_idx": index.int(),
+        }
+
+
+def signed(q: Tensor) -> Tensor:
+    """uint8 codes of 0..255 as int8 of -128..127."""
+    return (q.to(torch.int16) - 128).to(torch.int8)
+
+
+def unsigned(q: Tensor) -> Tensor:
+    """`signed` backwards."""
+    return (q.to(torch.int16) + 128).to(torch.uint8)
+
+
+GPTQ = Gptq()

@@ -1,0 +1,114 @@
+"""Floats of 4 bits, two a byte, the even input in the low half; groups have scales in e4m3 or powers of two.
+
+NVFP4 has a scale of the whole matrix besides, by which some tools divide and others multiply.  gpt-oss
+keeps the experts of a layer in one tensor, cut into blocks of 32 inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.quant.codes import E2M1, Codes, Scales
+from pellucid.quant.layouts.base import (
+    FLOATS,
+    Axes,
+    LayerFormat,
+    Layout,
+    MatrixShape,
+    Raw,
+    TensorSpec,
+    checked,
+    divided,
+)
+from pellucid.quant.layouts.bits import packed, unpacked
+
+E8M0 = (torch.uint8, torch.float8_e8m0fnu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFloats(Layout):
+    """weight [N, K / 2], weight_scale [N, G], and perhaps the whole matrix' scale [1]."""
+
+    weight: str
+    whole: str | None = None  # the tensor of the whole matrix' scale
+    whole_is: Literal["divisor", "factor"] = "factor"
+    input: str | None = None  # the tensor of the activations' scale, if there is one
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        group = format.group.inputs
+        groups = divided(shape.inn, group, "inputs")
+        scales = (torch.float8_e4m3fn,) if self.whole else E8M0
+        specs = {
+            self.weight: TensorSpec(
+                shape=(shape.out, shape.inn // 2), dtypes=(torch.uint8,), axes=Axes(in_unit=(2, 1))
+            ),
+            "weight_scale": TensorSpec(
+                shape=(shape.out, groups), dtypes=scales, axes=Axes(in_unit=(group, 1))
+            ),
+        }
+        if self.whole:
+            specs[self.whole] = TensorSpec(shape=(1,), dtypes=FLOATS)
+        if self.input:
+            specs[self.input] = TensorSpec(shape=(1,), dtypes=FLOATS, required=False)
+        return specs
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        found = checked(raw, self.params(format, shape))
+        scale, outer = found["weight_scale"], None
+        if self.whole:
+            outer = found[self.whole].double()[None]
+            outer = 1 / outer if self.whole_is == "divisor" else outer
+        else:
+            scale = scale.view(torch.float8_e8m0fnu)
+        q = unpacked(found[self.weight], 4, shape.inn)
+        return Codes(q=q, code=E2M1, group=format.group, scale=Scales(scale, outer))
+
+    def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+        assert codes.code == E2M1 and codes.scale is not None, codes.code
+        scale, outer = codes.scale
+        raw = {
+            self.weight: packed(codes.q, 4, word=torch.uint8),
+            "weight_scale": scale if self.whole else scale.view(torch.uint8),
+        }
+        if self.whole:
+            assert outer is not None
+            raw[self.whole] = (1 / outer if self.whole_is == "divisor" else outer).float().reshape(1)
+        return raw
+
+
+class MxExperts(Layout):
+    """blocks [E, N, K / 32, 16], scales [E, N, K / 32]: the codes are [E, N, K]."""
+
+    joint = "_"
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        blocks = divided(shape.inn, 32, "inputs")
+        axes = Axes(expert=0, out=1, inn=2, in_unit=(32, 1))
+        whole = (shape.experts or 1, shape.out, blocks)
+        return {
+            "blocks": TensorSpec(shape=(*whole, 16), dtypes=(torch.uint8,), axes=axes),
+            "scales": TensorSpec(shape=whole, dtypes=E8M0, axes=axes),
+        }
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        found = checked(raw, self.params(format, shape))
+        q = unpacked(found["blocks"].flatten(-2), 4, shape.inn)
+        scale = found["scales"].view(torch.float8_e8m0fnu)
+        return Codes(q=q, code=E2M1, group=format.group, scale=Scales(scale))
+
+    def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+        assert codes.code == E2M1 and codes.scale is not None, codes.code
+        blocks = packed(codes.q, 4, word=torch.uint8).unflatten(-1, (-1, 16))
+        return {"blocks": blocks, "scales": codes.scale.values.view(torch.uint8)}
+
+
+MXFP4 = SmallFloats(weight="weight_packed")
+NVFP4 = SmallFloats(
+    weight="weight_packed", whole="weight_global_scale", whole_is="divisor", input="input_global_scale"
+)
+MODELOPT_NVFP4 = SmallFloats(weight="weight", whole="weight_scale_2", input="input_scale")
+MX_EXPERTS = MxExperts()
