@@ -1,0 +1,62 @@
+"""FP8's own dialects: `fp8` of DeepSeek, vLLM and transformers, and `fbgemm_fp8`."""
+
+from __future__ import annotations
+
+from pellucid.quant.codes import E4M3, WHOLE_MATRIX, Group
+from pellucid.quant.layouts.base import ActFormat, LayerFormat
+from pellucid.quant.schemes.base import (
+    EVERYTHING,
+    LINEAR,
+    Options,
+    QuantScheme,
+    Rule,
+    Rules,
+    StoredConfig,
+    plain,
+    refusal,
+)
+
+
+class Fp8Scheme(QuantScheme):
+    def rules(self, stored: StoredConfig, options: Options) -> Rules:
+        if options.has("store_dtype"):
+            raise refusal(
+                f"FP8 kept as {options.get('store_dtype')!r}",
+                "weights of e4m3 are read",
+                "use another checkpoint",
+            )
+        left = plain(options.names("ignored_layers", "modules_to_not_convert"))
+        format = self.format_of(stored, options)
+        return Rules((*left, Rule(EVERYTHING, format, LINEAR)))
+
+    def format_of(self, stored: StoredConfig, options: Options) -> LayerFormat:
+        scheme = options.text("activation_scheme", default="dynamic")
+        if scheme not in ("dynamic", "static"):
+            raise refusal(
+                f"activation_scheme {scheme!r}", "there are dynamic and static", "use another checkpoint"
+            )
+        match options.get("weight_block_size"):
+            case None:
+                group = WHOLE_MATRIX
+            case [int(rows), int(inputs)]:
+                group = Group(rows, inputs)
+            case other:
+                raise ValueError(f"weight_block_size in {options.where} is {other!r}, must be two numbers")
+        static = scheme == "static"
+        if static and group.inputs:
+            raise refusal(
+                "blocks of weights and static activations",
+                "blocks need dynamic ones",
+                "use another checkpoint",
+            )
+        inverse = bool(group.inputs or stored.layers_with(".weight_scale_inv"))
+        act = ActFormat(type="e4m3", group=group.inputs, static=static)
+        return LayerFormat(layout="fp8-blocks" if inverse else "scaled", code=E4M3, group=group, act=act)
+
+
+class FbgemmScheme(QuantScheme):
+    """Scales of rows, activations dynamic; their upper bound, `activation_scale_ub`, is not applied."""
+
+    def rules(self, stored: StoredConfig, options: Options) -> Rules:
+        format = LayerFormat(layout="scaled", code=E4M3, act=ActFormat(type="e4m3"))
+        return Rules((*plain(options.names("modules_to_not_convert")), Rule(EVERYTHING, format, LINEAR)))

@@ -1,0 +1,47 @@
+"""Dialects that say little: gpt-oss' experts in MXFP4, and GGUF, where each tensor has its own type."""
+
+from __future__ import annotations
+
+from pellucid.quant.codes import CODES, E2M1, Group
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.layouts.ggml.types import SIZES
+from pellucid.quant.schemes.base import (
+    EVERYTHING,
+    Options,
+    QuantScheme,
+    Rule,
+    Rules,
+    StoredConfig,
+    exact,
+    plain,
+    refusal,
+)
+
+
+class Mxfp4Scheme(QuantScheme):
+    """Only experts are quantized."""
+
+    def rules(self, stored: StoredConfig, options: Options) -> Rules:
+        format = LayerFormat(layout="mx-experts", code=E2M1, group=Group(1, 32))
+        left = plain(options.names("modules_to_not_convert"))
+        return Rules((*left, Rule(EVERYTHING, format, frozenset({"experts"}))))
+
+
+class GgufScheme(QuantScheme):
+    """Names are those of the model, not llama.cpp's."""
+
+    def rules(self, stored: StoredConfig, options: Options) -> Rules:
+        matrices = {
+            name.removesuffix(".weight"): tensor.type
+            for name, tensor in stored.tensors.items()
+            if name.endswith(".weight") and len(tensor.shape) > 1
+        }
+        return Rules(tuple(Rule(exact(name), format_of(type)) for name, type in matrices.items()))
+
+
+def format_of(type: str) -> LayerFormat:
+    size = SIZES.get(type)
+    if size is None or size.file is None:
+        known = ", ".join(name for name, known in SIZES.items() if known.file)
+        raise refusal(f"ggml's type {type}", f"there are {known}", "quantize it again with llama.cpp")
+    return LayerFormat(layout=f"ggml/{type}", code=CODES[size.code], group=Group(1, size.group))
