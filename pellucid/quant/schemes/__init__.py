@@ -82,7 +82,7 @@ def rules_of(stored: StoredConfig, asked: str | None = None) -> Rules | None:
 
 
 def method_of(options: Options) -> str:
-    """The dialect of a config, by its name in SCHEMES if it is there; files beside config.json may not say."""
+    """The dialect of a config, by its name in SCHEMES if it is there; other files may not say."""
     name = options.text("quant_method", "method").lower()
     if not name:
         if options.has("quant_algo", "quantized_layers"):
