@@ -42,8 +42,9 @@ class ModelConfig:
     trust_remote_code: bool = option(False, "accepted for compatibility; code from a checkpoint is never run")
     load_format: str = option(
         "auto",
-        "auto (safetensors) or dummy (random weights, for benchmarks)",
-        ("auto", "safetensors", "dummy"),
+        "auto (safetensors, else torch's .bin), pt (torch's .bin or .pt) or dummy (random weights, for "
+        "benchmarks); the names of formats, which auto finds by itself, mean auto",
+        ("auto", "safetensors", "pt", "gguf", "bitsandbytes", "dummy"),
     )
     revision: str | None = option(None, "branch, tag or commit on the hub")
     hub: str = option(

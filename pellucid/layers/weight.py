@@ -7,7 +7,7 @@ from typing import Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pellucid.quant.base import Coords, ParamSpec
+from pellucid.quant.base import Coords, ParamSpec, Sliced
 
 
 class Weight(nn.Parameter):
@@ -30,6 +30,11 @@ class Weight(nn.Parameter):
     def allocate(self) -> None:
         """Give it memory of its own."""
         self.data = torch.empty(self.spec.shape, dtype=self.dtype, device=self.device)
+
+    def whole_shape(self, part: int) -> tuple[int, ...]:
+        """Of the checkpoint's matrix `sources[part]`, of which this rank has a slice."""
+        assert isinstance(self.spec.place, Sliced), self.sources
+        return self.spec.place.whole(self.spec.shape, part, self.coords[part])
 
     def check(self, part: int, shape: tuple[int, ...]) -> None:
         """Raise ValueError if a tensor of this shape cannot be `sources[part]`."""

@@ -21,11 +21,13 @@ from pellucid.layers.stage import Inlet
 from pellucid.models.builder import Builder, Site
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
-from pellucid.models.loader import fill_dummy, load_weights, torch_module, weights_of
+from pellucid.models.loader import fill_dummy, load_weights, open_source, torch_module, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
-from pellucid.quant.base import Coords, choose_scheme
+from pellucid.quant.base import Coords
 from pellucid.quant.products import Product, lines
+from pellucid.quant.quantization import choose_quantization
+from pellucid.quant.schemes.base import StoredConfig
 from pellucid.resolve import Resolved
 
 logger = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class BuildOptions:
     block_size: int  # tokens
     max_model_len: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
-    quantization: str | None = None  # a scheme's name; default the checkpoint's own
+    quantization: str | None = None  # default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     stage: Stage = WHOLE_MODEL  # which of the layers are built
     num_spec: int = 0  # drafts that may reach past max_model_len
@@ -134,8 +136,12 @@ def build(
     Raises ValueError if no backend or no scheme serves the model here, or if the weights do not fit it.
     """
     family = MODELS.load(checkpoint.architecture)
+    source = open_source(checkpoint, family.rename)
+    stored = StoredConfig(
+        config=checkpoint.config, side=checkpoint.side, tensors=source.infos, metadata=source.metadata
+    )
     site = Site(
-        scheme=choose_scheme(checkpoint.config, options.quantization),
+        quantization=choose_quantization(stored, options.quantization, platform, options.dtype),
         stacked=family.stacked,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype or options.dtype,
@@ -164,7 +170,11 @@ def build(
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
     else:
-        load_weights(model, checkpoint, elsewhere=site.elsewhere, show_progress=options.show_progress)
+        load_weights(
+            *(model, checkpoint, source, site.formats),
+            elsewhere=site.elsewhere,
+            show_progress=options.show_progress,
+        )
     return BuiltModel(
         model=model,
         kv_groups=builder.kv_groups(),

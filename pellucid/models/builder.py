@@ -33,18 +33,19 @@ from pellucid.layers.weight import Weight
 from pellucid.quant.base import (
     WHOLE,
     Coords,
-    Kind,
     LinearMethod,
     LinearShape,
     OnFirstRank,
     ParamSpec,
-    QuantScheme,
     Replicated,
     ScalarPerPart,
     Sliced,
     Split,
     vector,
 )
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.quantization import Quantization
+from pellucid.quant.schemes.base import Kind
 from pellucid.quant.unquantized import Unquantized
 
 M = TypeVar("M", bound=nn.Module)
@@ -64,7 +65,7 @@ class Heads:
 class Site:
     """Where a model is built and what is recorded of it so far; all builders of one model share it."""
 
-    scheme: QuantScheme
+    quantization: Quantization
     stacked: Mapping[str, tuple[str, ...]]  # merged name -> the checkpoint's names
     dtype: torch.dtype
     kv_dtype: torch.dtype  # of the KV cache
@@ -82,6 +83,7 @@ class Site:
     # Of all stages, so that every rank numbers the groups alike:
     groups: dict[tuple[int, int], list[AttentionSpec]] = field(default_factory=dict)  # by (KV heads, dim)
     elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
+    formats: dict[str, LayerFormat] = field(default_factory=dict)  # of the matrices that are stored in codes
     inlet: Inlet | None = None  # on a stage behind the first
 
     def shadow(self) -> Site:
@@ -118,6 +120,7 @@ class Builder:
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
         coords, site = replace(self.site.coords, vocab=vocab), self.site
+        self._note_format(self._path(name), "embedding")
         share = vocab_share(vocab, coords.size)
         spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
 
@@ -318,21 +321,28 @@ class Builder:
     def _linear(
         self, name: str, shape: LinearShape, bias: bool, coords: tuple[Coords, ...], kind: Kind = "linear"
     ) -> Linear | Unmerged:
-        """A linear layer stored as the scheme says; merged unless the scheme refuses."""
+        """A linear layer of the method that serves all its matrices, merged unless there is no such one."""
         parent, _, last = self._path(name).rpartition(".")
         parts = self.site.stacked.get(last, (last,))
         assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
         prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
-        method = self.site.scheme.method(prefixes, kind)
+        for prefix in prefixes:
+            self._note_format(prefix, kind)
+        method = self.site.quantization.method(prefixes, kind)
         if method is not None:
             return self._make_linear(prefixes, shape, method, bias, coords)
         singles: list[Linear] = []
         for prefix, size, place in zip(prefixes, shape.out_partitions, coords, strict=True):
-            method = self.site.scheme.method((prefix,), kind)
-            assert method is not None, f"the scheme refuses {prefix} even alone"
+            method = self.site.quantization.method((prefix,), kind)
+            assert method is not None, f"no method for {prefix} even alone"
             alone = replace(shape, out_partitions=(size,))
             singles.append(self._make_linear((prefix,), alone, method, bias, (place,)))
         return Unmerged(singles)
+
+    def _note_format(self, path: str, kind: Kind) -> None:
+        format = self.site.quantization.stored(path, kind)
+        if format is not None:
+            self.site.formats[path] = format
 
     def _make_linear(
         self,

@@ -19,7 +19,9 @@ ASSETS = Path(__file__).parent.parent / "assets"
 BUNDLED = ("sprout", "sprout-draft")
 SHAPE = "shape:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+SIDE_FILES = "*quant*config.json"  # what tools write of quantization beside config.json
 WEIGHT_FILES = ("*.safetensors",)
+PICKLED_FILES = ("pytorch_model*.bin", "model*.pt", "*.pth")
 DTYPES = ("bfloat16", "float16", "float32")  # torch's names
 ANY_HEAD_DIM = 2  # how far positions reach does not depend on it
 OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
@@ -33,7 +35,8 @@ class Checkpoint:
     path: Path
     config: dict[str, object]
     generation_config: dict[str, object] = field(default_factory=dict)
-    shards: tuple[Path, ...] = ()  # safetensors files
+    files: tuple[Path, ...] = ()  # with weights
+    side: dict[str, dict[str, object]] = field(default_factory=dict)  # configs beside config.json, by name
     tokenizer_path: Path | None = None  # folder; None if there is none or none was wanted
     is_dummy: bool = False  # weights are to be random
 
@@ -54,7 +57,8 @@ class Checkpoint:
             path=path,
             config=config,
             generation_config=read_json(generation) if generation.is_file() else {},
-            shards=() if is_dummy else find_shards(path),
+            files=() if is_dummy else find_weights(path, model.load_format),
+            side={file.name: read_json(file) for file in path.glob(SIDE_FILES)},
             tokenizer_path=find_tokenizer(model, None if is_shape else path),
             is_dummy=is_dummy,
         )
@@ -247,6 +251,17 @@ def download_from_modelscope(name: str, model: ModelConfig, patterns: list[str])
 def not_found(name: str, hub: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"no folder {name!r}, and {hub} has not delivered it ({reason}); give a folder that you have"
+
+
+def find_weights(path: Path, load_format: str) -> tuple[Path, ...]:
+    """The files with weights, safetensors before torch's own."""
+    if load_format == "pt" or not any(path.glob("*.safetensors")):
+        pickled = sorted({file for pattern in PICKLED_FILES for file in path.glob(pattern)})
+        if pickled:
+            return tuple(pickled)
+        if load_format == "pt":
+            raise ValueError(f"no {' or '.join(PICKLED_FILES)} in {path}; use load_format='auto'")
+    return find_shards(path)
 
 
 def find_shards(path: Path) -> tuple[Path, ...]:

@@ -159,7 +159,8 @@ class Decoder(nn.Module):
         """This family, read from its config.json."""
         raise NotImplementedError
 
-    def rename(self, key: str) -> str:
+    @classmethod
+    def rename(cls, key: str) -> str:
         """The name by which this file knows the checkpoint's tensor `key`."""
         return key
 

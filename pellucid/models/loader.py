@@ -1,45 +1,61 @@
-"""Fills a model's weights, one layer after the other: from safetensors shards, or with random numbers.
+"""Fills a model's weights, one layer after the other: from a checkpoint's files, or with random numbers.
 
 It knows no model and no quantization: each `Weight` names its tensors and places them itself.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.registry import Model
 from pellucid.quant.kv_scales import UNUSED, kv_scale_name
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.weights.decoded import Decoded
+from pellucid.weights.source import PICKLES, Pickled, Shards, TensorSource
 
+logger = logging.getLogger(__name__)
 MAX_NAMED = 5  # tensors listed in an error
 
 
 def load_weights(
-    model: Model, checkpoint: Checkpoint, *, elsewhere: Set[str] = frozenset(), show_progress: bool = True
+    model: Model,
+    checkpoint: Checkpoint,
+    source: TensorSource,
+    formats: Mapping[str, LayerFormat],
+    *,
+    elsewhere: Set[str] = frozenset(),
+    show_progress: bool = True,
 ) -> None:
     """Bring the checkpoint's tensors into the model, a layer at a time, and let each layer repack.
 
-    elsewhere: names of what other pipeline stages hold, which is not read.  Before a tensor is read, raises
-    ValueError naming those that are missing, misshapen, or that no weight claims.
+    formats: of the matrices that are stored in codes, by path.  elsewhere: names of what other pipeline
+    stages hold, which is not read.  Before a tensor is read, raises ValueError naming those that are missing,
+    misshapen, or that no weight claims.
     """
-    tensors = StoredTensors(checkpoint.shards, lambda key: kv_scale_name(model.rename(key)))
+    wanted = elsewhere | {name for weight in weights_of(model) for name in weight.sources}
+    tensors = Decoded(source, formats, wanted)
     check_fit(model, checkpoint, tensors, elsewhere)
+    if show_progress:
+        for line in tensors.lines():
+            logger.info("%s", line)
     total = sum(weight.nbytes for weight in weights_of(model))
     hidden = None if show_progress else True  # None: shown on a terminal only
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
 
         def load(weight: Weight) -> None:
             for part, name in enumerate(weight.sources):
-                if name in tensors:
+                if name in tensors.matrices:
+                    weight.load(part, tensors.read(name, weight.whole_shape(part)))
+                elif name in tensors:
                     weight.load(part, tensors.read(name))
                 elif weight.spec.default is not None:
                     weight.fill_(weight.spec.default)
@@ -48,7 +64,7 @@ def load_weights(
         fill_each(model, load)
 
 
-def check_fit(model: Model, checkpoint: Checkpoint, tensors: StoredTensors, elsewhere: Set[str]) -> None:
+def check_fit(model: Model, checkpoint: Checkpoint, tensors: Decoded, elsewhere: Set[str]) -> None:
     """Raise ValueError if the checkpoint's tensors are not what the model asks for, by their shapes."""
     wanted, missing, misshapen = set[str](), set[str](), list[str]()
     for weight in weights_of(model):
@@ -58,7 +74,10 @@ def check_fit(model: Model, checkpoint: Checkpoint, tensors: StoredTensors, else
             missing.update(name for name in weight.sources if name not in tensors)
         for part, name in stored.items():
             try:
-                weight.check(part, tensors.shape(name))
+                if name in tensors.matrices:
+                    tensors.check(name, weight.whole_shape(part))
+                else:
+                    weight.check(part, tensors.shape(name))
             except ValueError as error:
                 misshapen.append(f"{tensors.key(name)} {error}")
     passed = (*model.ignored, *UNUSED)
@@ -128,43 +147,10 @@ def torch_module(model: object) -> nn.Module:
     return model
 
 
-class StoredTensors:
-    """The tensors of safetensors shards, of which only headers are read until one is asked for.
-
-    rename: from a file's key to the name that the model has for it.
-    """
-
-    def __init__(self, shards: Iterable[Path], rename: Callable[[str], str]) -> None:
-        files = map(open_shard, shards)
-        self._places = {rename(key): (key, file) for file in files for key in file.keys()}  # noqa: SIM118
-
-    @property
-    def names(self) -> Iterable[str]:
-        return self._places
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def key(self, name: str) -> str:
-        """What its file calls it."""
-        return self._places[name][0]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        key, file = self._places[name]
-        return tuple(file.get_slice(key).get_shape())
-
-    def read(self, name: str) -> Tensor:
-        """In host memory."""
-        key, file = self._places[name]
-        return file.get_tensor(key)
-
-
-def open_shard(shard: Path) -> safe_open:
-    """Read a shard's header.  Raises ValueError naming the file if it is cut off, or of another kind."""
-    try:
-        return safe_open(shard, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise ValueError(f"{shard} is no whole safetensors file ({error}); download it again") from error
+def open_source(checkpoint: Checkpoint, rename: Callable[[str], str]) -> TensorSource:
+    """The tensors of a checkpoint's files, none if it is a dummy.  rename: from their keys to the model's."""
+    is_pickled = any(file.suffix in PICKLES for file in checkpoint.files)
+    return (Pickled if is_pickled else Shards)(checkpoint.files, lambda key: kv_scale_name(rename(key)))
 
 
 def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:

@@ -22,7 +22,8 @@ class Model(Protocol):
 
     def __init__(self, config: Fields, b: Builder) -> None: ...
 
-    def rename(self, key: str) -> str:
+    @classmethod
+    def rename(cls, key: str) -> str:
         """The model's name for the checkpoint's tensor `key`."""
         ...
 

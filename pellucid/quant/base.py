@@ -1,14 +1,13 @@
-"""The door for quantization: what a scheme says of a linear layer's weights, and how they are applied.
+"""The door for linear methods: what one linear layer's weights are in memory, and how they are applied.
 
-A scheme is a file and a registry line.  Neither the weight loader nor `layers/linear.py` knows any scheme: a
-`ParamSpec` carries its own rule for where a checkpoint's tensor goes, and the common rules stand ready below.
+Neither the weight loader nor `layers/linear.py` knows any method: a `ParamSpec` carries its own rule for
+where a checkpoint's tensor goes, and the common rules stand ready below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,13 +15,11 @@ from torch import Tensor
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.platform import Platform, platform_of
-from pellucid.registry import Registry
 
 if TYPE_CHECKING:
     from pellucid.quant.products import Product
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
-Kind = Literal["linear", "head"]
 Fill = Literal["normal", "near_one", "bits"]  # what dummy weights look like
 
 
@@ -96,14 +93,20 @@ class Sliced:
 
     def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
         target = param.narrow(self.part_axis, sum(self.sizes[:part]), self.sizes[part])
+        expected = self.whole(tuple(param.shape), part, coords)
+        check_shape(tensor, expected)
         local = target.shape[self.slice_axis]
-        expected = list(target.shape)
-        expected[self.slice_axis] = coords.whole(local)
-        check_shape(tensor, tuple(expected))
         first = min(coords.rank * local, expected[self.slice_axis])
         num = min(local, expected[self.slice_axis] - first)
         target.narrow(self.slice_axis, 0, num).copy_(tensor.narrow(self.slice_axis, first, num))
         target.narrow(self.slice_axis, num, local - num).zero_()
+
+    def whole(self, shape: tuple[int, ...], part: int, coords: Coords) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor, of which a parameter of `shape` has this rank's slice."""
+        sizes = list(shape)
+        sizes[self.part_axis] = self.sizes[part]
+        sizes[self.slice_axis] = coords.whole(sizes[self.slice_axis])
+        return tuple(sizes)
 
 
 class Replicated:
@@ -232,73 +235,6 @@ class TakesRounded(Protocol):
         ...
 
 
-class QuantScheme(Protocol):
-    """One way in which a checkpoint's weights are stored."""
-
-    @classmethod
-    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
-        """The scheme, if this config.json is its kind.  Raises ValueError for a variant it cannot serve."""
-        ...
-
-    @classmethod
-    def online(cls) -> Self | None:
-        """The scheme for plain weights that are to be quantized as they load, or None if it cannot."""
-        ...
-
-    def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
-        """How the layer made of these checkpoint matrices ("model.layers.0.mlp.up_proj") is stored.
-
-        None says: do not merge these; each is then asked for alone, and then the answer must be a method.
-        """
-        ...
-
-
-QUANT_SCHEMES: Registry[type[QuantScheme]] = Registry(
-    "quantization scheme",
-    {
-        "none": "pellucid.quant.unquantized:UnquantizedScheme",
-        "fp8": "pellucid.quant.fp8:Fp8Scheme",
-        "compressed-tensors": "pellucid.quant.compressed_tensors:CompressedTensorsScheme",
-        "int8": "pellucid.quant.int8:Int8Scheme",
-    },
-)
-
-
-def choose_scheme(config: Mapping[str, object], name: str | None = None) -> QuantScheme:
-    """The scheme that claims the checkpoint with this config.json.
-
-    name: the one the user insists on, which may quantize plain weights as they load.  Raises ValueError if
-    none claims the checkpoint, or not the named one.
-    """
-    for candidate in (name,) if name else QUANT_SCHEMES:
-        scheme = QUANT_SCHEMES.load(candidate).from_checkpoint(config)
-        if scheme is None and name and stored_as(config) == "none":
-            scheme = QUANT_SCHEMES.load(candidate).online()
-        if scheme is not None:
-            return scheme
-    known = ", ".join(QUANT_SCHEMES)
-    if name:
-        raise ValueError(f"quantization is {name!r}, but the checkpoint is stored as {stored_as(config)!r}")
-    raise ValueError(
-        f"the checkpoint is quantized with {stored_as(config)!r}, which is not supported (known: {known}); "
-        "use a checkpoint without quantization_config"
-    )
-
-
 def choose_product(method: LinearMethod, shape: LinearShape, device: torch.device) -> Product | None:
     """What will multiply a layer on `device`; None: the method does not say."""
     return method.choose(shape, platform_of(device)) if isinstance(method, ChoosesProduct) else None
-
-
-def stored_as(config: Mapping[str, object]) -> str:
-    """The name by which a config.json calls its quantization; "none" if it has none."""
-    quantization = quantization_config(config)
-    return str(quantization.get("quant_method", "unnamed")) if quantization else "none"
-
-
-def quantization_config(config: Mapping[str, object]) -> Mapping[str, object]:
-    """What a config.json says of its quantization, perhaps nothing.  Raises ValueError if it is no object."""
-    quantization = config.get("quantization_config") or config.get("compression_config") or {}
-    if not isinstance(quantization, dict):
-        raise ValueError(f"quantization_config in config.json is {quantization!r}, must be an object")
-    return quantization

@@ -5,9 +5,8 @@ Here is what checkpoints say and where their tensors go; `fp8_product.py` has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,9 +23,7 @@ from pellucid.kernels.quantize_fp8 import (
 from pellucid.platform import Platform
 from pellucid.quant.base import (
     Coords,
-    Kind,
     LinearLayer,
-    LinearMethod,
     LinearShape,
     ParamSpec,
     Replicated,
@@ -35,8 +32,6 @@ from pellucid.quant.base import (
     check_shape,
     elements,
     matrix,
-    quantization_config,
-    stored_as,
 )
 from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.products import Product, fp8_product
@@ -56,72 +51,6 @@ class Fp8Format:
     activations: Activations = "dynamic"
     block: Block | None = None
     scale_name: str = "weight_scale"
-
-
-class Fp8Scheme:
-    """Native FP8 checkpoints (quant_method "fp8"), and plain ones quantized as they load.
-
-    The head is never quantized, nor are the layers that the checkpoint names as left out.
-    """
-
-    def __init__(self, format: Fp8Format | None = None, ignored: tuple[str, ...] = ()) -> None:
-        self.format = format  # None: the checkpoint is plain
-        self.ignored = ignored
-
-    @classmethod
-    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
-        if stored_as(config) != "fp8":
-            return None
-        quantization = quantization_config(config)
-        activations = quantization.get("activation_scheme", "dynamic")
-        if activations not in ("dynamic", "static"):
-            raise ValueError(
-                f"activation_scheme in config.json is {activations!r}, must be dynamic or static"
-            )
-        block = block_of("weight_block_size", quantization.get("weight_block_size"))
-        if block and activations == "static":
-            raise ValueError(
-                f"config.json has weight_block_size {list(block)} and activation_scheme 'static', which is "
-                "not supported; use a checkpoint whose activation_scheme is 'dynamic'"
-            )
-        names = ("ignored_layers", "modules_to_not_convert")
-        name = next((name for name in names if quantization.get(name)), None)
-        ignored = () if name is None else quantization[name]
-        if not isinstance(ignored, (list, tuple)):
-            raise ValueError(f"{name} in config.json is {ignored!r}, must be a list of layers' names")
-        scale_name = "weight_scale_inv" if block else "weight_scale"
-        return cls(
-            Fp8Format(activations=activations, block=block, scale_name=scale_name),
-            tuple(map(str, ignored)),
-        )
-
-    @classmethod
-    def online(cls) -> Self | None:
-        return cls()
-
-    def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
-        ignored = {any(covers(entry, prefix) for entry in self.ignored) for prefix in prefixes}
-        if len(ignored) > 1:
-            return None
-        if kind == "head" or ignored == {True}:
-            return Unquantized()
-        return QuantizedWhenLoaded() if self.format is None else Fp8(self.format)
-
-
-def covers(entry: str, prefix: str) -> bool:
-    """Whether a list's entry means this layer: its path, the path of what it is part of, or its last name."""
-    return prefix == entry or prefix.startswith(entry + ".") or prefix.endswith("." + entry)
-
-
-def block_of(name: str, value: object) -> Block | None:
-    """[outputs, inputs] of a config.json.  Raises ValueError if it is neither that nor null."""
-    match value:
-        case None:
-            return None
-        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
-            return outputs, inputs
-        case _:
-            raise ValueError(f"{name} in config.json is {value!r}, must be two sizes, such as [128, 128]")
 
 
 class Fp8:

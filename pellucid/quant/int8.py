@@ -1,4 +1,4 @@
-"""INT8 weights with a scale for each output, made as plain weights load; activations stay as they are.
+"""INT8 weights with a scale for each output, stored so or made as plain weights load; activations stay plain.
 
 On a GPU a kernel widens weights in registers, so memory is read a byte a weight.  On a CPU the product is of
 integers, packed once for it, and yet loses nothing of the activations: they are rounded to 16 bits, of the
@@ -8,9 +8,8 @@ result does not depend on which others are computed with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from torch.nn import functional as F
 from pellucid.forward import ForwardInput
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.platform import Platform
-from pellucid.quant.base import Kind, LinearLayer, LinearMethod, LinearShape, ParamSpec
+from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, matrix
+from pellucid.quant.fp8 import OutputScales
 from pellucid.quant.products import Multiplier, Product, int8_product
 from pellucid.quant.unquantized import Unquantized
 
@@ -31,25 +31,11 @@ SMALLEST = 1e-30  # of a token's largest activation: a token of zeros has a scal
 Multiply = Callable[[Tensor], Tensor]  # x [T, K] -> [T, N]
 
 
-class Int8Scheme:
-    """Every linear layer but the head."""
-
-    @classmethod
-    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
-        return None
-
-    @classmethod
-    def online(cls) -> Self | None:
-        return cls()
-
-    def method(self, prefixes: tuple[str, ...], kind: Kind) -> LinearMethod | None:
-        return Unquantized() if kind == "head" else Int8()
-
-
 class Int8:
-    """One matrix [out, in] of INT8 and a scale for each row."""
+    """One matrix [out, in] of INT8 and a scale for each row.  is_stored: the checkpoint has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_stored: bool = False) -> None:
+        self._is_stored = is_stored
         self._choice: Product | None = None
         self._multiply: Multiply | None = None
 
@@ -58,10 +44,21 @@ class Int8:
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
-        return Unquantized().params(shape)
+        if not self._is_stored:
+            return Unquantized().params(shape)
+        size, scales = (shape.out_features, shape.in_features), OutputScales(shape, block=None)
+        return {
+            "weight": ParamSpec(shape=size, dtype=torch.int8, place=matrix(shape), fill="bits"),
+            "weight_scale": ParamSpec(shape=(size[0], 1), dtype=torch.float32, place=scales, fill="near_one"),
+        }
 
     def finish(self, layer: LinearLayer) -> None:
-        weight, scale = quantize_rows(layer.param("weight"))
+        weight = layer.param("weight")
+        if self._is_stored:
+            scale = layer.param("weight_scale")[:, 0]
+            layer.replace("weight_scale", None)
+        else:
+            weight, scale = quantize_rows(weight)
         layer.replace("weight", None)
         assert self._choice is not None, "choose() was not called"
         self._multiply = MULTIPLY[self._choice.multiplier](weight, scale)

@@ -7,9 +7,8 @@ long as it takes to read the matrix, and gated ones have kernels of their own.  
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,23 +16,8 @@ from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
 from pellucid.platform import Platform
-from pellucid.quant.base import Kind, LinearLayer, LinearShape, ParamSpec, matrix, stored_as
+from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, matrix
 from pellucid.quant.products import Multiplier, Product, plain_product
-
-
-class UnquantizedScheme:
-    """Claims every checkpoint without a quantization_config."""
-
-    @classmethod
-    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
-        return cls() if stored_as(config) == "none" else None
-
-    @classmethod
-    def online(cls) -> Self | None:
-        return cls()
-
-    def method(self, prefixes: tuple[str, ...], kind: Kind) -> Unquantized:
-        return Unquantized()
 
 
 class Unquantized:

@@ -55,7 +55,8 @@ class Parallel(nn.Module):
         self.norm = m.norm("norm", cfg.hidden_size, cfg.rms_norm_eps)
         self.head = b.head("lm_head", cfg.vocab_size, cfg.hidden_size)
 
-    def rename(self, key: str) -> str:
+    @classmethod
+    def rename(cls, key: str) -> str:
         return key
 
     def forward(self, fwd: ForwardInput) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 import pytest
 import torch
@@ -15,8 +14,11 @@ from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
 from pellucid.models.builder import Builder, Heads, Site
 from pellucid.models.decoder import Decoder
-from pellucid.quant.base import WHOLE, Coords, Kind, QuantScheme
-from pellucid.quant.unquantized import Unquantized, UnquantizedScheme
+from pellucid.quant.base import WHOLE, Coords
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.quantization import Online, Quantization
+from pellucid.quant.schemes.base import Kind
+from pellucid.quant.unquantized import Unquantized
 from tests.layers.test_rotary import make_rope
 
 DIM = 12
@@ -24,12 +26,12 @@ DIM = 12
 
 def make_builder(
     coords: Coords = WHOLE,
-    scheme: QuantScheme | None = None,
+    quantization: Quantization | None = None,
     first_group: int = 0,
     stage: Stage = WHOLE_MODEL,
 ) -> Builder:
     site = Site(
-        scheme=scheme or UnquantizedScheme(),
+        quantization=quantization or Online(Unquantized),
         stacked=Decoder.stacked,
         dtype=torch.float32,
         kv_dtype=torch.bfloat16,
@@ -111,24 +113,19 @@ def test_heads_that_do_not_divide_over_the_ranks_are_refused(heads: Heads, size:
 
 
 class NeverMerge:
-    """A scheme under which merged matrices would not be stored alike."""
+    """Merged matrices would not be served alike."""
 
-    @classmethod
-    def from_checkpoint(cls, config: Mapping[str, object]) -> Self | None:
-        return cls()
+    def method(self, paths: tuple[str, ...], kind: Kind) -> Unquantized | None:
+        return Unquantized() if len(paths) == 1 else None
 
-    @classmethod
-    def online(cls) -> Self | None:
+    def stored(self, path: str, kind: Kind) -> LayerFormat | None:
         return None
 
-    def method(self, prefixes: tuple[str, ...], kind: Kind) -> Unquantized | None:
-        return Unquantized() if len(prefixes) == 1 else None
 
-
-def test_a_scheme_may_refuse_to_merge() -> None:
+def test_what_no_method_serves_alike_is_not_merged() -> None:
     heads, x = Heads(4, 2, 4), torch.randn(3, DIM)
     merged = make_builder().at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
-    apart = make_builder(scheme=NeverMerge()).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+    apart = make_builder(quantization=NeverMerge()).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
     assert isinstance(apart, Unmerged)
     for layer in (merged, apart):
         fill(layer, qkv_tensors(heads))

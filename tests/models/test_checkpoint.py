@@ -27,7 +27,7 @@ def test_a_folder_says_what_it_holds(folder: Folder) -> None:
     assert checkpoint.dtype == "bfloat16"
     assert checkpoint.vocab_size == 50
     assert checkpoint.max_position_embeddings == 64
-    assert [shard.name for shard in checkpoint.shards] == ["model-1.safetensors", "model-2.safetensors"]
+    assert [shard.name for shard in checkpoint.files] == ["model-1.safetensors", "model-2.safetensors"]
     assert checkpoint.tokenizer_path == folder.path
     assert not checkpoint.is_dummy
 
@@ -86,7 +86,7 @@ def test_rope_numbers_may_differ_by_layer_type(folder: Folder) -> None:
 def test_a_shape_has_neither_weights_nor_tokenizer(shape: str) -> None:
     checkpoint = Checkpoint.open(ModelConfig(model=f"shape:{shape}"))
     assert checkpoint.is_dummy
-    assert checkpoint.shards == () and checkpoint.tokenizer_path is None
+    assert checkpoint.files == () and checkpoint.tokenizer_path is None
     assert checkpoint.max_position_embeddings == 40960
 
 
@@ -101,7 +101,7 @@ def test_without_an_index_second_copies_of_the_weights_are_passed_over(folder: F
     folder.write()
     (folder.path / "model.safetensors.index.json").unlink()
     (folder.path / "consolidated.safetensors").touch()
-    shards = Checkpoint.open(ModelConfig(model=str(folder.path))).shards
+    shards = Checkpoint.open(ModelConfig(model=str(folder.path))).files
     assert [shard.name for shard in shards] == ["model-1.safetensors", "model-2.safetensors"]
 
 

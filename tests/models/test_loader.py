@@ -14,7 +14,8 @@ from pellucid.layers.linear import Linear
 from pellucid.models import loader
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
-from pellucid.models.loader import StoredTensors, weights_of
+from pellucid.models.loader import weights_of
+from pellucid.weights.source import Shards
 from tests.models.conftest import Folder
 from tests.models.harness import CPU, Harness, load
 
@@ -168,8 +169,8 @@ def test_a_stranger_among_the_tensors_is_named_by_every_stage(folder: Folder) ->
 
 def test_what_is_elsewhere_is_not_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write()
-    names, read = list[str](), StoredTensors.read
-    monkeypatch.setattr(StoredTensors, "read", lambda self, name: names.append(name) or read(self, name))
+    names, read = list[str](), Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, name: names.append(name) or read(self, name))
     first = stage_of(folder, 0)
     assert sorted(names) == sorted(names_of(first))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +15,6 @@ from pellucid.quant.base import (
     Replicated,
     ScalarPerPart,
     Split,
-    choose_scheme,
     matrix,
     packed,
     vector,
@@ -106,28 +103,6 @@ def test_one_scalar_for_each_part() -> None:
 def test_a_tensor_of_another_shape_is_refused_with_both_shapes(place: Place, expected: str) -> None:
     with pytest.raises(ValueError, match=r"has shape \(7, 3\), this model expects " + expected):
         placed(place, (4, 3), [numbered(7, 3)], Coords(0, 2))
-
-
-def test_a_plain_checkpoint_is_unquantized() -> None:
-    assert type(choose_scheme({})).__name__ == "UnquantizedScheme"
-    assert type(choose_scheme({"quantization_config": None}, "none")).__name__ == "UnquantizedScheme"
-
-
-@pytest.mark.parametrize(
-    ("config", "name", "words"),
-    [
-        (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            None,
-            "quantized with 'awq'.*known: none",
-        ),
-        ({"quantization_config": {"quant_method": "awq"}}, "none", "quantization is 'none'.*stored as 'awq'"),
-        ({}, "nine", "unknown quantization scheme 'nine'"),
-    ],
-)
-def test_what_no_scheme_serves_is_refused(config: Mapping[str, object], name: str | None, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        choose_scheme(config, name)
 
 
 @pytest.mark.parametrize("vocab,size", [(331, 2), (331, 4), (5, 4), (512, 2)])

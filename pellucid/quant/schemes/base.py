@@ -41,7 +41,7 @@ class StoredConfig:
     config: Mapping[str, object]
     side: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def quantization(self) -> Options | None:

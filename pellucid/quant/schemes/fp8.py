@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pellucid.quant.codes import E4M3, WHOLE_MATRIX, Group
+import math
+
+from pellucid.quant.codes import E4M3, ROW, WHOLE_MATRIX, Group
 from pellucid.quant.layouts.base import ActFormat, LayerFormat
 from pellucid.quant.schemes.base import (
     EVERYTHING,
@@ -37,7 +39,7 @@ class Fp8Scheme(QuantScheme):
             )
         match options.get("weight_block_size"):
             case None:
-                group = WHOLE_MATRIX
+                group = ROW if has_scales_of_rows(stored) else WHOLE_MATRIX
             case [int(rows), int(inputs)]:
                 group = Group(rows, inputs)
             case other:
@@ -52,6 +54,14 @@ class Fp8Scheme(QuantScheme):
         inverse = bool(group.inputs or stored.layers_with(".weight_scale_inv"))
         act = ActFormat(type="e4m3", group=group.inputs, static=static)
         return LayerFormat(layout="fp8-blocks" if inverse else "scaled", code=E4M3, group=group, act=act)
+
+
+def has_scales_of_rows(stored: StoredConfig) -> bool:
+    """The config does not say; the files do."""
+    return any(
+        name.endswith(".weight_scale") and math.prod(tensor.shape) > 1
+        for name, tensor in stored.tensors.items()
+    )
 
 
 class FbgemmScheme(QuantScheme):

@@ -32,7 +32,7 @@ class TorchAoScheme(QuantScheme):
             if not name.endswith(".weight"):
                 continue
             matrix = name.removesuffix(".weight")
-            entry = Options.of(json.loads(text), f"{name} in the metadata")
+            entry = Options.of(json.loads(str(text)), f"{name} in the metadata")
             if entry.text("_type") != PLAIN:
                 rules.append(Rule(exact(matrix), format_of(matrix, entry, stored)))
         if not rules:

@@ -1,0 +1,147 @@
+"""How the layers of one model are quantized: as its checkpoint stores them, or while plain weights load.
+
+What files hold is one thing (`schemes/`, `layouts/`), what a device multiplies another one (methods: fp8.py,
+int8.py, unquantized.py): here it is decided which method serves which stored format.  Formats that no method
+serves as they are become plain weights when they are read (`weights/decoded.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pellucid.platform import Platform
+from pellucid.quant.base import LinearMethod
+from pellucid.quant.codes import E4M3, ROW, S8, WHOLE_MATRIX, Code
+from pellucid.quant.fp8 import Fp8, Fp8Format
+from pellucid.quant.int8 import Int8
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.schemes import SCHEMES, rules_of
+from pellucid.quant.schemes.base import Kind, Rules, StoredConfig
+from pellucid.quant.unquantized import Unquantized
+from pellucid.registry import Registry
+
+Path = str  # of a matrix, such as "model.layers.0.mlp.up_proj"
+
+
+class Quantization(Protocol):
+    """Asked by the builder for every layer of a model."""
+
+    def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
+        """What the layer made of these matrices is in memory, and how it is applied.
+
+        None says: do not merge these; each is then asked for alone, and then the answer must be a method.
+        """
+        ...
+
+    def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
+        """How the checkpoint holds a matrix; None is plain."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AsStored(Quantization):
+    """A quantized checkpoint.  served: codes that methods multiply, where the model runs."""
+
+    rules: Rules
+    served: frozenset[Code] = frozenset()
+
+    def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
+        formats = [self.stored(path, kind) for path in paths]
+        natives = {
+            native_format(format) if format and format.code in self.served else None for format in formats
+        }
+        if len(natives) > 1:
+            return None
+        native = natives.pop()
+        if native is None:
+            return Unquantized()
+        return Fp8(native) if isinstance(native, Fp8Format) else Int8(is_stored=True)
+
+    def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
+        return self.rules.format_of(path, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Online(Quantization):
+    """A plain checkpoint, each of whose layers but the head such a method serves."""
+
+    make: Callable[[], LinearMethod]
+
+    def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
+        return Unquantized() if kind == "head" else self.make()
+
+    def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
+        return None
+
+
+ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
+    "way to quantize plain weights",
+    {
+        "none": f"{__package__}.unquantized:Unquantized",
+        "fp8": f"{__package__}.fp8:QuantizedWhenLoaded",
+        "int8": f"{__package__}.int8:Int8",
+    },
+)
+
+
+def choose_quantization(
+    stored: StoredConfig, name: str | None, platform: Platform, dtype: torch.dtype
+) -> Quantization:
+    """How a checkpoint's layers are quantized.
+
+    dtype: of activations.  name: the one that the user insists on: the checkpoint's own, or one for plain
+    weights as they load.  Raises ValueError, naming the value, the reason and the way out, for what is not
+    served.
+    """
+    rules = rules_of(stored, name)
+    if rules is not None:
+        return AsStored(rules, served_codes(platform, dtype))
+    if name is None or name in ONLINE:
+        return Online(ONLINE.load(name or "none"))
+    known = ", ".join(ONLINE)
+    if name in SCHEMES:
+        raise ValueError(
+            f"quantization is {name!r}, but the checkpoint is plain; leave quantization out, or use one that "
+            f"plain weights can be given while they load: {known}"
+        )
+    raise ValueError(f"unknown quantization {name!r} (known for plain weights: {known})")
+
+
+def served_codes(platform: Platform, dtype: torch.dtype) -> frozenset[Code]:
+    """What is multiplied as it is stored; in float32 nothing is, for there results are to be exact."""
+    if dtype.itemsize > 2:
+        return frozenset()
+    return frozenset({S8, E4M3} if platform.device == "cuda" else {S8})
+
+
+def native_format(format: LayerFormat) -> Fp8Format | str | None:
+    """What serves these codes as they are stored: FP8 by its format, "int8"; None is nothing."""
+    if format.layout not in ("scaled", "fp8-blocks"):
+        return None
+    is_symmetric = "asym" not in format.options and format.act.symmetric
+    if (
+        format.code == S8
+        and format.layout == "scaled"
+        and format.group in (ROW, WHOLE_MATRIX)
+        and is_symmetric
+    ):
+        return "int8"
+    if format.code != E4M3 or format.act.type != "e4m3":
+        return None
+    rows, inputs = format.group
+    is_blocks = rows > 1 and inputs > 0
+    if (
+        not is_blocks
+        and format.group not in (ROW, WHOLE_MATRIX)
+        or format.act.group != (inputs if is_blocks else 0)
+    ):
+        return None
+    return Fp8Format(
+        activations="static" if format.act.static else "dynamic",
+        block=(rows, inputs) if is_blocks else None,
+        scale_name="weight_scale_inv" if format.layout == "fp8-blocks" else "weight_scale",
+    )

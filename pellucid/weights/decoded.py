@@ -1,0 +1,139 @@
+"""Quantized matrices as plain ones, decoded when they are read: what serves every format on every machine.
+
+A layer that multiplies codes themselves asks for their tensors by name, and gets them as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+
+from pellucid.quant.layouts import layout_of
+from pellucid.quant.layouts.base import LayerFormat, Layout, MatrixShape, TensorSpec
+from pellucid.weights.source import ITEM_SIZES, TensorInfo, TensorSource
+
+WEIGHT = ".weight"
+PLAIN = ("F32", "F16", "BF16")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A quantized matrix: where its tensors are, and how to read them."""
+
+    path: str  # its name without ".weight"
+    format: LayerFormat
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.format)
+
+    def name(self, suffix: str) -> str:
+        return f"{self.path}{self.layout.joint}{suffix}"
+
+    def specs(self, shape: tuple[int, ...]) -> dict[str, TensorSpec]:
+        return self.layout.params(self.format, MatrixShape(*shape))
+
+
+class Decoded:
+    """A source of which quantized matrices are read as float32, each by its name with ".weight"."""
+
+    def __init__(self, source: TensorSource, formats: Mapping[str, LayerFormat], wanted: Set[str]) -> None:
+        """formats: by a matrix' path.  wanted: all names that the model has, on any rank."""
+        self._source, self._wanted = source, wanted
+        self._below: dict[str, list[str]] = {name.removesuffix(WEIGHT): [] for name in wanted}
+        for name in source.infos:
+            for path in paths_of(name):
+                if path in self._below:
+                    self._below[path].append(name)
+        self.matrices = {
+            name: Matrix(path, format)
+            for name in wanted
+            if name.endswith(WEIGHT)
+            if (format := formats.get(path := name.removesuffix(WEIGHT))) and self._is_coded(path)
+        }
+        coded = {tensor for matrix in self.matrices.values() for tensor in self._below[matrix.path]}
+        others = {name for name in source.infos if name not in coded or name in wanted}
+        self.names = others | self.matrices.keys()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def _is_coded(self, path: str) -> bool:
+        """Is there more than a plain matrix, and nobody who asks for it as it is stored?"""
+        weight = path + WEIGHT
+        more = [name for name in self._below[path] if name not in (weight, path + ".bias")]
+        info = self._source.infos.get(weight)
+        is_plain = info is None or info.type in PLAIN
+        return not any(name in self._wanted for name in more) and (bool(more) or not is_plain)
+
+    def key(self, name: str) -> str:
+        """What its file calls it, or its codes."""
+        return self._below[self.matrices[name].path][0] if name in self.matrices else self._source.key(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is no matrix of codes."""
+        return self._source.infos[name].shape
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ValueError if the tensors of a matrix of codes cannot be those of such a matrix [N, K]."""
+        matrix = self.matrices[name]
+        for suffix, spec in matrix.specs(shape).items():
+            info = self._source.infos.get(matrix.name(suffix))
+            if info is None and spec.required:
+                raise ValueError(f"lacks {matrix.name(suffix)}, which {matrix.format.layout} has")
+            if (
+                info is not None
+                and -1 not in spec.shape
+                and without_ones(info.shape) != without_ones(spec.shape)
+            ):
+                raise ValueError(f"has {suffix} {info.shape}, this model expects {spec.shape}")
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """As it is stored, in host memory, or float32 `shape`, if it is a matrix of codes."""
+        if name not in self.matrices:
+            return self._source.read(name)
+        assert shape is not None, name
+        matrix = self.matrices[name]
+        names = {suffix: matrix.name(suffix) for suffix in matrix.specs(shape)}
+        raw = {
+            suffix: self._source.read(name) for suffix, name in names.items() if name in self._source.infos
+        }
+        return matrix.layout.decode(raw, matrix.format, MatrixShape(*shape)).dequantized()
+
+    def lines(self) -> Iterator[str]:
+        """For the log: what becomes plain, and what it takes in files."""
+        totals: dict[str, list[int]] = {}
+        for matrix in self.matrices.values():
+            sums = totals.setdefault(describe(matrix.format), [0, 0])
+            sums[0] += 1
+            sums[1] += sum(nbytes(self._source.infos[tensor]) for tensor in self._below[matrix.path])
+        for what, (num, stored) in totals.items():
+            yield f"{what} ({num} matrices, {stored / GIB:.2f} GiB in files): decoded when loaded"
+
+
+def paths_of(name: str) -> Iterator[str]:
+    """The paths that a tensor's name begins with."""
+    end = name.rfind(".")
+    while end > 0:
+        yield name[:end]
+        end = name.rfind(".", 0, end)
+
+
+def without_ones(shape: Iterable[int]) -> list[int]:
+    """Axes of length 1 are written or not."""
+    return [size for size in shape if size != 1]
+
+
+def nbytes(info: TensorInfo) -> int:
+    return prod(info.shape) * ITEM_SIZES.get(info.type, 1)  # GGUF's types are counted in bytes
+
+
+def describe(format: LayerFormat) -> str:
+    """For a line of the log, such as "awq u4, groups of 128 inputs"."""
+    rows, inputs = format.group
+    shared = {(1, 0): "row", (0, 0): "matrix"}.get((rows, inputs), f"{rows} x {inputs} weights")
+    return f"{format.layout} {format.code.name}, a scale for each {shared}"

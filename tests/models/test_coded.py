@@ -1,0 +1,163 @@
+"""Checkpoints whose matrices are codes that no method multiplies: they compute what their numbers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.quant.codes import U4, Codes, Group, Scales
+from pellucid.quant.layouts import layout_of
+from pellucid.quant.layouts.base import LayerFormat
+from tests.models.conftest import Folder
+from tests.models.harness import Harness, load
+
+GROUP = Group(1, 8)
+
+
+def rounded(weight: Tensor) -> Codes:
+    """Four bits, a scale and a zero for each eight inputs."""
+    groups = weight.float().unflatten(1, (-1, 8))
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / 15).half()
+    zero = (-low / scale.float()).round().clamp(1, 15).to(torch.uint8)
+    q = (groups / scale.float()[..., None] + zero[..., None]).round().clamp(0, 15)
+    return Codes(q=q.flatten(1).to(torch.uint8), code=U4, group=GROUP, scale=Scales(scale), zero=Scales(zero))
+
+
+def in_act_order(weight: Tensor) -> Codes:
+    """The same of inputs in another order, as GPTQ leaves them."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(1))
+    codes = rounded(weight[:, order])
+    back = order.argsort()
+    return Codes(
+        q=codes.q[:, back],
+        code=U4,
+        group=GROUP,
+        scale=codes.scale,
+        zero=codes.zero,
+        index=(torch.arange(weight.shape[1]) // 8)[back],
+    )
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False, "desc_act": False}
+CHECKPOINTS: dict[str, tuple[dict[str, object], LayerFormat, Callable[[Tensor], Codes]]] = {
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"},
+        LayerFormat(layout="awq", code=U4, group=GROUP),
+        rounded,
+    ),
+    "gptq": (GPTQ, LayerFormat(layout="gptq", code=U4, group=GROUP), rounded),
+    "gptq, act-order": (
+        GPTQ | {"desc_act": True},
+        LayerFormat(layout="gptq", code=U4, group=GROUP, options=frozenset({"act_order"})),
+        in_act_order,
+    ),
+    "compressed-tensors": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": 4,
+                        "type": "int",
+                        "symmetric": False,
+                        "strategy": "group",
+                        "group_size": 8,
+                    },
+                }
+            },
+            "ignore": ["lm_head"],
+        },
+        LayerFormat(layout="ct-pack", code=U4, group=GROUP, options=frozenset({"asym"})),
+        rounded,
+    ),
+}
+
+
+def write_coded(folder: Folder, name: str) -> tuple[Path, Path]:
+    """A folder with codes, and one with the same numbers as plain weights."""
+    quantization, format, quantize = CHECKPOINTS[name]
+    coded, plain = dict(folder.tensors), dict(folder.tensors)
+    for key, weight in folder.tensors.items():
+        if key.endswith("_proj.weight"):
+            codes, path = quantize(weight), key.removesuffix(".weight")
+            layout = layout_of(format)
+            del coded[key]
+            plain[key] = codes.dequantized()
+            for suffix, tensor in layout.encode(codes, format).items():
+                coded[f"{path}{layout.joint}{suffix}"] = tensor.contiguous().clone()
+    paths = folder.path / "coded", folder.path / "plain"
+    configs = folder.config | {"quantization_config": quantization}, folder.config
+    for path, config, tensors in zip(paths, configs, (coded, plain), strict=True):
+        path.mkdir()
+        Folder(path, config, tensors).write()
+    return paths
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_codes_compute_what_their_numbers_say(folder: Folder, name: str) -> None:
+    work = {0: [1, 2, 3, 7], 1: [40, 5]}
+    coded, plain = (
+        Harness(load(path, max_model_len=64), num_seqs=2, max_len=16).step(work)
+        for path in write_coded(folder, name)
+    )
+    for ours, expected in zip(coded, plain, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_the_config_may_lie_beside_config_json(folder: Folder) -> None:
+    coded, plain = write_coded(folder, "gptq")
+    config = json.loads((coded / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    (coded / "config.json").write_text(json.dumps(config))
+    (coded / "quantize_config.json").write_text(json.dumps(quantization))
+    ours, expected = (
+        Harness(load(path, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2]})
+        for path in (coded, plain)
+    )
+    assert torch.equal(ours[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("qweight", r"missing: model.layers.0.mlp.up_proj.weight"),
+        ("scales", r"lacks model.layers.0.mlp.up_proj.scales, which awq has"),
+    ],
+)
+def test_lost_tensors_of_a_matrix_are_named(folder: Folder, lost: str, words: str) -> None:
+    coded, _ = write_coded(folder, "awq")
+    tensors = torch_files(coded)
+    for suffix in ("qweight", "qzeros", "scales") if lost == "qweight" else (lost,):
+        del tensors[f"model.layers.0.mlp.up_proj.{suffix}"]
+    (coded / "again").mkdir()
+    config = json.loads((coded / "config.json").read_text())
+    with pytest.raises(ValueError, match=words):
+        load(Folder(coded / "again", config, tensors).write(), max_model_len=64)
+
+
+def torch_files(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {key: tensor for file in path.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def test_torchs_own_files_are_read_and_nothing_else_in_them(folder: Folder) -> None:
+    written = folder.write()
+    expected = Harness(load(written, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2]})
+    tensors = torch_files(written)
+    for file in written.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(tensors, written / "pytorch_model.bin")
+    (ours,) = Harness(load(written, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2]})
+    assert torch.equal(ours, expected[0])
+    torch.save({**tensors, "lm_head.weight": print}, written / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be read as tensors alone.*safetensors"):
+        load(written, max_model_len=64)
