@@ -54,7 +54,7 @@ def load_weights(
         def load(weight: Weight) -> None:
             for part, name in enumerate(weight.sources):
                 if name in tensors.matrices:
-                    weight.load(part, tensors.read(name, weight.whole_shape(part)))
+                    weight.load(part, tensors.decode(name, weight.whole_shape(part), weight.device))
                 elif name in tensors:
                     weight.load(part, tensors.read(name))
                 elif weight.spec.default is not None:

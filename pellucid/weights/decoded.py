@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
 from pellucid.quant.layouts import layout_of
@@ -92,17 +93,21 @@ class Decoded:
             ):
                 raise ValueError(f"has {suffix} {info.shape}, this model expects {spec.shape}")
 
-    def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """As it is stored, in host memory, or float32 `shape`, if it is a matrix of codes."""
-        if name not in self.matrices:
-            return self._source.read(name)
-        assert shape is not None, name
+    def read(self, name: str) -> Tensor:
+        """A tensor that is no matrix of codes, in host memory."""
+        return self._source.read(name)
+
+    def decode(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """A matrix of codes, float32 [N, K] on the device, where it is decoded."""
         matrix = self.matrices[name]
         names = {suffix: matrix.name(suffix) for suffix in matrix.specs(shape)}
-        raw = {
-            suffix: self._source.read(name) for suffix, name in names.items() if name in self._source.infos
-        }
-        return matrix.layout.decode(raw, matrix.format, MatrixShape(*shape)).dequantized()
+        with device:
+            raw = {
+                suffix: self._source.read(name).to(device)
+                for suffix, name in names.items()
+                if name in self._source.infos
+            }
+            return matrix.layout.decode(raw, matrix.format, MatrixShape(*shape)).dequantized()
 
     def lines(self) -> Iterator[str]:
         """For the log: what becomes plain, and what it takes in files."""

@@ -21,13 +21,16 @@ GRIDS = Path(__file__).parents[3] / "assets" / "ggml_grids.safetensors"
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
-@cache
 def grid(name: str) -> Tensor:
-    """int8 [places, run]."""
-    return load_file(GRIDS)[name]
+    """int8 [places, run], where tensors are made now."""
+    return grids(torch.get_default_device())[name]
 
 
 @cache
+def grids(device: torch.device) -> dict[str, Tensor]:
+    return load_file(GRIDS, device=str(device))
+
+
 def even_signs() -> Tensor:
     """uint8 [128]: 7 bits of signs with the eighth, which makes their number even."""
     seven = torch.arange(128)
