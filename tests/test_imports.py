@@ -46,7 +46,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "quant.codes": set[str](),
     "quant.layouts": {"quant.codes", "registry"},
     "quant.schemes": {"quant.codes", "quant.layouts", "registry"},
-    "weights": {"quant.layouts", "quant.codes"},
+    "weights": {"quant.layouts", "models.fields"},
     "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
     "lora": {"kernels", "dist", *PLAIN},
     "layers": {"attention.base", "quant.base", "kernels", "dist", "forward"},
