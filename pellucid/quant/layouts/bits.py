@@ -11,7 +11,7 @@ RUN = 8  # codes; of any width they fill whole bytes
 def unpacked(words: Tensor, bits: int, count: int, axis: int = -1) -> Tensor:
     """The first `count` codes along `axis` of packed integers of any dtype, as uint8."""
     words = words.movedim(axis, -1)
-    stream = words.flatten().view(torch.uint8).view(*words.shape[:-1], -1)
+    stream = in_elements_of(torch.uint8, words)
     num_runs = -(-count // RUN)
     stream = torch.nn.functional.pad(stream, (0, max(0, num_runs * bits - stream.shape[-1])))
     runs = stream[..., : num_runs * bits].unflatten(-1, (num_runs, bits))
@@ -36,8 +36,13 @@ def packed(codes: Tensor, bits: int, axis: int = -1, word: torch.dtype = torch.i
         runs[..., byte] |= shifted & 255
         runs[..., byte + 1] |= shifted >> 8
     stream = runs[..., :bits].to(torch.uint8).flatten(-2)
-    words = stream.flatten().view(word).view(*stream.shape[:-1], -1)
-    return words[..., :num_words].movedim(-1, axis).contiguous()
+    return in_elements_of(word, stream)[..., :num_words].movedim(-1, axis).contiguous()
+
+
+def in_elements_of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The same bytes, of contiguous rows, as elements of another size."""
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(dtype).view(*tensor.shape[:-1], -1)
 
 
 def unpacked_words(words: Tensor, bits: int, count: int, axis: int = -1) -> Tensor:

@@ -1,6 +1,7 @@
 """What all of ggml's layouts share: one tensor of bytes, cut into blocks, and a block into its fields.
 
-A layout here is a function from blocks, uint8 [N, B, bytes], to codes; B blocks make a row.
+A layout here is a function from blocks, uint8 [..., N, B, bytes], to codes; B blocks make a row.  Where
+shapes below begin with N, there may be an axis of experts before it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pellucid.quant.layouts.ggml.types import SIZES
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Layout):
-    """weight, bytes [N, B x bytes of a block]."""
+    """weight, bytes [N, B x bytes of a block], or [E, N, ...] of all experts of a layer."""
 
     name: str
     read: Callable[[Tensor], Codes]
@@ -36,19 +37,25 @@ class Blocks(Layout):
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         size = SIZES[self.name]
         blocks = divided(shape.inn, size.elements, "inputs")
-        unit = Axes(in_unit=(size.elements, size.nbytes))
-        spec = TensorSpec(shape=(shape.out, blocks * size.nbytes), dtypes=(torch.uint8,), axes=unit)
-        return {"weight": spec}
+        return {"weight": rows_of(shape, blocks * size.nbytes, torch.uint8, (size.elements, size.nbytes))}
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         stored = checked(raw, self.params(format, shape))["weight"]
-        return self.read(stored.unflatten(1, (-1, SIZES[self.name].nbytes)))
+        return self.read(stored.unflatten(-1, (-1, SIZES[self.name].nbytes)))
 
     def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
         if self.write is None:
             raise ValueError(f"{self.name} is not written here; write Q4_0, Q8_0, Q4_K or Q6_K")
         fields = [field.contiguous().view(torch.uint8) for field in self.write(codes)]
-        return {"weight": torch.cat(fields, -1).flatten(1)}
+        return {"weight": torch.cat(fields, -1).flatten(-2)}
+
+
+def rows_of(shape: MatrixShape, elements: int, dtype: torch.dtype, in_unit: tuple[int, int]) -> TensorSpec:
+    """A tensor with so many elements for each output, of which an expert may have its own."""
+    if shape.experts is None:
+        return TensorSpec(shape=(shape.out, elements), dtypes=(dtype,), axes=Axes(in_unit=in_unit))
+    axes = Axes(expert=0, out=1, inn=2, in_unit=in_unit)
+    return TensorSpec(shape=(shape.experts, shape.out, elements), dtypes=(dtype,), axes=axes)
 
 
 def cut(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:
@@ -100,9 +107,9 @@ def bits_of(words: Tensor, shifts: Sequence[int], mask: int) -> Tensor:
 
 def row(field: Tensor) -> Tensor:
     """[N, B, n] -> [N, B n]: what blocks have, along a row."""
-    return field.flatten(1)
+    return field.flatten(-2)
 
 
 def by_block(codes: Codes, size: int, field: Tensor) -> Tensor:
     """`row` backwards, for blocks of `size` inputs."""
-    return field.unflatten(1, (codes.q.shape[1] // size, -1))
+    return field.unflatten(-1, (codes.q.shape[-1] // size, -1))

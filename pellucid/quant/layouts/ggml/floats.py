@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pellucid.quant.codes import E2M1, PLAIN, Codes, Group, Scales
-from pellucid.quant.layouts.base import Axes, LayerFormat, Layout, MatrixShape, Raw, TensorSpec, checked
-from pellucid.quant.layouts.ggml.blocks import Blocks, by_block, cut, fields, in_fields, row
+from pellucid.quant.layouts.base import LayerFormat, Layout, MatrixShape, Raw, TensorSpec, checked
+from pellucid.quant.layouts.ggml.blocks import Blocks, by_block, cut, fields, in_fields, row, rows_of
 
 LARGEST = 127  # the byte of e4m3 that ggml reads as 0, where others have no number
 
@@ -21,7 +21,7 @@ class Floats(Layout):
     dtype: torch.dtype
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(shape=(shape.out, shape.inn), dtypes=(self.dtype,), axes=Axes())}
+        return {"weight": rows_of(shape, shape.inn, self.dtype, (1, 1))}
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         return Codes(q=checked(raw, self.params(format, shape))["weight"], code=PLAIN)

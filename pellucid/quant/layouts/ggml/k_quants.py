@@ -22,7 +22,7 @@ def codes_of(q: Tensor, code: Code, scales: Tensor, d: Tensor, zero: int | None 
 
 def with_minima(q: Tensor, code: Code, scales: Scales, minima: Scales) -> Codes:
     """As `codes_of`, with minima that are subtracted."""
-    group = Group(1, q.shape[1] * 256 // scales.values.shape[1])
+    group = Group(1, q.shape[-2] * 256 // scales.values.shape[-1])
     return Codes(q=row(q), code=code, group=group, scale=scales, offset=minima)
 
 
