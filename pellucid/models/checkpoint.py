@@ -1,6 +1,7 @@
 """A checkpoint on disk: where its files are and what its config.json says.  Reads no weights; no torch.
 
-Names: a folder, an id on a hub, `shape:NAME` (a public config without weights), or a bundled model.
+Names: a folder, a GGUF file, an id on a hub, `shape:NAME` (a public config without weights), or a bundled
+model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ BUNDLED = ("sprout", "sprout-draft")
 SHAPE = "shape:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 SIDE_FILES = "*quant*config.json"  # what tools write of quantization beside config.json
+GGUF = ".gguf"
+NO_TOKENIZER = "no_tokenizer.json"  # why there is none, where a GGUF file has been unpacked
 WEIGHT_FILES = ("*.safetensors",)
 PICKLED_FILES = ("pytorch_model*.bin", "model*.pt", "*.pth")
 DTYPES = ("bfloat16", "float16", "float32")  # torch's names
@@ -49,6 +52,11 @@ class Checkpoint:
         is_shape = model.model.startswith(SHAPE)
         is_dummy = is_shape or model.load_format == "dummy"
         path = shape_file(model.model) if is_shape else find_folder(model.model, model, weights=not is_dummy)
+        gguf = None if is_shape else find_gguf(path, model.load_format)
+        if gguf is not None:
+            from pellucid.weights.gguf_folder import folder_of  # which imports torch
+
+            path = folder_of(gguf)
         config = read_json(path if is_shape else path / "config.json")
         refuse_unknown(config)
         generation = path / "generation_config.json"
@@ -57,7 +65,7 @@ class Checkpoint:
             path=path,
             config=config,
             generation_config=read_json(generation) if generation.is_file() else {},
-            files=() if is_dummy else find_weights(path, model.load_format),
+            files=() if is_dummy else (gguf,) if gguf else find_weights(path, model.load_format),
             side={file.name: read_json(file) for file in path.glob(SIDE_FILES)},
             tokenizer_path=find_tokenizer(model, None if is_shape else path),
             is_dummy=is_dummy,
@@ -204,14 +212,19 @@ def find_folder(name: str, model: ModelConfig, *, weights: bool) -> Path:
     if name in BUNDLED:
         return ASSETS / name
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == GGUF and path.is_file()):
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ValueError(
             f"no folder {name!r}; give a folder with config.json and *.safetensors, a hub id such as "
-            f"Qwen/Qwen3-0.6B, {SHAPE}NAME, or {' or '.join(BUNDLED)}"
+            f"Qwen/Qwen3-0.6B, a *{GGUF} file or one of a hub's as ID:Q4_K_M, {SHAPE}NAME, or "
+            f"{' or '.join(BUNDLED)}"
         )
-    patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
+    name, _, type = name.partition(":")  # of a hub's GGUF files, one for each type
+    if type:
+        return download(name, model, [f"*{type}*{GGUF}", f"*{type.lower()}*{GGUF}"])
+    files = PICKLED_FILES if model.load_format == "pt" else WEIGHT_FILES
+    patterns = [*CONFIG_FILES, *(files if weights else ())]
     return download(name, model, patterns)
 
 
@@ -253,6 +266,22 @@ def not_found(name: str, hub: str, error: Exception) -> str:
     return f"no folder {name!r}, and {hub} has not delivered it ({reason}); give a folder that you have"
 
 
+def find_gguf(path: Path, load_format: str) -> Path | None:
+    """The GGUF file that is meant: `path` itself, or the one model in a folder without other weights."""
+    if path.is_file():
+        return path
+    if load_format != "gguf" and (path / "config.json").is_file():
+        return None
+    files = sorted(path.glob(f"*{GGUF}"))
+    firsts = [file for file in files if "-of-" not in file.name or "-00001-of-" in file.name]
+    if len(firsts) > 1:
+        names = ", ".join(file.name for file in firsts)
+        raise ValueError(f"{path} has several models ({names}); name the file of one of them")
+    if not firsts and load_format == "gguf":
+        raise ValueError(f"no *{GGUF} in {path}; use load_format='auto'")
+    return firsts[0] if firsts else None
+
+
 def find_weights(path: Path, load_format: str) -> tuple[Path, ...]:
     """The files with weights, safetensors before torch's own."""
     if load_format == "pt" or not any(path.glob("*.safetensors")):
@@ -290,6 +319,9 @@ def find_tokenizer(model: ModelConfig, own: Path | None) -> Path | None:
     if model.skip_tokenizer_init:
         return None
     if model.tokenizer is None:
+        missing = own / NO_TOKENIZER if own else None
+        if missing is not None and missing.is_file():
+            raise ValueError(str(read_json(missing)["reason"]))
         return own
     return find_folder(model.tokenizer, model, weights=False)
 

@@ -15,11 +15,12 @@ from torch import nn
 from tqdm import tqdm
 
 from pellucid.layers.weight import Finishing, Weight
-from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.checkpoint import GGUF, Checkpoint
 from pellucid.models.registry import Model
 from pellucid.quant.kv_scales import UNUSED, kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.weights.decoded import Decoded
+from pellucid.weights.gguf_model import GgufModel
 from pellucid.weights.source import PICKLES, Pickled, Shards, TensorSource
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,8 @@ def torch_module(model: object) -> nn.Module:
 
 def open_source(checkpoint: Checkpoint, rename: Callable[[str], str]) -> TensorSource:
     """The tensors of a checkpoint's files, none if it is a dummy.  rename: from their keys to the model's."""
+    if any(file.suffix == GGUF for file in checkpoint.files):
+        return GgufModel(checkpoint.files[0])
     is_pickled = any(file.suffix in PICKLES for file in checkpoint.files)
     return (Pickled if is_pickled else Shards)(checkpoint.files, lambda key: kv_scale_name(rename(key)))
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Layout, MatrixShape, TensorSpec
-from pellucid.weights.source import ITEM_SIZES, TensorInfo, TensorSource
+from pellucid.weights.source import TensorSource
 
 WEIGHT = ".weight"
 PLAIN = ("F32", "F16", "BF16")
@@ -87,10 +86,10 @@ class Decoded:
             if info is None and spec.required:
                 raise ValueError(f"lacks {matrix.name(suffix)}, which {matrix.format.layout} has")
             if (
-                info is not None
-                and -1 not in spec.shape
-                and without_ones(info.shape) != without_ones(spec.shape)
-            ):
+                info is None or -1 in spec.shape or tuple(info.shape) == shape
+            ):  # ggml's headers have the matrix'
+                continue
+            if without_ones(info.shape) != without_ones(spec.shape):
                 raise ValueError(f"has {suffix} {info.shape}, this model expects {spec.shape}")
 
     def read(self, name: str) -> Tensor:
@@ -115,7 +114,7 @@ class Decoded:
         for matrix in self.matrices.values():
             sums = totals.setdefault(describe(matrix.format), [0, 0])
             sums[0] += 1
-            sums[1] += sum(nbytes(self._source.infos[tensor]) for tensor in self._below[matrix.path])
+            sums[1] += sum(self._source.infos[tensor].nbytes for tensor in self._below[matrix.path])
         for what, (num, stored) in totals.items():
             yield f"{what} ({num} matrices, {stored / GIB:.2f} GiB in files): decoded when loaded"
 
@@ -131,10 +130,6 @@ def paths_of(name: str) -> Iterator[str]:
 def without_ones(shape: Iterable[int]) -> list[int]:
     """Axes of length 1 are written or not."""
     return [size for size in shape if size != 1]
-
-
-def nbytes(info: TensorInfo) -> int:
-    return prod(info.shape) * ITEM_SIZES.get(info.type, 1)  # GGUF's types are counted in bytes
 
 
 def describe(format: LayerFormat) -> str:

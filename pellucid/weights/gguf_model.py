@@ -152,6 +152,10 @@ class GgufModel:
         self.config = self._config(keys)
         self.generation_config = self._generation_config()
 
+    def key(self, name: str) -> str:
+        """What the file calls it."""
+        return self._stored_names[name]
+
     def read(self, name: str) -> Tensor:
         """A tensor as the model has it, on the host; blocks as `Gguf.read` gives them."""
         tensor = self.file.read(self._stored_names[name])

@@ -5,7 +5,8 @@ Knows no model, no scheme of quantization.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,18 +15,38 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 
-class TensorInfo(NamedTuple):
+class Header(Protocol):
     """What a header says of a tensor."""
 
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def type(self) -> str:
+        """As files spell it: "BF16", "F8_E4M3", "Q4_K"."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class TensorInfo(NamedTuple):
+    """The same, read."""
+
     shape: tuple[int, ...]
-    type: str  # as files spell it: "BF16", "F8_E4M3", "Q4_K"
+    type: str
+    nbytes: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], type: str) -> TensorInfo:
+        return cls(tuple(shape), type, prod(shape) * ITEM_SIZES.get(type, 1))
 
 
 class TensorSource(Protocol):
     """Tensors by name."""
 
     @property
-    def infos(self) -> Mapping[str, TensorInfo]: ...
+    def infos(self) -> Mapping[str, Header]: ...
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -82,7 +103,7 @@ class Shards:
         self.infos: dict[str, TensorInfo] = {}
         for name, (key, file) in self._places.items():
             stored = file.get_slice(key)
-            self.infos[name] = TensorInfo(tuple(stored.get_shape()), stored.get_dtype())
+            self.infos[name] = TensorInfo.of(stored.get_shape(), stored.get_dtype())
 
     def key(self, name: str) -> str:
         return self._places[name][0]
@@ -110,7 +131,7 @@ class Pickled:
             for key, tensor in read_pickle(file).items():
                 self._tensors[rename(key)] = key, tensor
         self.infos = {
-            name: TensorInfo(tuple(tensor.shape), TYPES.get(tensor.dtype, str(tensor.dtype)))
+            name: TensorInfo.of(tensor.shape, TYPES.get(tensor.dtype, str(tensor.dtype)))
             for name, (_, tensor) in self._tensors.items()
         }
 
