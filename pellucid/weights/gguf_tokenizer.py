@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Types of tokens.
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 SPACE = "\u2581"  # SentencePiece's mark of a space
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -207,14 +207,12 @@ def merges_by_score(keys: Keys) -> list[list[str]]:
             f"tokenizer.ggml.scores in the GGUF file has {len(scores):,} numbers for "
             f"{len(keys.tokens):,} tokens; {WAY_OUT}"
         )
-    whole = {UNKNOWN, CONTROL, BYTE}
-    ids = {token: i for i, token in enumerate(keys.tokens) if keys.types[i] not in whole}
     found: list[tuple[float, int, int, int, list[str]]] = []
-    for token, i in ids.items():
+    for token, i in keys.ids.items():
         for cut in range(1, len(token)):
             first, second = token[:cut], token[cut:]
-            if first in ids and second in ids:
-                found.append((-scores[i], i, ids[first], ids[second], [first, second]))
+            if first in keys.ids and second in keys.ids:
+                found.append((-scores[i], i, keys.ids[first], keys.ids[second], [first, second]))
     found.sort()
     return [halves for *_, halves in found]
 

@@ -296,6 +296,28 @@ def test_old_packing_of_three_bits_is_read() -> None:
     assert torch.equal(again.dequantized(), codes.dequantized())
 
 
+def test_seven_bits_take_seven() -> None:
+    format = written("ct-pack", S8, Group(), "7_bits")
+    codes = torch.randint(128, (4, 64), dtype=torch.uint8)
+    raw = {"weight_packed": packed(codes, 7), "weight_scale": torch.ones(4, 1)}
+    assert raw["weight_packed"].shape == (4, 14)
+    weights = layout_of(format).decode(raw, format, MatrixShape(4, 64)).dequantized()
+    assert torch.equal(weights, codes.float() - 64)
+
+
+def test_the_last_block_may_be_cut_short() -> None:
+    format = written("fp8-blocks", E4M3, Group(64, 64))
+    codes = random_codes(format, MatrixShape(100, 200))
+    layout = layout_of(format)
+    assert isinstance(layout, Writes)
+    raw, specs = layout.encode(codes, format), layout.params(format, MatrixShape(100, 200))
+    r, i = slice(64, 100), slice(128, 200)
+    part = {name: tensor[specs[name].axes.cut(r, i, 2)] for name, tensor in raw.items()}
+    assert part["weight_scale_inv"].shape == (1, 2)
+    weights = layout.decode(part, format, MatrixShape(36, 72)).dequantized()
+    assert torch.equal(weights, codes.dequantized()[r, i])
+
+
 def test_rows_need_not_begin_with_a_block_of_bitsandbytes() -> None:
     format = written("bnb4", LUT4, Group(1, 64), "nf4")
     shape = MatrixShape(6, 96)

@@ -108,6 +108,21 @@ def test_sentences_are_cut_as_sentencepiece_cuts_them(name: str) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=False) == decoded
 
 
+def test_scores_tell_the_order_of_merges_and_numbers_do_not() -> None:
+    data = DATA["without"]
+    fixed = 3  # unknown, begin and end
+    order = [*range(fixed), *reversed(range(fixed, len(data["tokens"])))]
+    new = {old: i for i, old in enumerate(order)}
+    metadata = sentencepiece("without")
+    for key in ("tokens", "scores", "token_type"):
+        values = metadata[f"tokenizer.ggml.{key}"]
+        assert isinstance(values, list)
+        metadata[f"tokenizer.ggml.{key}"] = [values[old] for old in order]
+    tokenizer = load(GgufTokenizer.read(metadata))
+    for text, ids in zip(data["texts"], data["ids"], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False).ids == [new[i] for i in ids]
+
+
 def test_what_stands_around_a_text() -> None:
     def ids(metadata: dict[str, object]) -> list[int]:
         return load(GgufTokenizer.read(metadata)).encode("a").ids
