@@ -296,6 +296,26 @@ def test_old_packing_of_three_bits_is_read() -> None:
     assert torch.equal(again.dequantized(), codes.dequantized())
 
 
+@pytest.mark.parametrize(
+    "name,key", [("gptq-4bit-g128-actorder", "g_idx"), ("ct-w4a16-gptq-actorder", "weight_g_idx")]
+)
+@pytest.mark.parametrize("group", [-1, 2])
+def test_groups_that_are_not_there_are_refused(name: str, key: str, group: int) -> None:
+    raw = dict(raw_of(name))
+    raw[key] = raw[key].clone()
+    raw[key][7] = group
+    with pytest.raises(ValueError, match="g_idx names groups .* of 2"):
+        layout_of(FORMATS[name]).decode(raw, FORMATS[name], shape_of(name))
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b"\xff", b'{"blocksize"'])
+def test_damaged_states_of_bitsandbytes_are_refused(text: bytes) -> None:
+    format, raw = FORMATS["bnb-nf4"], raw_of("bnb-nf4")
+    raw = {**raw, "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(text), dtype=torch.uint8)}
+    with pytest.raises(ValueError, match="quant_state is damaged"):
+        layout_of(format).decode(raw, format, shape_of("bnb-nf4"))
+
+
 def test_seven_bits_take_seven() -> None:
     format = written("ct-pack", S8, Group(), "7_bits")
     codes = torch.randint(128, (4, 64), dtype=torch.uint8)

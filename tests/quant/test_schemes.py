@@ -439,6 +439,9 @@ def test_refusals_that_need_the_files() -> None:
     metadata = {f"{UP}.weight": json.dumps({"_type": "Int4Tensor", "_data": {}})}
     with pytest.raises(ValueError, match="torchao's Int4Tensor, which is not served: there are Int8Tensor"):
         read({"quant_method": "torchao"}, metadata=metadata)
+    metadata = {f"{UP}.weight": json.dumps({"_type": "Int8Tensor", "_data": {"block_size": [1, 4]}})}
+    with pytest.raises(ValueError, match="torchao's Int8Tensor without .*up_proj._weight_qdata"):
+        read({"quant_method": "torchao"}, metadata=metadata)
     with pytest.raises(ValueError, match="ggml's type IQ9.*there are F32.*quantize it again with llama.cpp"):
         read({"quant_method": "gguf"}, tensors={f"{UP}.weight": Info((4, 256), "IQ9")})
 

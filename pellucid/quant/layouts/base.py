@@ -152,6 +152,13 @@ def checked(raw: Raw, specs: Mapping[str, TensorSpec], uncut: Collection[str] = 
     return found
 
 
+def groups_by_input(index: Tensor, groups: int) -> Tensor:
+    """The group of each input, int64 [K].  Raises ValueError for one that there is not."""
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < groups:
+        raise ValueError(f"g_idx names groups {int(index.min())} to {int(index.max())} of {groups}")
+    return index.long()
+
+
 def group_axes(group: Group, *, out: int = 0, inn: int = 1) -> Axes:
     """The axes of a tensor with an element for each group, laid out [rows, groups] unless told otherwise."""
     return Axes(

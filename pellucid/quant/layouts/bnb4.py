@@ -47,7 +47,7 @@ class Bnb4(Layout):
         # Some checkpoints hold the bytes as elements of a wider dtype.
         raw = {**raw, "weight": raw["weight"].reshape(-1).view(torch.uint8)} if "weight" in raw else raw
         found = checked(raw, self.params(format, shape), uncut=(state_name(format),))
-        state = json.loads(bytes(found[state_name(format)].tolist()))
+        state = state_in(found[state_name(format)])
         block = int(state["blocksize"])
         low_first = found["weight"].flatten()
         q = torch.stack((low_first >> 4, low_first & 15), -1).reshape(shape.out, shape.inn)
@@ -78,6 +78,15 @@ class Bnb4(Layout):
 
 def state_name(format: LayerFormat) -> str:
     return STATE + ("fp4" if "fp4" in format.options else "nf4")
+
+
+def state_in(text: Tensor) -> dict[str, float]:
+    """The numbers of a state.  Raises ValueError if it is no JSON, or has none."""
+    try:
+        state = {"nested_blocksize": NESTED_BLOCK, "nested_offset": 0.0, **json.loads(bytes(text.tolist()))}
+        return {key: state[key] for key in ("blocksize", "nested_blocksize", "nested_offset")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"quant_state is damaged ({error!r}); download the checkpoint again") from error
 
 
 def nested_scales(found: dict[str, Tensor], state: dict[str, float]) -> Tensor:

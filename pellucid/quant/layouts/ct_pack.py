@@ -19,6 +19,7 @@ from pellucid.quant.layouts.base import (
     Raw,
     TensorSpec,
     checked,
+    groups_by_input,
 )
 from pellucid.quant.layouts.bits import packed, unpacked, unpacked_words, whole_words, words_for
 
@@ -73,13 +74,14 @@ class CtPack(Layout):
             zero = unpack(found["weight_zero_point"], bits, shape.out, axis=0)
         if format.code == S8:
             q, zero = ((x.to(torch.int16) - middle).to(torch.int8) for x in (q, zero))
+        groups = found["weight_scale"].shape[1]
         return Codes(
             q=q,
             code=format.code,
             group=format.group,
             scale=Scales(found["weight_scale"]),
             zero=None if format.code == S8 and "asym" not in format.options else Scales(zero),
-            index=found["weight_g_idx"].long() if act_order else None,
+            index=groups_by_input(found["weight_g_idx"], groups) if act_order else None,
         )
 
     def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:

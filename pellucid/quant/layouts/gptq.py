@@ -19,6 +19,7 @@ from pellucid.quant.layouts.base import (
     TensorSpec,
     checked,
     divided,
+    groups_by_input,
 )
 from pellucid.quant.layouts.bits import packed, unpacked, whole_words, words_for
 
@@ -64,7 +65,7 @@ class Gptq(Layout):
             group=format.group,
             scale=Scales(found["scales"].T),
             zero=Scales(signed(zeros) if format.code == S8 else zeros),
-            index=found["g_idx"].long() if act_order else None,
+            index=groups_by_input(found["g_idx"], len(found["scales"])) if act_order else None,
         )
 
     def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:

@@ -18,8 +18,8 @@ SCHEMES: Registry[type[QuantScheme]] = Registry(
         "modelopt": f"{HERE}.modelopt:ModelOptScheme",
         "bitsandbytes": f"{HERE}.bitsandbytes:BitsAndBytesScheme",
         "torchao": f"{HERE}.torchao:TorchAoScheme",
-        "mxfp4": f"{HERE}.single:Mxfp4Scheme",
-        "gguf": f"{HERE}.single:GgufScheme",
+        "mxfp4": f"{HERE}.mxfp4:Mxfp4Scheme",
+        "gguf": f"{HERE}.gguf:GgufScheme",
     },
 )
 # Other names that checkpoints, vLLM and its users have for them; a kernel's name says nothing of the layout.

@@ -50,7 +50,10 @@ def format_of(matrix: str, entry: Options, stored: StoredConfig) -> LayerFormat:
         raise refusal(f"torchao's {type}", f"there are {', '.join(CODES)}", WAY_OUT)
     if type == "Float8Tensor" and data.text("float8_dtype", default="float8_e4m3fn") != "float8_e4m3fn":
         raise refusal(f"torchao's {data.get('float8_dtype')}", "there is float8_e4m3fn", WAY_OUT)
-    shape = stored.tensors[f"{matrix}._weight_qdata"].shape
+    qdata = f"{matrix}._weight_qdata"
+    if qdata not in stored.tensors:
+        raise refusal(f"torchao's {type} without {qdata}", "older versions name tensors otherwise", WAY_OUT)
+    shape = stored.tensors[qdata].shape
     return LayerFormat(
         layout="torchao",
         code=CODES[type],

@@ -1,30 +1,11 @@
-"""Dialects that say little: gpt-oss' experts in MXFP4, and GGUF, where each tensor has its own type."""
+"""GGUF, where each tensor has a type of its own."""
 
 from __future__ import annotations
 
-from pellucid.quant.codes import CODES, E2M1, Group
+from pellucid.quant.codes import CODES, Group
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.layouts.ggml.types import SIZES
-from pellucid.quant.schemes.base import (
-    EVERYTHING,
-    Options,
-    QuantScheme,
-    Rule,
-    Rules,
-    StoredConfig,
-    exact,
-    plain,
-    refusal,
-)
-
-
-class Mxfp4Scheme(QuantScheme):
-    """Only experts are quantized."""
-
-    def rules(self, stored: StoredConfig, options: Options) -> Rules:
-        format = LayerFormat(layout="mx-experts", code=E2M1, group=Group(1, 32))
-        left = plain(options.names("modules_to_not_convert"))
-        return Rules((*left, Rule(EVERYTHING, format, frozenset({"experts"}))))
+from pellucid.quant.schemes.base import Options, QuantScheme, Rule, Rules, StoredConfig, exact, refusal
 
 
 class GgufScheme(QuantScheme):
