@@ -47,7 +47,7 @@ class ClockWorker:
         self.reports, self.arrivals = seat.rank == 0, list[float]()
 
     def start(self) -> Capacity:
-        return Capacity(groups=(), num_blocks=(), max_model_len=1)
+        return Capacity(kinds=(), num_pages=0, max_model_len=1)
 
     def execute(self, plan: StepPlan) -> Done:
         self.arrivals.append(time.monotonic())

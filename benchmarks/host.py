@@ -39,7 +39,8 @@ from pellucid.executor.local import LocalTicket
 from pellucid.features.worker import WorkerFeatures
 from pellucid.forward import TileMaps
 from pellucid.kernels.compilations import LateCompilations
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import Full
+from pellucid.kv.layout import LayerCache, lay_out
 from pellucid.llm import LLM
 from pellucid.resolve import Resolved
 from pellucid.sample.state import SamplingState
@@ -87,12 +88,10 @@ class NoDeviceExecutor:
 
     def start(self, resolved: Resolved) -> Capacity:
         cpu, max_rows = torch.device("cpu"), resolved.max_num_seqs
-        group = KVGroupSpec(
-            block_size=resolved.block_size, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1
-        )
-        slots = Slots(max_rows, resolved.max_model_len, (group,), cpu)
+        layout = lay_out((Full(resolved.block_size),), [LayerCache(1, None)])
+        slots = Slots(max_rows, resolved.max_model_len, layout, resolved.block_size, cpu)
         state = SamplingState(max_rows + 1, resolved.checkpoint.vocab_size, cpu)
-        inputs = InputBuilder(slots, (group.block_size,), ChainLayout())
+        inputs = InputBuilder(slots, ChainLayout())
         shapes = decode_shapes(max_rows, 1, resolved.max_num_batched_tokens, max_short=1)
         features = WorkerFeatures({}, max_rows + 1)
         step = NoStep(max_rows, resolved.checkpoint.vocab_size)
@@ -101,7 +100,7 @@ class NoDeviceExecutor:
         launcher.capture()
         handover = NoHandover(ResultReader(LateCompilations()))
         self._runner = ModelRunner(slots, state, inputs, launcher, handover, features)
-        return Capacity(groups=(group,), num_blocks=(self.num_blocks,), max_model_len=resolved.max_model_len)
+        return Capacity(kinds=layout.kinds, num_pages=self.num_blocks, max_model_len=resolved.max_model_len)
 
     def submit(self, plan: StepPlan) -> LocalTicket:
         return NoDeviceTicket(self._runner.execute(plan))

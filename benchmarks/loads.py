@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pellucid.kv.kinds import Full, Kind, Window
 from pellucid.kv.manager import KVManager
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult, ints
 from pellucid.schedule.scheduler import Scheduler
@@ -39,6 +39,7 @@ class Load:
     num_queued: int = 0  # requests that find no blocks
     answer: int = MAX_LEN - PROMPT - 1  # longest
     shortest: int | None = None  # answer; what ends is replaced
+    kinds: tuple[Kind, ...] = (Full(BLOCK),)
     share: float = 1.0  # of the blocks that all need in the end; below 1 they preempt each other
 
 
@@ -53,6 +54,7 @@ LOADS = {
     "one in 340 rows ends a step, and another begins": Load(answer=640, shortest=40),
     "all end in one step, and others begin": Load(answer=200),
     "a starved pool": Load(answer=640, shortest=320, share=0.4),
+    "windows of 512 tokens beside full attention": Load(kinds=(Full(BLOCK), Window(BLOCK, 1, 512))),
 }
 
 
@@ -61,9 +63,6 @@ class Drive:
 
     def __init__(self, load: Load, num_rows: int) -> None:
         self.load, self.num_rows, self._rng = load, num_rows, np.random.default_rng(0)
-        group = KVGroupSpec(
-            block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1
-        )
         needed = num_rows * -(-(PROMPT + load.answer + load.num_spec) // BLOCK)
         num_blocks = int(load.share * needed)
         options = SchedulerOptions(
@@ -72,7 +71,14 @@ class Drive:
             max_num_batched_tokens=max(16_384, (1 + load.num_spec) * num_rows + 2048),
             num_spec=load.num_spec,
         )
-        self.scheduler = Scheduler(options, KVManager((group,), (num_blocks,)))
+        kv = KVManager(
+            load.kinds,
+            num_blocks * sum(kind.stripes for kind in load.kinds),
+            num_slots=options.num_slots,
+            max_len=options.max_len,
+            max_chunk=options.max_chunk,
+        )
+        self.scheduler = Scheduler(options, kv)
         self._names = iter(range(10**9))
         self._inflight: deque[StepPlan] = deque()
         self.plan_seconds: list[float] = []

@@ -291,9 +291,9 @@ class AsyncLLM:
         return self._front.capacity.max_model_len
 
     @property
-    def num_blocks(self) -> tuple[int, ...]:
-        """Blocks of the KV cache, per KV group."""
-        return self._front.capacity.num_blocks
+    def num_pages(self) -> int:
+        """Pages of each engine's KV cache."""
+        return self._front.capacity.num_pages
 
     @property
     def vocab_size(self) -> int:

@@ -52,8 +52,8 @@ class ForwardInput:
     slots: Tensor  # [B] int64, each row's slot
     cu_seqlens_q: Tensor  # [B + 1] int32
     seq_lens: Tensor  # [B] int32, tokens with KV once this step's are written
-    block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32
-    slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset of each token
+    block_tables: tuple[Tensor, ...]  # [B, M] int32 each; a layer knows which is its own
+    slot_mappings: tuple[Tensor, ...]  # per table: [T] int64, block * block_size + offset of each token
     logits_index: Tensor  # [S] int64, tokens whose logits are sampled
     tree: TreeMask | None = None  # None: drafts are a chain, and all is causal
     all_wanted: bool = True  # else nobody reads hidden states but those whose logits are sampled
@@ -62,10 +62,10 @@ class ForwardInput:
     query_lens: list[int] = field(default_factory=list)  # per row
     num_sampled: list[int] = field(default_factory=list)  # per row, so many of its last tokens
     max_query: int = 1
-    block_sizes: tuple[int, ...] = ()  # per KV group, tokens
+    block_size: int = 0  # tokens
     tiles: TileMaps | None = None  # of a forward that is recorded for any rows: lengths are then bounds
 
-    # Set by the attention backend's plan(), per KV group:
+    # Set by the attention backend's plan(), per block table:
     attn: tuple[object, ...] = ()
 
     # Filled while the model runs: hidden states that a proposer asked for, by layer name.

@@ -64,6 +64,11 @@ class Resolved:
         return max(self.max_num_batched_tokens, self.max_num_seqs * (1 + self.num_spec))
 
     @property
+    def max_chunk(self) -> int:
+        """Most tokens of a row, and of the drafts behind it."""
+        return self.max_num_batched_tokens + self.num_spec
+
+    @property
     def num_workers(self) -> int:
         """Processes of one engine."""
         return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages

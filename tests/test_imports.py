@@ -41,8 +41,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "features": {"schedule.plan", "sample", "kernels", "worker.inputs", "transfer", "types"},
     "kernels": {"config", "platform", "transfer"},
     "dist": {"kernels", "config", "platform"},
-    "attention": {"kernels", "dist", "kv.specs", *PLAIN},
-    "quant": {"kernels", "dist", "kv.specs", *PLAIN},
+    "attention": {"kernels", "dist", "kv.layout", *PLAIN},
+    "quant": {"kernels", "dist", *PLAIN},
     "quant.codes": set[str](),
     "quant.layouts": {"quant.codes", "registry"},
     "quant.schemes": {"quant.codes", "quant.layouts", "registry"},
@@ -50,13 +50,13 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
     "lora": {"kernels", "dist", *PLAIN},
     "layers": {"attention.base", "quant.base", "kernels", "dist", "forward"},
-    "models.builder": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
-    "models.build": {"layers", "attention.base", "quant", "kv.specs", "dist", *PLAIN},
-    "models": {"layers", "attention.base", "quant", "weights", "kv.specs", *PLAIN},
-    "spec": {"models.build", "layers", "sample", "kernels", "kv.specs", *PLAIN},
+    "models.builder": {"layers", "attention.base", "quant", "kv.layout", "dist", *PLAIN},
+    "models.build": {"layers", "attention.base", "quant", "kv.layout", "dist", *PLAIN},
+    "models": {"layers", "attention.base", "quant", "weights", "kv.layout", *PLAIN},
+    "spec": {"models.build", "layers", "sample", "kernels", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
-        *("schedule.plan", "kv.specs", "executor.base", "progress", *PLAIN),
+        *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
         *("features.base", "features.worker"),
     },
     # Processes and what they say; what members do is known by name only.
@@ -67,7 +67,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "member": {"cluster", "registry"},
     # It knows its worker by name only.
     "executor": {
-        *("cluster", "schedule.plan", "kv.specs", "config", "resolve", "registry", "interrupts", "collector"),
+        *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
     },
     "engine": {
         *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),

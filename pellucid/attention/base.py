@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.layout import LayerCache
 from pellucid.platform import Platform
 from pellucid.registry import Registry
 
@@ -32,6 +32,13 @@ class AttentionSpec:
     sink: bool = False  # a learned logit that takes weight from the keys; no model here asks for it yet
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
+    @property
+    def cache(self) -> LayerCache:
+        """What a layer keeps: keys and values."""
+        itemsize = (self.kv_dtype or self.dtype).itemsize
+        num_bytes = 2 * self.num_kv_heads * self.block_size * self.head_dim * itemsize
+        return LayerCache(num_bytes, self.window)
+
 
 class QKNorm(NamedTuple):
     """RMSNorm of every head of queries and keys."""
@@ -45,17 +52,17 @@ class AttentionLayer(Protocol):
 
     scale: float
     window: int | None
-    group: int  # KV group
+    table: int  # which of fwd.block_tables is its own
     k_scale: float  # the cache holds keys / k_scale
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
-    kv_cache: Tensor  # the group's layout, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    kv_cache: Tensor  # as `kv_layout` says, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
     qk_norm: QKNorm | None
     rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
     is_last: bool  # of the model: what it gives is read where fwd.wanted looks
 
 
 class AttentionBackend(Protocol):
-    """One way to attend.  `plan` is called once a step and group, before capture and before replay alike."""
+    """One way to attend.  `plan` is called once a step and table, before capture and before replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
     supports_tile_maps: ClassVar[bool]  # whether it obeys fwd.tiles, so that chunks may be recorded
@@ -71,12 +78,12 @@ class AttentionBackend(Protocol):
         """What attends with `spec` on this hardware, in words for the log."""
         ...
 
-    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's cache."""
+    def kv_layout(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's cache, of spec.cache.num_bytes a block."""
         ...
 
-    def plan(self, fwd: ForwardInput, group: int) -> object:
-        """Metadata of this step for one KV group; it becomes fwd.attn[group]."""
+    def plan(self, fwd: ForwardInput, table: int) -> object:
+        """Metadata of this step for one block table; it becomes fwd.attn[table]."""
         ...
 
     def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:

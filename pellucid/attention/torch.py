@@ -23,7 +23,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput, TreeMask
 from pellucid.kernels.qkv_rope import qkv_heads
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from pellucid.transfer import upload
 
@@ -57,17 +56,17 @@ class TorchAttention:
         """What attends, for the log."""
         return "torch's operations" + (", slower than Triton's kernels" if platform.device == "cuda" else "")
 
-    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
+    def kv_layout(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
-    def plan(self, fwd: ForwardInput, group: int) -> TorchMetadata:
+    def plan(self, fwd: ForwardInput, table: int) -> TorchMetadata:
         """Read lengths and tables to the host, once a step; what a layer's shape adds follows on demand."""
         return TorchMetadata(
             query_lens=fwd.cu_seqlens_q.diff().tolist(),
             seq_lens=fwd.seq_lens.tolist(),
-            block_table=fwd.block_tables[group].cpu().numpy(),
-            slot_mapping=fwd.slot_mappings[group].cpu().numpy(),
+            block_table=fwd.block_tables[table].cpu().numpy(),
+            slot_mapping=fwd.slot_mappings[table].cpu().numpy(),
             device=fwd.seq_lens.device,
             sight=CAUSAL if fwd.tree is None else TreeSight.of(fwd.positions, fwd.tree),
         )
@@ -77,7 +76,7 @@ class TorchAttention:
 
         Tokens that belong to no row, as padding does, get zeros.
         """
-        metadata = fwd.attn[layer.group]
+        metadata = fwd.attn[layer.table]
         assert isinstance(metadata, TorchMetadata)
         _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
         q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, norm=layer.qk_norm, rope=layer.rope)
@@ -102,7 +101,7 @@ class TorchAttention:
 
 @dataclass(slots=True, kw_only=True)
 class TorchMetadata:
-    """One step's rows as one KV group sees them, on the host: numpy, because the arrays are small."""
+    """One step's rows with one block table, on the host: numpy, because the arrays are small."""
 
     query_lens: list[int]
     seq_lens: list[int]

@@ -17,7 +17,6 @@ from torch import Tensor
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput
 from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY, hopper_refusal
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform, has_triton
 from pellucid.transfer import upload
 
@@ -96,19 +95,19 @@ class TritonAttention:
             return "Triton's kernels, Hopper's for prompts"
         return f"Triton's kernels; with {reason}, prompts take the one for any GPU, not Hopper's"
 
-    def kv_layout(self, spec: KVGroupSpec, num_blocks: int) -> tuple[int, ...]:
+    def kv_layout(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
-    def plan(self, fwd: ForwardInput, group: int) -> TritonMetadata:
+    def plan(self, fwd: ForwardInput, table: int) -> TritonMetadata:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
         num_short = sum(1 for _ in takewhile(lambda length: length <= MAX_SHORT_QUERY, fwd.query_lens))
-        table = fwd.block_tables[group]
+        blocks = fwd.block_tables[table]
         longest = max(fwd.query_lens[:num_short], default=1)
         return TritonMetadata(
-            slot_mapping=fwd.slot_mappings[group],
+            slot_mapping=fwd.slot_mappings[table],
             short=self.paged_rows(
-                block_table=table[:num_short],
+                block_table=blocks[:num_short],
                 seq_lens=fwd.seq_lens[:num_short],
                 cu_seqlens_q=fwd.cu_seqlens_q[: num_short + 1],
                 # One or all: of further variants of the kernel, few would ever be launched.
@@ -116,7 +115,7 @@ class TritonAttention:
                 tree=self.tree(fwd, slice(None, num_short)),
             ),
             long=self.paged_rows(
-                block_table=table[num_short:],
+                block_table=blocks[num_short:],
                 seq_lens=fwd.seq_lens[num_short:],
                 cu_seqlens_q=fwd.cu_seqlens_q[num_short:],
                 max_query=fwd.max_query,
@@ -128,7 +127,7 @@ class TritonAttention:
 
     def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
         """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H]."""
-        step = fwd.attn[layer.group]
+        step = fwd.attn[layer.table]
         assert isinstance(step, TritonMetadata)
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         q = self.qkv_rope(
@@ -180,7 +179,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonMetadata:
-    """One step's rows as one KV group sees them.  But for `tiles` a view of fwd's persistent buffers."""
+    """One step's rows with one block table.  But for `tiles` a view of fwd's persistent buffers."""
 
     slot_mapping: Tensor  # [T]
     short: PagedRows  # decodes and verifications

@@ -76,9 +76,6 @@ def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
 
 def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> Engine:
     user = resolved.user
-    kv = KVManager(
-        capacity.groups, capacity.num_blocks, enable_prefix_caching=user.cache.enable_prefix_caching
-    )
     options = SchedulerOptions(
         max_model_len=capacity.max_model_len,
         num_slots=resolved.max_num_seqs,
@@ -87,6 +84,14 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         num_spec=capacity.num_spec,
         cheap_tokens=0 if resolved.speculative.is_synthetic else CHEAP_TOKENS[resolved.platform.device],
         policy=user.scheduler.scheduling_policy,
+    )
+    kv = KVManager(
+        capacity.kinds,
+        capacity.num_pages,
+        num_slots=options.num_slots,
+        max_len=options.max_len,
+        max_chunk=options.max_chunk,
+        enable_prefix_caching=user.cache.enable_prefix_caching,
     )
     return Engine(
         Scheduler(options, kv, None, _prefill_budget(resolved), HostFeatures.of(resolved)),

@@ -148,7 +148,8 @@ class Replicas:
         for replica, facts in zip(self._replicas, ready, strict=True):
             replica.stats = facts.stats
         caches = self.resolved.user.cache.enable_prefix_caching and len(ready) > 1
-        num_blocks = min(capacity.num_blocks) if caches else 0
+        pages_a_block = sum(kind.stripes for kind in capacity.kinds)
+        num_blocks = capacity.num_pages // pages_a_block if caches else 0
         self.router = Router(len(ready), block_size=self.resolved.block_size, num_blocks=num_blocks)
         return capacity
 
@@ -344,6 +345,6 @@ def least(capacities: Sequence[Capacity]) -> Capacity:
     """What each of several engines can hold."""
     return replace(
         capacities[0],
-        num_blocks=tuple(map(min, zip(*(capacity.num_blocks for capacity in capacities), strict=True))),
+        num_pages=min(capacity.num_pages for capacity in capacities),
         max_model_len=min(capacity.max_model_len for capacity in capacities),
     )

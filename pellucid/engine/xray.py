@@ -1,4 +1,4 @@
-"""The engine as pictures: who holds which KV block, who runs and who waits, what the last steps did.
+"""The engine as pictures: who holds which KV page, who runs and who waits, what the last steps did.
 
 Nothing is looked at until somebody watches; then a step costs one reference to its plan, and what is shown is
 gathered some times a second, in a bounded share of the time.  Shows counts, never tokens.
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from pellucid.kv.pool import BlockPool
+import numpy as np
+
+from pellucid.kv.manager import KVManager
+from pellucid.kv.pool import Pages
 from pellucid.schedule.plan import Column, StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence
@@ -22,16 +25,17 @@ INTERVAL = 0.05  # seconds between two frames, at least
 MOST_TIME = 0.01  # share of the engine's time that frames may take
 MOST_ROWS = 512  # rows of a frame; its newest steps have room
 MOST_SEQUENCES = 128  # of a frame, running and waiting each
+NOBODY = -1
 
 # Fields of views, one view after the other: objects that live on, thousands a second, would wake Python's
 # garbage collector, which costs more than all the rest.
 Flat = list[int]
 
 
-class BlockView(NamedTuple):
-    """A block that has changed hands."""
+class PageView(NamedTuple):
+    """A page that has changed hands."""
 
-    block: int
+    page: int
     owner: int  # id of the sequence that has held it longest; -1 is nobody
     num_owners: int  # more than one: a shared prefix
     is_cached: int  # 1: nobody's, but findable until its place is needed
@@ -73,15 +77,15 @@ class Frame:
 
     is_first: bool  # all before is void; what is not named is free
     seconds: float  # of time.monotonic
-    block_size: tuple[int, ...]  # tokens, per KV group
-    num_blocks: tuple[int, ...]  # per KV group
+    block_size: int  # tokens of a page
+    num_pages: int
     max_num_tokens: int  # of a step
     num_running: int
     num_waiting: int
     running: list[SeqView]  # the oldest
     waiting: list[SeqView]  # the next
     steps: list[StepView]  # the newest, in their order
-    blocks: list[Flat]  # per KV group: BlockViews of those that changed
+    pages: Flat  # PageViews of those that changed
 
 
 class XRay(Protocol):
@@ -121,7 +125,7 @@ class LiveXRay:
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
-        self._boards = [_Board(pool) for pool in scheduler.kv.pools]
+        self._board = _Board(scheduler.kv)
         # Plans, the sequences of their rows, and what came of them.
         self._landed: list[tuple[StepPlan, Column, StepResult, float]] = []
         self._is_first = self._is_stale = True
@@ -148,32 +152,30 @@ class LiveXRay:
 
     def _make_frame(self, now: float) -> Frame:
         scheduler = self._scheduler
-        running = scheduler.running()
+        running, ids = scheduler.running(), np.full(scheduler.options.num_slots + 1, NOBODY)
+        ids[[seq.slot for seq in running]] = [seq.id for seq in running]
         self._touch_passing()
-        for group, board in enumerate(self._boards):
-            board.update((seq.id, seq.table.blocks[group]) for seq in running)
+        self._board.update(ids)
         return Frame(
             is_first=self._is_first,
             seconds=now,
-            block_size=scheduler.kv.block_sizes,
-            num_blocks=tuple(pool.num_blocks for pool in scheduler.kv.pools),
+            block_size=scheduler.kv.block_size,
+            num_pages=scheduler.kv.pool.num_pages,
             max_num_tokens=scheduler.options.max_num_batched_tokens,
             num_running=len(running),
             num_waiting=scheduler.num_waiting,
             running=[_view(seq, scheduler.table) for seq in running[:MOST_SEQUENCES]],
             waiting=[_view(seq) for seq in scheduler.waiting(MOST_SEQUENCES)],
             steps=self._newest_steps(),
-            blocks=[board.take_changes() for board in self._boards],
+            pages=self._board.take_changes(),
         )
 
     def _touch_passing(self) -> None:
-        """Blocks of sequences that came and went since the last frame."""
+        """Pages of sequences that came and went since the last frame."""
         for plan, _, _, _ in self._landed:
             for admission in plan.admitted:
-                for board, blocks in zip(self._boards, admission.blocks, strict=True):
-                    board.touch(blocks)
-            for growth in plan.grown:
-                self._boards[growth.group].touch(growth.blocks)
+                self._board.touch(page for page in admission.pages if page)
+            self._board.touch(plan.grown.pages.tolist())
 
     def _newest_steps(self) -> list[StepView]:
         steps: list[StepView] = []
@@ -203,81 +205,74 @@ def _view(seq: Sequence, table: Table | None = None) -> SeqView:
     )
 
 
-@dataclass(slots=True)
-class _Stay:
-    blocks: list[int]  # the table's own list, which only grows; the next stay has another
-    num_seen: int = 0
-
-
 class _Board:
-    """Who holds which block of one pool.  An update costs what has changed, not what is there."""
+    """Who holds which page.  Tables are compared all at once; Python looks at what has changed."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-        self._stays: dict[int, _Stay] = {}  # by sequence id
-        self._owners: dict[int, dict[int, None]] = {}  # by block: sequence ids, as they came
+    def __init__(self, kv: KVManager) -> None:
+        self._kv, self._pool = kv, kv.pool
+        self._shown: Pages = kv.pages[:, :0]  # the tables as they were taken in, 0 where they end
+        self._ids: Column = np.full(len(kv.pages), NOBODY)  # and whose
+        self._owners: dict[int, dict[int, None]] = {}  # by page: sequence ids, as they came
         self._touched: set[int] = set()
         self._cached: set[int] = set()  # as shown
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, pages: Iterable[int]) -> None:
         """These may have changed."""
-        self._touched.update(blocks)
+        self._touched.update(pages)
 
-    def update(self, tables: Iterable[tuple[int, list[int]]]) -> None:
-        """Take in the blocks of all sequences that run, by id."""
-        gone = set(self._stays)
-        for seq_id, blocks in tables:
-            gone.discard(seq_id)
-            stay = self._stays.get(seq_id)
-            if stay is None or stay.blocks is not blocks:
-                self._leave(seq_id)
-                stay = self._stays[seq_id] = _Stay(blocks)
-            if stay.num_seen < len(blocks):
-                self._hold(seq_id, blocks[stay.num_seen :])
-                stay.num_seen = len(blocks)
-        for seq_id in gone:
-            self._leave(seq_id)
+    def update(self, ids: Column) -> None:
+        """Take in the pages of all slots; ids: whose they are."""
+        kv, num_shown = self._kv, int(self._shown.shape[1])
+        num_blocks: Column = kv.capacity[:, None] // kv.block_size
+        width = max(num_shown, int(num_blocks.max()))
+        columns: Column = np.arange(width)
+        now: Pages = kv.pages[:, :width] * (columns < num_blocks)[:, :, None]
+        shown = np.pad(self._shown, ((0, 0), (0, width - num_shown), (0, 0)))
+        changed = (now != shown) | (ids != self._ids)[:, None, None]
+        slots = np.nonzero(changed)[0]
+        for seq_id, page in zip(self._ids[slots].tolist(), shown[changed].tolist(), strict=True):
+            self._leave(seq_id, page)
+        for seq_id, page in zip(ids[slots].tolist(), now[changed].tolist(), strict=True):
+            self._hold(seq_id, page)
+        self._shown, self._ids = now[:, : int(num_blocks.max())], ids
 
-    def _hold(self, seq_id: int, blocks: list[int]) -> None:
-        self._touched.update(blocks)
-        for block in blocks:
-            self._owners.setdefault(block, {})[seq_id] = None
+    def _hold(self, seq_id: int, page: int) -> None:
+        if page:
+            self._touched.add(page)
+            self._owners.setdefault(page, {})[seq_id] = None
 
-    def _leave(self, seq_id: int) -> None:
-        stay = self._stays.pop(seq_id, None)
-        if stay is None:
-            return
-        for block in islice(stay.blocks, stay.num_seen):
-            self._touched.add(block)
-            owners = self._owners[block]
+    def _leave(self, seq_id: int, page: int) -> None:
+        if page:
+            self._touched.add(page)
+            owners = self._owners[page]
             del owners[seq_id]
             if not owners:
-                del self._owners[block]
+                del self._owners[page]
 
     def take_changes(self) -> Flat:
-        """BlockViews of the touched blocks, as they stand now."""
+        """PageViews of the touched pages, as they stand now."""
         changes = self._take_touched()
-        if len(self._cached) != len(self._pool.cached):  # the beginning, or the cache was cleared
+        if len(self._cached) != self._pool.num_cached:  # the beginning, or the cache was cleared
             self._touched = self._cached.union(self._pool.cached)
             changes += self._take_touched()
         return changes
 
     def _take_touched(self) -> Flat:
         changes: Flat = []
-        for block in self._touched:
-            owners = self._owners.get(block)
+        for page in self._touched:
+            owners = self._owners.get(page)
             if owners:
-                self._cached.discard(block)
-                changes += BlockView(block, next(iter(owners)), len(owners), 0)
+                self._cached.discard(page)
+                changes += PageView(page, next(iter(owners)), len(owners), 0)
             else:
-                changes += BlockView(block, -1, 0, self._note_cached(block))
+                changes += PageView(page, NOBODY, 0, self._note_cached(page))
         self._touched.clear()
         return changes
 
-    def _note_cached(self, block: int) -> int:
-        """1 if the block, which no sequence has, is cached; 0 if it is free or a connector's."""
-        if self._pool.is_resting(block) and self._pool.is_published(block):
-            self._cached.add(block)
+    def _note_cached(self, page: int) -> int:
+        """1 if the page, which no sequence has, is cached; 0 if it is free or a connector's."""
+        if self._pool.is_published[page] and not self._pool.refs[page]:
+            self._cached.add(page)
             return 1
-        self._cached.discard(block)
+        self._cached.discard(page)
         return 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import Kind
 from pellucid.registry import Registry
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -21,8 +21,8 @@ WORKER = "pellucid.worker.worker:Worker"  # which executors load by this name
 class Capacity:
     """What the workers found they can hold, once weights are loaded."""
 
-    groups: tuple[KVGroupSpec, ...]
-    num_blocks: tuple[int, ...]  # per KV group, the padding block 0 not counted
+    kinds: tuple[Kind, ...]  # of KV
+    num_pages: int  # the padding page 0 not counted
     max_model_len: int  # tokens; the model's own may have been lowered to what fits
     num_spec: int = 0  # most drafts a row may carry
 

@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Where a drafter's own passes compute: known for a whole chain before its first token is drawn.
 
-One launch for each KV group, instead of a dozen for each draft.  The passes of a row take places one after
+One launch for each block table, instead of a dozen for each draft.  The passes of a row take places one after
 another: the first of them n, its newest known tokens, each of the others one.
 
 Legend: B rows, P passes, n queries of a row in the first pass, T tokens of the step before, M blocks a row,
@@ -26,15 +26,15 @@ ALIGNED = 4  # rows: what a pass has begins at a multiple of 16 bytes, as kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """The rows of a step, and behind what to go on.  block_sizes: tokens, per KV group."""
+    """The rows of a step, and behind what to go on."""
 
     slots: Tensor  # [B] int64
     newest: Tensor  # [B] int64, the place of the newest token that is known
     token_ids: Tensor  # [slots, L] int32
     positions: Tensor  # [T] int64, of the step's tokens
     cu_seqlens_q: Tensor  # [B + 1] int32, whose they are
-    block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32, at least one
-    block_sizes: tuple[int, ...]
+    block_tables: tuple[Tensor, ...]  # [B, M] int32 each, at least one
+    block_size: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class DraftPlaces:
     input_ids: Tensor  # [B * n] int32, of the first pass
     positions: tuple[Tensor, ...]  # per pass: [B * n] int64, then [B] of each
     seq_lens: tuple[Tensor, ...]  # per pass: [B] int32
-    slot_mappings: tuple[tuple[Tensor, ...], ...]  # per pass, per KV group: as many int64 as positions
+    slot_mappings: tuple[tuple[Tensor, ...], ...]  # per pass, per table: as many int64 as positions
     cu_seqlens_q: tuple[Tensor, Tensor]  # of the first pass, and of each other: [B + 1] int32
     logits_index: tuple[Tensor, Tensor]  # of the same, [B] int64: each row's last token
     drawn: tuple[Tensor, ...]  # per pass: [B] int64, positions of the tokens to be drawn
@@ -65,14 +65,14 @@ def draft_places_ref(behind: Behind, num_query: int, num_passes: int) -> DraftPl
     num_rows, device = len(newest), newest.device
     places = [start[:, None] + torch.arange(num_query, device=device)]
     places += [(start + num_query - 1 + i)[:, None] for i in range(1, num_passes)]
-    groups = list(zip(behind.block_tables, behind.block_sizes, strict=True))
+    tables, size = behind.block_tables, behind.block_size
     ends = [torch.arange(num_rows + 1, device=device) * queries for queries in (num_query, 1)]
     return DraftPlaces(
         input_ids=behind.token_ids[behind.slots[:, None], places[0]].flatten(),
         positions=tuple(place.flatten() for place in places),
         seq_lens=tuple((place[:, -1] + 1).int() for place in places),
         slot_mappings=tuple(
-            tuple((t.gather(1, place // size).long() * size + place % size).flatten() for t, size in groups)
+            tuple((t.gather(1, place // size).long() * size + place % size).flatten() for t in tables)
             for place in places
         ),
         cu_seqlens_q=(ends[0].int(), ends[1].int()),
@@ -82,10 +82,10 @@ def draft_places_ref(behind: Behind, num_query: int, num_passes: int) -> DraftPl
 
 
 def draft_places(behind: Behind, num_query: int, num_passes: int) -> DraftPlaces:
-    """As `draft_places_ref`, in one launch for each KV group."""
+    """As `draft_places_ref`, in one launch for each block table."""
     slots, token_ids = behind.slots, behind.token_ids
     assert slots.is_contiguous() and behind.newest.is_contiguous() and behind.positions.is_contiguous()
-    assert behind.block_tables, "no KV group"
+    assert behind.block_tables, "no block table"
     num_rows = len(slots)
     width = -(-num_rows // ALIGNED) * ALIGNED
     num_places = num_query + num_passes - 1
@@ -101,7 +101,7 @@ def draft_places(behind: Behind, num_query: int, num_passes: int) -> DraftPlaces
     cu_seqlens = slots.new_empty((2, width + ALIGNED), dtype=torch.int32)
     logits_index, drawn = slots.new_empty((2, width)), slots.new_empty((num_passes, width))
     mappings = [torch.empty_like(positions) for _ in behind.block_tables]
-    for table, size, mapping in zip(behind.block_tables, behind.block_sizes, mappings, strict=True):
+    for table, mapping in zip(behind.block_tables, mappings, strict=True):
         draft_places_kernel[(num_rows,)](
             slots,
             behind.newest,
@@ -121,7 +121,7 @@ def draft_places(behind: Behind, num_query: int, num_passes: int) -> DraftPlaces
             num_query,
             num_places,
             width,
-            BLOCK_SIZE=size,
+            BLOCK_SIZE=behind.block_size,
             BLOCK=BLOCK,
             ALIGNED=ALIGNED,
             num_warps=1,
@@ -166,7 +166,7 @@ def draft_places_kernel(
     ALIGNED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a row.  Launches for several KV groups write the same, but for the mapping."""
+    """One program a row.  Launches for several tables write the same, but for the mapping."""
     let_next_start(DEPENDENT)
     row = tl.program_id(0)
     lane = tl.arange(0, BLOCK)

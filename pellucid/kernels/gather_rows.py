@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """From slots to a step's inputs: token ids, positions, lengths, block tables, and what sampling must know.
 
-One launch, and another for each further KV group, instead of dozens; moves a few bytes a token and the rows'
+One launch, and another for each further table, instead of dozens; moves a few bytes a token and the rows'
 block tables, so what counts is the launches that are saved.
 
 Legend: T tokens, B rows, S logits to sample, M blocks a row, L columns of the token table.
@@ -40,13 +40,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What the slots hold.  block_sizes: tokens, per KV group."""
+    """What the slots hold."""
 
     token_ids: Tensor  # [slots, L] int32
     num_computed: Tensor  # [slots] int64
     limits: Tensor  # [slots] int64, tokens
-    block_tables: tuple[Tensor, ...]  # per KV group: [slots, M] int32
-    block_sizes: tuple[int, ...]
+    block_tables: tuple[Tensor, ...]  # [slots, M] int32 each
+    block_size: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class Gathered:
     logit_slots: Tensor  # [S] int64
     logit_places: Tensor  # [S] int64, behind the token that was fed there
     logit_inputs: Tensor  # [S] int32, the token that was fed
-    block_tables: tuple[Tensor, ...]  # per KV group: [B, M] int32
-    slot_mappings: tuple[Tensor, ...]  # per KV group: [T] int64, block * block_size + offset
+    block_tables: tuple[Tensor, ...]  # [B, M] int32 each
+    slot_mappings: tuple[Tensor, ...]  # per table: [T] int64, block * block_size + offset
 
 
 def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
@@ -83,7 +83,7 @@ def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
     logit, row_of_logit = owners(cu_logits, asked.num_logits)
     is_logit = logit < cu_logits[-1]
     at = (logit + (cu_query - cu_logits)[1:][row_of_logit]).where(is_logit, 0)
-    tables = tuple(table[slots] for table in held.block_tables)
+    tables, size = tuple(table[slots] for table in held.block_tables), held.block_size
     return Gathered(
         input_ids=input_ids,
         places=places,
@@ -98,8 +98,7 @@ def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
         logit_inputs=input_ids[at].where(is_logit, 0),
         block_tables=tables,
         slot_mappings=tuple(
-            (table[row, places // size].long() * size + places % size).where(is_token, 0)
-            for table, size in zip(tables, held.block_sizes, strict=True)
+            (table[row, places // size].long() * size + places % size).where(is_token, 0) for table in tables
         ),
     )
 
@@ -115,7 +114,7 @@ def owners(ends: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 def gather_rows(asked: Asked, held: Held) -> Gathered:
-    """As `gather_rows_ref`, in one launch for each KV group."""
+    """As `gather_rows_ref`, in one launch for each block table."""
     slots, token_ids = asked.slots, held.token_ids
     num_rows, num_tokens, num_logits = len(slots), asked.num_tokens, asked.num_logits
     out = Gathered(
@@ -133,8 +132,8 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
         block_tables=tuple(table.new_empty((num_rows, table.shape[1])) for table in held.block_tables),
         slot_mappings=tuple(slots.new_empty(num_tokens) for _ in held.block_tables),
     )
-    groups = list(zip(held.block_tables, held.block_sizes, out.block_tables, out.slot_mappings, strict=True))
-    for group, (table, size, rows, mapping) in enumerate(groups or [(None, 1, None, None)]):
+    tables = list(zip(held.block_tables, out.block_tables, out.slot_mappings, strict=True))
+    for index, (table, rows, mapping) in enumerate(tables or [(None, None, None)]):
         width = 0 if table is None else table.shape[1]
         rows_kernel[(num_rows + 1, triton.cdiv(max(asked.max_query, width), BLOCK))](
             slots,
@@ -163,9 +162,9 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
             num_tokens,
             num_logits,
             len(token_ids) - 1,
-            BLOCK_SIZE=size,
+            BLOCK_SIZE=held.block_size,
             BLOCK=BLOCK,
-            IS_FIRST=group == 0,
+            IS_FIRST=index == 0,
             **dependent(),
         )
     return out
@@ -205,7 +204,7 @@ def rows_kernel(
     spare,  # the last slot
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_FIRST: tl.constexpr,  # of the groups: the launch that has all that is not the groups'
+    IS_FIRST: tl.constexpr,  # of the tables: the launch that has all that is not the tables'
     DEPENDENT: tl.constexpr,
 ):
     """One program a row and BLOCK of its tokens and of its table's columns; the last ones are for padding."""

@@ -2,7 +2,7 @@
 
 Scheduler side (`KVConnector`, no torch): lookup, reserved, plan_meta, finished, update.
 Worker side (`WorkerConnector`): register, load, save, poll.
-Blocks that a transfer reads or writes belong to the connector from `reserved` or `finished` until `update`
+Pages that a transfer reads or writes belong to the connector from `reserved` or `finished` until `update`
 says that the transfer has ended on every rank, whatever becomes of the request meanwhile.
 """
 
@@ -27,15 +27,16 @@ class TransferEnd:
 class KVConnector(Protocol):
     """The scheduler's side.  Called in the engine's thread; nothing here may wait."""
 
-    def lookup(self, request: Request, digests: Sequence[list[bytes]], num_cached: int) -> int:
+    def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
         """How many leading tokens the store could provide; at most `num_cached` is "nothing new".
 
-        digests: per KV group, of all the request's full blocks.  num_cached: tokens found in our own cache.
+        digests: of all full blocks that the request can use; of a window's only those count that are seen
+        behind what is promised.  num_cached: tokens found in our own cache.
         """
         ...
 
     def reserved(self, transfer: Transfer) -> None:
-        """The blocks of a load are there; the load starts with the plan that carries it in kv_meta."""
+        """The pages of a load are there; the load starts with the plan that carries it in kv_meta."""
         ...
 
     def plan_meta(self) -> list[object]:
@@ -43,7 +44,7 @@ class KVConnector(Protocol):
         ...
 
     def finished(self, request: Request, transfer: Transfer) -> bool:
-        """A sequence leaves its slot.  True: save these blocks, which are held until `update` says so."""
+        """A sequence leaves its slot.  True: save these pages, which are held until `update` says so."""
         ...
 
     def update(self, kv_done: list[object]) -> list[TransferEnd]:
@@ -52,12 +53,14 @@ class KVConnector(Protocol):
 
 
 class WorkerConnector(Protocol):
-    """A worker's side.  `kv_caches`: per KV group, the tensors of its layers."""
+    """A worker's side.  It sees bytes, and knows no layers."""
 
-    def register(self, kv_caches: Sequence[Sequence[object]]) -> None: ...
+    def register(self, pool: object) -> None:
+        """The tensor of all pages, page 0 for padding: bytes [num_pages + 1, page_bytes]."""
+        ...
 
     def load(self, kv_meta: list[object]) -> None:
-        """Start loads, in stream order: behind everything that may still write their blocks."""
+        """Start loads, in stream order: behind everything that may still write their pages."""
         ...
 
     def save(self, kv_meta: list[object]) -> None:
@@ -72,7 +75,7 @@ class WorkerConnector(Protocol):
 class NullConnector:
     """No store."""
 
-    def lookup(self, request: Request, digests: Sequence[list[bytes]], num_cached: int) -> int:
+    def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
         return 0
 
     def reserved(self, transfer: Transfer) -> None:

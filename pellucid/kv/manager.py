@@ -1,290 +1,310 @@
-"""The KV cache of all groups as one: which blocks a sequence has, may share, and still needs.
+"""The KV cache of all kinds as one: which pages a slot's sequence has, may share, and still needs.
 
-One pool per KV group; a prefix hit is what *all* groups hold.  Groups may differ in block size and number.
-Knows token counts and digests, not sequences: each sequence carries a `BlockTable`.
+A table has a column for each block of tokens, and there the pages of all kinds side by side: a sequence grows
+in all kinds at once.  What windows have passed they give back.  A prefix hit is what *every* kind can go on
+from.  Knows token counts and digests, not sequences.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import mul
-from typing import NamedTuple, TypeVar
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pellucid.kv.hashes import BlockHasher, Tokens, root_digest
-from pellucid.kv.pool import BlockPool
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.hashes import BlockHasher, Tokens
+from pellucid.kv.kinds import Column, Kind, most_pages, most_tokens
+from pellucid.kv.pool import PagePool, Pages
+from pellucid.kv.sparse import sparse_memory
 
 NEVER = sys.maxsize
-T = TypeVar("T")
-Column = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class BlockTable:
-    """One sequence's blocks.  Digests outlive a preemption, blocks do not."""
+class Prefix:
+    """What a sequence's blocks are found by; outlives its blocks."""
 
     root: bytes
-    digests: dict[int, list[bytes]]  # by block size
-    blocks: list[list[int]]  # per KV group, in the order of positions
-    num_published: list[int]  # per KV group: leading blocks already offered to the pool
+    digests: list[bytes] = field(default_factory=list[bytes])  # of its full blocks, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Blocks of the cache that hold a sequence's first `num_tokens` tokens, not yet held by it."""
+    """Pages of the cache that hold a sequence's first `num_tokens` tokens, not yet held by it."""
 
     num_tokens: int
-    blocks: tuple[list[int], ...]  # per KV group
+    pages: Pages  # [blocks, pages of a block]; 0 where a window no longer reaches
 
 
-class NewBlocks(NamedTuple):
-    """What several tables got, each at its end, and the capacity that they have now."""
+class NewPages(NamedTuple):
+    """What several slots got, a slot's blocks side by side."""
 
-    capacity: Column  # [B] tokens
-    counts: list[Column]  # per KV group [B]
-    blocks: list[list[int]]  # per KV group, table by table
+    slots: Column  # [n], of each block
+    pages: Pages  # [n, pages of a block]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Transfer:
-    """Blocks lent to a connector, until it says that it has ended on every rank."""
+    """Pages lent to a connector, until it says that it has ended on every rank."""
 
     seq_id: int
     is_load: bool  # the connector writes them; otherwise it reads
     num_cached: int  # tokens before these blocks
     num_tokens: int  # tokens up to the end of these blocks
-    blocks: tuple[list[int], ...]  # per KV group
-    digests: tuple[list[bytes], ...]  # per KV group, one a block
+    digests: list[bytes]  # one a block
+    pages: Pages = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))  # as in a PrefixHit
     meta: object = field(default=None)  # the connector's own
 
 
+class Stripes(NamedTuple):
+    """Which of a block's pages are of a kind."""
+
+    kind: Kind
+    number: int  # of the kind
+    columns: slice
+
+
 class KVManager:
-    """Hands out blocks.  A block is written by its only owner, and no more once it is published."""
+    """Hands out pages.  A block is written by its only owner, and no more once it is published."""
 
     def __init__(
-        self,
-        groups: tuple[KVGroupSpec, ...],
-        num_blocks: tuple[int, ...],
-        *,
-        enable_prefix_caching: bool = True,
-    ) -> None:
-        assert len(groups) == len(num_blocks) > 0, f"{len(groups)} groups, {len(num_blocks)} pools"
+        self, kinds: tuple[Kind, ...], num_pages: int, *,
+        num_slots: int, max_len: int, max_chunk: int, enable_prefix_caching: bool = True,
+    ) -> None:  # fmt: skip
+        """max_len: tokens of a table, max_chunk: of a row and of the drafts behind it."""
+        assert kinds and num_pages, f"{len(kinds)} kinds, {num_pages} pages"
+        self.kinds, self.block_size, self.max_chunk = kinds, kinds[0].block_size, max_chunk
         self.enable_prefix_caching = enable_prefix_caching
-        self.block_sizes = tuple(group.block_size for group in groups)
-        self.pools = tuple(BlockPool(n) for n in num_blocks)
-        self.unit = math.lcm(*self.block_sizes)  # tokens: prefix hits are multiples
-        self.max_tokens = min(n * size for n, size in zip(num_blocks, self.block_sizes, strict=True))
-        self._hashers = {size: BlockHasher(size) for size in self.block_sizes}
-
-    def new_table(self, lora: str | None = None, cache_salt: str | None = None) -> BlockTable:
-        """An empty table; sequences share blocks only if `lora` and `cache_salt` are the same."""
-        num_groups = len(self.pools)
-        return BlockTable(
-            root=root_digest(lora, cache_salt),
-            digests={size: [] for size in self._hashers},
-            blocks=[[] for _ in range(num_groups)],
-            num_published=[0] * num_groups,
-        )
-
-    def match(self, table: BlockTable, tokens: Tokens, max_tokens: int) -> PrefixHit:
-        """The longest prefix of `tokens`, at most `max_tokens` long, that every group holds."""
-        if not self.enable_prefix_caching:
-            return PrefixHit(0, tuple([] for _ in self.pools))
-        self._hash(table, tokens)
-        hits: list[list[int]] = []
-        for pool, size in zip(self.pools, self.block_sizes, strict=True):
-            hits.append(pool.match(table.digests[size][: max_tokens // size]))
-            max_tokens = min(max_tokens, len(hits[-1]) * size)
-        num_tokens = max_tokens // self.unit * self.unit
-        return PrefixHit(num_tokens, self.span(hits, 0, num_tokens))
-
-    def lacking(self, hit: PrefixHit, num_tokens: int, num_spare: Sequence[int]) -> list[int]:
-        """Per KV group, the blocks that are missing for `num_tokens` tokens that begin with `hit`.
-
-        num_spare: blocks that are to stay free.  0 and less: there are enough.
-        """
-        lacking: list[int] = []
-        for pool, size, blocks, spare in zip(
-            self.pools, self.block_sizes, hit.blocks, num_spare, strict=True
-        ):
-            usable = pool.num_free - sum(pool.is_resting(block) for block in blocks)
-            lacking.append(-(-num_tokens // size) - len(blocks) + spare - usable)
-        return lacking
-
-    def lacking_behind(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """The same for a table that is to grow to `num_tokens` tokens."""
-        return [
-            -(-num_tokens // size) - len(blocks) - pool.num_free
-            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
+        self.pool = PagePool(num_pages, len(kinds))
+        ends = list(accumulate(kind.stripes for kind in kinds))
+        self._stripes = [
+            Stripes(kind, i, slice(end - kind.stripes, end))
+            for i, (kind, end) in enumerate(zip(kinds, ends, strict=True))
         ]
+        self._passing = [stripes for stripes in self._stripes if stripes.kind.gives_back]
+        self.pages_a_block = ends[-1]  # of all kinds
+        self.max_tokens = most_tokens(kinds, num_pages, max_chunk)  # of one sequence
+        self._hasher = BlockHasher(self.block_size)
+        width = -(-max_len // self.block_size)
+        shape = num_slots + 1, width, self.pages_a_block
+        self.pages: Pages = np.frombuffer(sparse_memory(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
+        self.capacity: Column = np.zeros(
+            num_slots + 1, dtype=np.int64
+        )  # tokens that fit into a slot's blocks
+        # Tokens with KV at which the next block is full that nobody finds yet.
+        self.publish_at: Column = np.full(num_slots + 1, NEVER, dtype=np.int64)
+        self._first: Column = np.zeros((len(kinds), num_slots + 1), dtype=np.int64)  # block still held
 
-    def num_to_release(
-        self, tables: Iterable[BlockTable], lacking: Sequence[int], hit: PrefixHit | None = None
-    ) -> int | None:
+    @property
+    def gives_back(self) -> bool:
+        """Are there windows?"""
+        return bool(self._passing)
+
+    def match(self, prefix: Prefix, tokens: Tokens, max_tokens: int) -> PrefixHit:
+        """The longest prefix of `tokens`, at most `max_tokens` long, from which every kind can go on."""
+        num = max_tokens // self.block_size if self.enable_prefix_caching else 0
+        digests = self.digests(prefix, tokens)[:num] if num else []
+        num = -1
+        while num != len(digests):  # until nobody lowers it
+            num = len(digests)
+            for kind, i, _ in self._stripes:
+                del digests[kind.reach(digests, self.pool.index(i)) :]
+        pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
+        for kind, i, columns in self._stripes if num else ():
+            first, index = self._first_kept(kind, num * self.block_size), self.pool.index(i)
+            if first < num:
+                pages[first:, columns] = [index[digest] for digest in digests[first:]]
+        return PrefixHit(num * self.block_size, pages)
+
+    def lacking(self, hit: PrefixHit, num_tokens: int, num_spare: int) -> int:
+        """The pages that are missing for `num_tokens` tokens that begin with `hit`.
+
+        num_spare: pages that are to stay free.  0 and less: there are enough.
+        """
+        held = hit.pages[hit.pages > 0]
+        usable = self.pool.num_free - np.count_nonzero(self.pool.refs[held] == 0)
+        return int(most_pages(self.kinds, num_tokens, self.max_chunk) - len(held) + num_spare - usable)
+
+    def lacking_behind(self, slot: int, num_tokens: int) -> int:
+        """The same for a table that is to grow to `num_tokens` tokens."""
+        num = -(-num_tokens // self.block_size) - int(self.capacity[slot]) // self.block_size
+        return num * self.pages_a_block - self.pool.num_free
+
+    def num_to_release(self, slots: Iterable[int], lacking: int, hit: PrefixHit | None = None) -> int | None:
         """How many of these tables, from the first on, hold what is lacking; None if all of them do not.
 
-        A block is free when the last of its owners has dropped it, and of no use if it belongs to `hit`.
+        A page is free when the last of its owners has dropped it, and of no use if it belongs to `hit`.
         """
-        if max(lacking) <= 0:
+        if lacking <= 0:
             return 0
-        missing = list(lacking)
-        num_dropped: list[Counter[int]] = [Counter() for _ in self.pools]
-        kept = [set[int]() for _ in self.pools] if hit is None else [set(blocks) for blocks in hit.blocks]
-        for num, table in enumerate(tables, 1):
-            for group, (pool, dropped) in enumerate(zip(self.pools, num_dropped, strict=True)):
-                dropped.update(table.blocks[group])
-                missing[group] -= sum(
-                    pool.num_refs(block) == dropped[block] and block not in kept[group]
-                    for block in table.blocks[group]
-                )
-            if max(missing) <= 0:
+        refs = self.pool.refs.copy()
+        if hit is not None:
+            refs[hit.pages] += 1
+        for num, slot in enumerate(slots, 1):
+            pages = self.held(slot)
+            refs[pages] -= 1
+            lacking -= int(np.count_nonzero(refs[pages] == 0))
+            if lacking <= 0:
                 return num
         return None
 
-    def adopt(self, table: BlockTable, hit: PrefixHit) -> None:
-        """Make the hit the beginning of an empty table."""
-        for group, (pool, blocks) in enumerate(zip(self.pools, hit.blocks, strict=True)):
-            for block in blocks:
-                pool.hold(block)
-            table.blocks[group] = list(blocks)
-            table.num_published[group] = len(blocks)
+    def adopt(self, slot: int, hit: PrefixHit) -> None:
+        """Make the hit the beginning of a slot's table, which is empty."""
+        self.pages[slot, : len(hit.pages)] = hit.pages
+        self.capacity[slot] = hit.num_tokens
+        for kind, i, _ in self._passing:
+            self._first[i, slot] = self._first_kept(kind, hit.num_tokens)
+        self._hold(hit.pages)
+        if self.enable_prefix_caching:
+            self.publish_at[slot] = hit.num_tokens + self.block_size
 
-    def grow(self, table: BlockTable, num_tokens: int) -> list[list[int]] | None:
-        """Add the blocks that so many tokens lack, per KV group; None, and no block, if a pool is short."""
-        counts = [
-            max(0, -(-num_tokens // size) - len(blocks))
-            for size, blocks in zip(self.block_sizes, table.blocks, strict=True)
-        ]
-        if any(pool.num_free < count for pool, count in zip(self.pools, counts, strict=True)):
-            return None
-        grown = [pool.take(count) for pool, count in zip(self.pools, counts, strict=True)]
-        for blocks, new in zip(table.blocks, grown, strict=True):
-            blocks += new
-        return grown
+    def grow(self, slots: Column, num_tokens: Column) -> NewPages | None:
+        """Add the blocks that slots lack for so many tokens, at least one each.
 
-    def grow_all(
-        self, tables: Sequence[BlockTable], capacity: Column, num_tokens: Column
-    ) -> NewBlocks | None:
-        """The same for several tables, all or none of them.
-
-        capacity: what each has, less than `num_tokens`.  A table grows in all groups to the same number of
-        tokens, so its capacity tells how many blocks of each it has.
+        None, and no page, if the pool is short.
         """
-        num_blocks = [(num_tokens + size - 1) // size for size in self.block_sizes]
-        counts = [
-            num - (capacity + size - 1) // size
-            for num, size in zip(num_blocks, self.block_sizes, strict=True)
-        ]
-        if any(pool.num_free < each.sum() for pool, each in zip(self.pools, counts, strict=True)):
+        size = self.block_size
+        first = self.capacity[slots] // size
+        counts = (num_tokens + (size - 1)) // size - first
+        ends = np.cumsum(counts)
+        num = int(ends[-1])
+        if self.pool.num_free < num * self.pages_a_block:
             return None
-        blocks = [self._grow_group(group, tables, each) for group, each in enumerate(counts)]
-        return NewBlocks(reduce(np.minimum, map(mul, num_blocks, self.block_sizes)), counts, blocks)
+        pages = self.pool.take(num * self.pages_a_block).reshape(num, -1)
+        owners = np.repeat(slots, counts)
+        self.pages[owners, np.arange(num) + np.repeat(first - ends + counts, counts)] = pages
+        self.capacity[slots] += counts * size
+        return NewPages(owners, pages)
 
-    def _grow_group(self, group: int, tables: Sequence[BlockTable], counts: Column) -> list[int]:
-        ends: list[int] = np.cumsum(counts).tolist()
-        blocks, start = self.pools[group].take(ends[-1]), 0
-        for table, end in zip(tables, ends, strict=True):
-            own = table.blocks[group]
-            own += blocks[start:end]
-            start = end
-        return blocks
+    def pass_windows(self, slots: Column, positions: Column) -> bool:
+        """Give back what no query of a slot sees any more that is planned from now on.
 
-    def capacity(self, table: BlockTable) -> int:
-        """Tokens that fit into its blocks of every group."""
-        return min(size * len(blocks) for size, blocks in zip(self.block_sizes, table.blocks, strict=True))
+        positions: the least of these queries.  Says whether there was anything.
+        """
+        has_given = False
+        for kind, i, columns in self._passing:
+            first = kind.first_kept(positions)
+            counts = first - self._first[i, slots]
+            if not np.count_nonzero(counts > 0):
+                continue
+            has_given = True
+            counts, ends = np.maximum(counts, 0), np.cumsum(np.maximum(counts, 0))
+            owners = np.repeat(slots, counts)
+            blocks = np.arange(int(ends[-1])) + np.repeat(self._first[i, slots] - ends + counts, counts)
+            cells: Pages = self.pages[owners, blocks, columns]
+            self.pool.drop(cells)
+            self.pages[owners, blocks, columns] = 0
+            self._first[i, slots] += counts
+        return has_given
 
-    def publish(self, table: BlockTable, tokens: Tokens) -> None:
+    def publish(self, slot: int, prefix: Prefix, tokens: Tokens) -> None:
         """Offer the full blocks of these tokens, the first ones, whose KV is there in stream order."""
         if not self.enable_prefix_caching:
             return
-        self._hash(table, tokens)
-        for group, size in enumerate(self.block_sizes):
-            num_full, num_published = len(tokens) // size, table.num_published[group]
-            if num_full > num_published:
-                fresh = slice(num_published, num_full)
-                self.pools[group].publish(table.blocks[group][fresh], table.digests[size][fresh])
-                table.num_published[group] = num_full
+        size = self.block_size
+        digests, num_full = self.digests(prefix, tokens), len(tokens) // size
+        num_published = int(self.publish_at[slot]) // size - 1
+        for _, i, columns in self._stripes:
+            first = max(num_published, int(self._first[i, slot]))
+            if first < num_full:
+                self.pool.publish(i, self.pages[slot, first:num_full, columns], digests[first:num_full])
+        self.publish_at[slot] = max(num_published, num_full) * size + size
 
-    def publish_at(self, table: BlockTable) -> int:
-        """Tokens with KV at which the next block is full that nobody finds yet."""
-        if not self.enable_prefix_caching:
-            return NEVER
-        return min(size * (1 + num) for num, size in zip(table.num_published, self.block_sizes, strict=True))
-
-    def release(self, table: BlockTable) -> None:
+    def release(self, slot: int) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
-        for group, pool in enumerate(self.pools):
-            for block in reversed(table.blocks[group]):
-                pool.drop(block)
-            table.blocks[group] = []
-            table.num_published[group] = 0
+        num = int(self.capacity[slot]) // self.block_size
+        for _, i, columns in self._stripes:
+            self.pool.drop(self.pages[slot, self._first[i, slot] : num, columns][::-1])
+        self.capacity[slot] = self._first[:, slot] = 0
+        self.publish_at[slot] = NEVER
 
-    def digests(self, table: BlockTable, tokens: Tokens) -> tuple[list[bytes], ...]:
-        """Per KV group, the digests of the full blocks of `tokens`."""
-        self._hash(table, tokens)
-        return tuple(table.digests[size] for size in self.block_sizes)
+    def held(self, slot: int) -> Pages:
+        """The pages of a slot."""
+        pages = self.pages[slot, : int(self.capacity[slot]) // self.block_size].ravel()
+        return pages[pages > 0] if self._passing else pages
 
-    def span(self, per_block: Sequence[list[T]], start: int, end: int) -> tuple[list[T], ...]:
-        """What belongs to the blocks of tokens `start` to `end` (multiples of `unit`), per KV group."""
-        return tuple(
-            items[start // size : end // size]
-            for items, size in zip(per_block, self.block_sizes, strict=True)
-        )
+    def digests(self, prefix: Prefix, tokens: Tokens) -> list[bytes]:
+        """Of the full blocks of `tokens`."""
+        self._hasher.extend(prefix.digests, tokens, prefix.root)
+        return prefix.digests[: len(tokens) // self.block_size]
 
-    def lend_for_load(self, transfer: Transfer, num_spare: Sequence[int]) -> bool:
-        """Take a block for each digest, for a connector to write.  False if fewer than `num_spare` stay."""
-        counts = [len(digests) for digests in transfer.digests]
-        if any(p.num_free < n + spare for p, n, spare in zip(self.pools, counts, num_spare, strict=True)):
+    def lend_for_load(self, transfer: Transfer, num_spare: int) -> bool:
+        """Take pages for a connector to write.  False if fewer than `num_spare` stay.
+
+        Of a window those blocks that the next query sees, and that a hit up to `num_cached` does not bring.
+        """
+        num = len(transfer.digests)
+        pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
+        for kind, _, columns in self._stripes:
+            first = self._first_kept(kind, transfer.num_tokens) - transfer.num_cached // self.block_size
+            pages[max(0, first) :, columns] = 1
+        needed = int(np.count_nonzero(pages))
+        if self.pool.num_free < needed + num_spare:
             return False
-        transfer.blocks = tuple(pool.take(n) for pool, n in zip(self.pools, counts, strict=True))
+        pages[pages > 0] = self.pool.take(needed)
+        transfer.pages = pages
         return True
 
+    def pages_of(self, slot: int, num_blocks: int) -> Pages:
+        """Of a slot's first blocks; what a window has passed is 0."""
+        return self.pages[slot, :num_blocks].copy()
+
     def lend_for_save(self, transfer: Transfer) -> None:
-        """Hold the blocks that a connector will read."""
-        for pool, blocks in zip(self.pools, transfer.blocks, strict=True):
-            for block in blocks:
-                pool.hold(block)
+        """Hold the pages that a connector will read."""
+        self._hold(transfer.pages)
 
     def take_back(self, transfer: Transfer, publish: bool) -> None:
-        """A transfer has ended: publish what a load brought, if it did, and drop the blocks."""
-        for pool, blocks, digests in zip(self.pools, transfer.blocks, transfer.digests, strict=True):
+        """A transfer has ended: publish what a load brought, if it did, and drop the pages."""
+        for i, where, blocks in self._by_kind(transfer.pages):
             if publish:
-                pool.publish(blocks, digests)
-            for block in reversed(blocks):
-                pool.drop(block)
+                self.pool.publish(i, blocks, map(transfer.digests.__getitem__, where))
+            self.pool.drop(blocks[::-1])
 
     def clear(self) -> None:
-        """Forget every prefix; blocks in use stay with their sequences."""
-        for pool in self.pools:
-            pool.reset()
+        """Forget every prefix; pages in use stay with their sequences."""
+        self.pool.reset()
 
     @property
     def usage(self) -> float:
-        """Share of blocks in use, of the fullest group."""
-        return max(pool.num_used / pool.num_blocks for pool in self.pools)
+        """Share of pages in use."""
+        return self.pool.num_used / self.pool.num_pages
 
-    def is_private_from(self, table: BlockTable, num_tokens: int) -> bool:
-        """May the table's owner write the position `num_tokens` and all behind it?"""
-        return all(
-            pool.is_private(block)
-            for pool, size, blocks in zip(self.pools, self.block_sizes, table.blocks, strict=True)
-            for block in blocks[num_tokens // size :]
-        )
+    def is_private_from(self, slot: int, num_tokens: int) -> bool:
+        """May the slot's sequence write the position `num_tokens` and all behind it?"""
+        first, num = num_tokens // self.block_size, int(self.capacity[slot]) // self.block_size
+        blocks = self.pages[slot, first:num]
+        return bool((self.pool.refs[blocks] == 1).all() and not self.pool.is_published[blocks].any())
 
-    def check(self, owners: Iterable[Sequence[list[int]]]) -> None:
-        """Assert each pool's invariants.  `owners`: for each owner its blocks per KV group."""
-        owners = list(owners)
-        for group, pool in enumerate(self.pools):
-            pool.check(owner[group] for owner in owners)
+    def sees_from(self, slot: int, position: int) -> bool:
+        """Is all there that a query of the slot at this position sees?"""
+        return all(self._first[i, slot] <= self._first_kept(kind, position) for kind, i, _ in self._passing)
 
-    def _hash(self, table: BlockTable, tokens: Tokens) -> None:
-        for size, hasher in self._hashers.items():
-            hasher.extend(table.digests[size], tokens, table.root)
+    def check(self, slots: Sequence[int], lent: Iterable[Transfer]) -> None:
+        """Assert the invariants.  slots: those in use."""
+        self.pool.check([*map(self.held, slots), *(each.pages[each.pages > 0] for each in lent)])
+        unused = np.setdiff1d(np.arange(len(self.pages)), slots)
+        assert not self.capacity[unused].any() and not self._first[:, unused].any(), "an unused slot"
+        for slot in slots:
+            num = int(self.capacity[slot]) // self.block_size
+            for _, i, columns in self._stripes:
+                is_held = self.pages[slot, :num, columns] > 0
+                assert not is_held[: self._first[i, slot]].any(), "a page behind the window"
+                assert is_held[self._first[i, slot] :].all(), "a page is missing"
+
+    def _first_kept(self, kind: Kind, position: int) -> int:
+        return int(kind.first_kept(np.array(position)))
+
+    def _hold(self, pages: Pages) -> None:
+        for _, _, blocks in self._by_kind(pages):
+            self.pool.hold(blocks)
+
+    def _by_kind(self, pages: Pages) -> Iterator[tuple[int, Column, Pages]]:
+        """Of each kind the blocks that are there: their places and their pages."""
+        for _, i, columns in self._stripes:
+            of_kind = pages[:, columns]
+            where = np.flatnonzero(of_kind[:, 0])
+            yield i, where, of_kind[where]

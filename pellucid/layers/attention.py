@@ -19,7 +19,6 @@ class Attention(nn.Module):
         spec: AttentionSpec,
         *,
         name: str,
-        group: int,
         kv_scales: tuple[Weight, Weight] | None = None,
         scale: float,
         rope: Tensor | None = None,
@@ -31,7 +30,7 @@ class Attention(nn.Module):
         self.name = name  # the checkpoint's path of this layer
         self.scale = scale
         self.window = spec.window
-        self.group = group
+        self.table = 0  # the worker's choice
         self.k_scale, self.v_scale = 1.0, 1.0
         self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
         self.rope = rope

@@ -13,7 +13,7 @@ from pellucid.attention.base import AttentionBackend, choose_backend
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.linear import Linear
@@ -38,8 +38,8 @@ class BuiltModel:
     """A loaded model, and what the worker must give it before it can run."""
 
     model: Model
-    kv_groups: tuple[KVGroupSpec, ...]  # the same on every rank, but for the number of layers
-    attention_layers: tuple[Attention, ...]  # each needs its `kv_cache`, of group number `layer.group`
+    caches: tuple[LayerCache, ...]  # of all layers, on whatever rank
+    attention_layers: tuple[Attention, ...]  # those that are here; each needs its `kv_cache` and `table`
     backend: AttentionBackend  # of every attention layer
     inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
@@ -50,7 +50,7 @@ class BuiltModel:
 
         `fwd` stays as it is: another model may have planned its attention there.
         """
-        attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
+        attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
         return self.model(replace(fwd, attn=attn))
 
 
@@ -67,7 +67,6 @@ class BuildOptions:
     group: Group = ALONE  # the ranks that share every layer, a slice each
     stage: Stage = WHOLE_MODEL  # which of the layers are built
     num_spec: int = 0  # drafts that may reach past max_model_len
-    first_group: int = 0  # KV groups before this model's
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
@@ -75,12 +74,11 @@ class BuildOptions:
 
 
 class Workshop:
-    """Builds the models of one worker, each with KV groups of its own, numbered on from those before it."""
+    """Builds the models of one worker."""
 
     def __init__(self, resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> None:
         self.resolved, self.device, self.links = resolved, device, links
         self.stage = Stage(links.mesh.rank_of("pp"), resolved.pipeline_cuts)
-        self._num_groups = 0
 
     def build_target(self, *, tree_depth: int = 0) -> BuiltModel:
         """Build and load this rank's part of the model that is served, as `build` does.
@@ -93,7 +91,7 @@ class Workshop:
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
 
-        The last pipeline stage has all of it; the others have none of it, and know its KV groups.
+        The last pipeline stage has all of it; the others have none of it, and know its caches.
         """
         draft = self.resolved.draft
         assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
@@ -114,14 +112,11 @@ class Workshop:
             quantization=quantization,
             group=self.links.tp,
             stage=stage,
-            first_group=self._num_groups,
             tree_depth=tree_depth,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
-        built = build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
-        self._num_groups += len(built.kv_groups)
-        return built
+        return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
 
 
 def build(
@@ -151,7 +146,6 @@ def build(
         coords=Coords(options.group.rank, options.group.size),
         group=options.group,
         stage=options.stage,
-        first_group=options.first_group,
         num_spec=options.num_spec,
         leaf=options.leaf or choose_leaf(options.device),
     )
@@ -177,7 +171,7 @@ def build(
         )
     return BuiltModel(
         model=model,
-        kv_groups=builder.kv_groups(),
+        caches=builder.caches(),
         attention_layers=tuple(builder.attention_layers),
         backend=backend,
         inlet=site.inlet,

@@ -1,9 +1,9 @@
 """All that a model may ask for, at the grain of fusion: qkv, attention, row, gated MLP, norm, head.
 
 The builder decides what a model file never sees: device, dtype, this rank's slices, the quantization method,
-the KV group, the attention backend.  Names are the checkpoint's, relative to `at(...)`; attributes are free.
+the KV cache, the attention backend.  Names are the checkpoint's, relative to `at(...)`; attributes are free.
 It also cuts pipelines, for which models keep to one rule: embedding, `layers`, norm, head, nothing between.
-What another stage holds is built on the meta device, so that every stage knows all KV groups and all names.
+What another stage holds is built on the meta device, so that every stage knows all caches and all names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pellucid.attention.base import AttentionBackend, AttentionSpec
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
 from pellucid.layers.leaf import PLAIN, Leaf
@@ -77,11 +77,9 @@ class Site:
     stage: Stage = WHOLE_MODEL  # which of the layers are here
     leaf: Leaf = PLAIN  # norms and activations
     num_spec: int = 0  # drafts that may reach past max_model_len
-    first_group: int = 0  # KV groups before this model's: a draft model's come after the target's
     attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
-    # Of all stages, so that every rank numbers the groups alike:
-    groups: dict[tuple[int, int], list[AttentionSpec]] = field(default_factory=dict)  # by (KV heads, dim)
+    specs: list[AttentionSpec] = field(default_factory=list)  # of all stages' attention layers
     elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
     formats: dict[str, LayerFormat] = field(default_factory=dict)  # of the matrices that are stored in codes
     inlet: Inlet | None = None  # on a stage behind the first
@@ -220,13 +218,13 @@ class Builder:
             spec,
             name=self._path(name),
             kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
-            group=self._group(spec),
             scale=heads.dim**-0.5 if scale is None else scale,
             rope=rope,
             qk_norm=qk_norm,
             is_last=is_last,
         )
         self.site.attention_layers.append(layer)
+        self.site.specs.append(spec)
         return layer
 
     def head(
@@ -254,7 +252,7 @@ class Builder:
 
     def attention_needs(self) -> AttentionSpec:
         """What one backend must support to serve every layer."""
-        specs = [spec for group in self.site.groups.values() for spec in group]
+        specs = self.site.specs
         windows = [spec.window for spec in specs if spec.window is not None]
         return replace(specs[0], window=min(windows, default=None))
 
@@ -263,9 +261,9 @@ class Builder:
         for layer in self.attention_layers:
             layer.backend = backend
 
-    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The caches that the attention layers need, the first of them group number `first_group`."""
-        return tuple(self._group_spec(index) for index in range(len(self.site.groups)))
+    def caches(self) -> tuple[LayerCache, ...]:
+        """What the attention layers of all stages keep."""
+        return tuple(spec.cache for spec in self.site.specs)
 
     # How
 
@@ -362,21 +360,3 @@ class Builder:
         place = vector(shape) if shape.split == "out" else OnFirstRank()
         spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
         return Linear(shape, method, weights, weight("bias", spec))
-
-    def _group(self, spec: AttentionSpec) -> int:
-        """Layers whose caches have the same shape share a group."""
-        key = (spec.num_kv_heads, spec.head_dim)
-        self.site.groups.setdefault(key, []).append(spec)
-        return self.site.first_group + list(self.site.groups).index(key)
-
-    def _group_spec(self, index: int) -> KVGroupSpec:
-        num_kv_heads, head_dim = list(self.site.groups)[index]
-        group = self.site.first_group + index
-        return KVGroupSpec(
-            block_size=self.site.block_size,
-            num_layers=sum(layer.group == group for layer in self.attention_layers),
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype=str(self.site.kv_dtype).removeprefix("torch."),
-            itemsize=self.site.kv_dtype.itemsize,
-        )

@@ -96,7 +96,7 @@ class Admission:
     slot: int
     token_ids: Ints  # known tokens: the prompt, and after a preemption also what had been sampled
     prompt_len: int
-    num_computed: int  # tokens whose KV the blocks already hold (prefix cache)
+    num_computed: int  # tokens whose KV is there already, in `pages` (prefix cache)
     limit: int  # most tokens, prompt included; the device stops there, too
     seed: int
     sampling: SamplingParams
@@ -104,15 +104,17 @@ class Admission:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     asked: int = 0  # bits of the features that it asks for
     ride: dict[str, Any] = field(default_factory=dict[str, Any])  # to these, by name: plain data
-    blocks: tuple[list[int], ...] = ()  # per KV group
+    pages: Ints = field(default_factory=ints)  # of these blocks: [n * pages of a block], flat; 0 is none
 
 
 class Growth(NamedTuple):
     """New blocks at the ends of slots' tables."""
 
-    group: int
-    slots: list[int]  # of each block; a slot's blocks side by side
-    blocks: list[int]
+    slots: Ints  # [n], of each block; a slot's blocks side by side
+    pages: Ints  # [n * pages of a block], flat
+
+
+NOTHING = Growth(ints(), ints())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class StepPlan:
     rows: Rows = field(default_factory=Rows)
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = field(default_factory=list[Admission])
-    grown: list[Growth] = field(default_factory=list[Growth])  # one a group at most
+    grown: Growth = NOTHING
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
     kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
     asked: int = 0  # bits of the features that its rows ask for

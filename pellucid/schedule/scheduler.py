@@ -1,4 +1,4 @@
-"""Decides what each step computes: counts of tokens, slots and blocks, never token ids.
+"""Decides what each step computes: counts of tokens, slots and pages, never token ids.
 
 There are no phases.  Every sequence has tokens that are known and tokens that are computed, and a step closes
 the gap under one token budget: decodes first, then prompt chunks, then admissions, then drafts.  Plans are
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
 from pellucid.kv.connector import KVConnector, NullConnector
-from pellucid.kv.manager import KVManager, PrefixHit
+from pellucid.kv.hashes import root_digest
+from pellucid.kv.manager import KVManager, Prefix, PrefixHit
 from pellucid.schedule.counters import SchedulerCounters
 from pellucid.schedule.news import NO_NEWS, NOBODY_GOES_ON, Going, Landed, News
 from pellucid.schedule.plan import (
@@ -49,7 +50,7 @@ TURN = 8  # plans: once in so many, what can wait is done for many sequences at 
 
 
 class Scheduler:
-    """Owns all sequences, slots and (through `kv`) blocks.  One thread."""
+    """Owns all sequences, slots and (through `kv`) pages.  One thread."""
 
     def __init__(
         self,
@@ -75,12 +76,12 @@ class Scheduler:
         self._prefilling = AgeQueue()  # of these, whose prompts are not yet all planned
         self._decoding = NOBODY  # slots, the first goes first; made anew when somebody comes or goes
         self._known_stays = NOBODY, Stays(NOBODY, NOBODY)  # the last of all that decoded
-        self._blocked: Sequence | None = None  # for which there are no blocks until some are freed
+        self._blocked: Sequence | None = None  # for which there are no pages until some are freed
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
         self._retired: list[int] = []  # slots that the next plan reports
         self._transfers = Transfers(kv, connector or NullConnector())
-        self._watermark = [int(options.watermark * pool.num_blocks) for pool in kv.pools]
+        self._watermark = int(options.watermark * kv.pool.num_pages)
         self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
         self._num_asking = 0  # sequences in slots that ask for any feature
@@ -104,7 +105,7 @@ class Scheduler:
             request=request,
             key=(request.priority, request.arrival, seq_id) if by_priority else (0, 0.0, seq_id),
             limit=self._limit(request),
-            table=self.kv.new_table(*request.cache_key),
+            prefix=Prefix(root_digest(*request.cache_key)),
             prompt_len=len(prompt),
             tokens=ints(prompt),
             stop_token_ids=request.stop_token_ids,
@@ -220,7 +221,8 @@ class Scheduler:
         if np.count_nonzero(planned > t.due[slots]):
             slots = self._unfinished(slots)
             planned = t.planned[slots] + 1
-            step.is_short = bool(np.count_nonzero(planned > t.capacity[slots] - 2 * self.options.num_spec))
+            capacity = self.kv.capacity[slots] - 2 * self.options.num_spec
+            step.is_short = bool(np.count_nonzero(planned > capacity))
         if step.is_short:
             slots = self._attend(step, slots)
             planned = t.planned[slots] + 1
@@ -281,17 +283,17 @@ class Scheduler:
         """As many of the drafts as there are blocks for: nobody is preempted for them."""
         if not step.is_short:
             return draft
-        t = self.table
+        t, capacity = self.table, self.kv.capacity
         behind = t.planned[slots] + self.options.num_spec
         written = behind + draft
         written = np.minimum(written, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, written):
             return draft
-        is_short = written > t.capacity[slots]
-        for seq, num_tokens in zip(t.occupants(slots[is_short]), written[is_short].tolist(), strict=True):
-            self._grow_one(step, seq, num_tokens)
-        has_room = written <= t.capacity[slots]
-        return np.where(has_room, draft, np.clip(t.capacity[slots] - behind, 0, draft))
+        is_short = written > capacity[slots]
+        for slot, num_tokens in zip(slots[is_short].tolist(), written[is_short].tolist(), strict=True):
+            self._grow_one(step, slot, num_tokens)
+        has_room = written <= capacity[slots]
+        return np.where(has_room, draft, np.clip(capacity[slots] - behind, 0, draft))
 
     def _prompt_share(self) -> int:
         """Tokens that decodes leave to prompts, so that neither starves the other; 0 if none can go on."""
@@ -326,6 +328,7 @@ class Scheduler:
         t, slot = self.table, seq.slot
         start, num_known = int(t.planned[slot]), int(t.known[slot])
         end = min(num_known, start + step.budget)
+        self._pass_windows(np.array([slot]))
         has_more = end == num_known and self._grow_one_ahead(step, seq, end)
         if not has_more and not self._reserve(step, seq, end + self.options.num_spec):
             return
@@ -336,9 +339,9 @@ class Scheduler:
             self._begin_decoding(step, seq)
         else:
             step.asked |= seq.asked & ~self.features.sampling_only
-        if end >= t.publish_at[slot]:
+        if end >= self.kv.publish_at[slot]:
             # Law 8: known tokens are published when planned; stream order makes the blocks valid in time.
-            self._publish(seq, t.token_ids[slot, :end])
+            self.kv.publish(slot, seq.prefix, t.token_ids[slot, :end])
 
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
@@ -357,13 +360,13 @@ class Scheduler:
     def _admit_waiting(self, step: Step) -> None:
         while len(self._waiting) and self._slots and step.budget > 0 and not step.has_preempted:
             seq = self._waiting.oldest
-            hit = self.kv.match(seq.table, seq.tokens, seq.max_cached)
+            hit = self.kv.match(seq.prefix, seq.tokens, seq.max_cached)
             if not self.features.may_run(seq, self._running):
                 self._blocked = seq
                 break
             if self._transfers.start_load(seq, hit, self._watermark):
                 self._waiting.remove(seq)
-                seq.status = Status.WAITING_KV  # without slot and blocks
+                seq.status = Status.WAITING_KV  # without slot and pages
             elif self._has_room(step, seq, hit):
                 self._admit(step, seq, hit)
             else:
@@ -372,20 +375,20 @@ class Scheduler:
                 break
 
     def _has_room(self, step: Step, seq: Sequence, hit: PrefixHit) -> bool:
-        """Blocks for all its known tokens and the first drafts, and some to spare for those that run.
+        """Pages for all its known tokens and the first drafts, and some to spare for those that run.
 
         Sequences of lower priority make room; equals do not.
         """
         num_tokens = len(seq.tokens) + self.options.num_spec
-        while max(lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
+        while (lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
             running = reversed(self._running)
             lower = [v for v in running if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
             if self._make_room(step, lower, lacking, hit):
                 continue
             if len(lower) < self.num_running:
                 return False
-            # All that run would give way to it: for them no block need be spared.
-            alone = self.kv.lacking(hit, num_tokens, [0] * len(lacking))
+            # All that run would give way to it: for them no page need be spared.
+            alone = self.kv.lacking(hit, num_tokens, 0)
             return self._make_room(step, lower, alone, hit)
         return True
 
@@ -394,10 +397,9 @@ class Scheduler:
         self._running.add(seq)
         self._prefilling.add(seq)
         seq.status, seq.slot = Status.RUNNING, self._slots.pop()
-        self.kv.adopt(seq.table, hit)
+        self.kv.adopt(seq.slot, hit)
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
         self.wants.begin(seq.slot)
-        self.table.publish_at[seq.slot] = self.kv.publish_at(seq.table)
         self._num_asking += seq.asked > 0
         self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
@@ -424,25 +426,26 @@ class Scheduler:
             bad_words_token_ids=request.bad_words_token_ids,
             asked=seq.asked & FEATURE_BITS,
             ride=seq.ride,
-            blocks=hit.blocks,
+            pages=ints(hit.pages.tobytes()),
         )
 
     # Blocks and slots
 
     def _attend(self, step: Step, slots: Column) -> Column:
         """Blocks for those decodes that lack one, or soon will: who gets none is left out of this step."""
+        self._pass_windows(self._decoding)
         if self._grow_ahead(step, slots):
             return slots
-        t = self.table
+        t, capacity = self.table, self.kv.capacity
         wanted = t.planned[slots] + 1 + self.options.num_spec  # law 3
         wanted = np.minimum(wanted, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, wanted):
             return slots
-        is_short = wanted > t.capacity[slots]
+        is_short = wanted > capacity[slots]
         for seq, num_tokens in zip(t.occupants(slots[is_short]), wanted[is_short].tolist(), strict=True):
             if seq.status is Status.RUNNING:  # else an older one has just preempted it
                 self._reserve(step, seq, num_tokens)
-        return slots[wanted <= t.capacity[slots]]
+        return slots[wanted <= capacity[slots]]
 
     def _grow_ahead(self, step: Step, slots: Column) -> bool:
         """Two blocks for those that would lack one in this turn; False, and none, if there are few."""
@@ -451,78 +454,66 @@ class Scheduler:
             return False
         most = t.limit[slots] + num_spec
         soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)
-        later = np.minimum(soon + max(self.kv.block_sizes), most)
+        later = np.minimum(soon + self.kv.block_size, most)
         return self._grow(step, slots, soon, later)
 
     def _has_plenty(self, num_rows: int) -> bool:
         """May so many have blocks that they do not need yet, and nobody is preempted for them?"""
-        return min(pool.num_free for pool in self.kv.pools) >= 2 * num_rows
+        return self.kv.pool.num_free >= 2 * num_rows * self.kv.pages_a_block
 
     def _grow(self, step: Step, slots: Column, num_tokens: Column, at_once: Column | None = None) -> bool:
-        """Blocks for so many tokens of each slot; False, and none, if a pool is short.
+        """Blocks for so many tokens of each slot; False, and none, if the pool is short.
 
         at_once: tokens for which those get blocks that lack any.
         """
-        t = self.table
-        is_short = num_tokens > t.capacity[slots]
+        t, capacity = self.table, self.kv.capacity
+        is_short = num_tokens > capacity[slots]
         if not np.count_nonzero(is_short):
             return True
         slots, wanted = slots[is_short], (num_tokens if at_once is None else at_once)[is_short]
-        tables = [seq.table for seq in t.occupants(slots)]
-        new = self.kv.grow_all(tables, t.capacity[slots], wanted)
+        new = self.kv.grow(slots, wanted)
         if new is None:
             return False
-        for group, (counts, blocks) in enumerate(zip(new.counts, new.blocks, strict=True)):
-            step.grow(group, np.repeat(slots, counts).tolist(), blocks)
-        t.capacity[slots] = new.capacity
-        t.due[slots] = np.minimum(new.capacity - 2 * self.options.num_spec, t.limit[slots] - 1)
+        step.grow(new)
+        t.due[slots] = np.minimum(capacity[slots] - 2 * self.options.num_spec, t.limit[slots] - 1)
         return True
 
-    def _grow_one(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
-        """The same for one sequence."""
-        slot = seq.slot
-        if num_tokens <= self.table.capacity[slot]:
-            return True
-        grown = self.kv.grow(seq.table, num_tokens)
-        if grown is None:
-            return False
-        for group, blocks in enumerate(grown):
-            step.grow(group, [slot] * len(blocks), blocks)
-        t, capacity = self.table, self.kv.capacity(seq.table)
-        t.capacity[slot], t.due[slot] = capacity, min(capacity - 2 * self.options.num_spec, seq.limit - 1)
-        return True
+    def _grow_one(self, step: Step, slot: int, num_tokens: int) -> bool:
+        """The same for one slot."""
+        is_short = num_tokens > self.kv.capacity[slot]
+        return not is_short or self._grow(step, np.array([slot]), np.array([num_tokens]))
 
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:
         """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""
         num_spec = self.options.num_spec
         soon = min(end + (TURN + 1) * (1 + num_spec), seq.limit + num_spec)
-        return self._has_plenty(self.options.num_slots) and self._grow_one(step, seq, soon)
+        return self._has_plenty(self.options.num_slots) and self._grow_one(step, seq.slot, soon)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
         """Law 3: blocks for the most tokens that may be there, and for the drafts to be proposed behind them.
 
         Law 7: only a younger sequence makes room.
         """
-        while not self._grow_one(step, seq, num_tokens):
+        while not self._grow_one(step, seq.slot, num_tokens):
             younger = takewhile(lambda other: other.key > seq.key, reversed(self._running))
-            if not self._make_room(step, younger, self.kv.lacking_behind(seq.table, num_tokens)):
+            if not self._make_room(step, younger, self.kv.lacking_behind(seq.slot, num_tokens)):
                 return False
         return True
 
-    def _publish(self, seq: Sequence, tokens: NDArray[np.int32]) -> None:
-        """Have others find the blocks of these tokens, its first ones, whose KV is there in stream order."""
-        self.kv.publish(seq.table, tokens)
-        self.table.publish_at[seq.slot] = self.kv.publish_at(seq.table)
+    def _pass_windows(self, slots: Column) -> None:
+        """Law 5: what windows have passed is free, for work later in stream order."""
+        if self.kv.gives_back and self.kv.pass_windows(slots, self.table.first_queries(slots)):
+            self._blocked = None
 
     def _make_room(
-        self, step: Step, victims: Iterable[Sequence], lacking: list[int], hit: PrefixHit | None = None
+        self, step: Step, victims: Iterable[Sequence], lacking: int, hit: PrefixHit | None = None
     ) -> bool:
-        """Preempt the first of these, until so many blocks are free; nobody, if all are not enough.
+        """Preempt the first of these, until so many pages are free; nobody, if all are not enough.
 
         victims: the youngest first.
         """
         victims, seen = tee(victims)
-        num = self.kv.num_to_release((victim.table for victim in seen), lacking, hit)
+        num = self.kv.num_to_release((victim.slot for victim in seen), lacking, hit)
         if num is None:
             return False
         for victim in list(islice(victims, num)):
@@ -543,16 +534,16 @@ class Scheduler:
     def _retire(self, seq: Sequence, dropped: int = 0) -> None:
         """Finish, abort, preemption.  dropped: of its tokens, those behind a stop.
 
-        Law 5: blocks are free at once, for work later in stream order; the slot when its last row has landed.
+        Law 5: pages are free at once, for work later in stream order; the slot when its last row has landed.
         """
         t, slot = self.table, seq.slot
         tokens, num_computed = t.tokens(slot), int(t.computed[slot])
         tokens = tokens[: len(tokens) - dropped]
-        if num_computed >= t.publish_at[slot]:  # law 8: those of sampled tokens at commit, or now
-            self.kv.publish(seq.table, tokens[:num_computed])
+        if num_computed >= self.kv.publish_at[slot]:  # law 8: those of sampled tokens at commit, or now
+            self.kv.publish(slot, seq.prefix, tokens[:num_computed])
         self._blocked = None
         self._transfers.offer_for_save(seq, tokens, num_computed)
-        self.kv.release(seq.table)
+        self.kv.release(slot)
         self._retired.append(slot)
         self._running.remove(seq)
         if t.planned[slot] > num_computed:
@@ -635,6 +626,7 @@ class Scheduler:
         self._num_landed += 1
         if self._num_landed % TURN == 0:
             self._publish_some()
+            self._pass_windows(self._decoding)
             self.wants.choose(self._decoding)
         going = self._going(slots, num_new, tokens, is_told)
         return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS
@@ -724,14 +716,14 @@ class Scheduler:
     def _publish_some(self) -> None:
         """Law 8: blocks of sampled tokens, of those that are overdue most; of the others in other turns."""
         t, slots = self.table, self._decoding
-        overdue = t.computed[slots] - t.publish_at[slots]
+        overdue = t.computed[slots] - self.kv.publish_at[slots]
         due = np.flatnonzero(overdue >= 0)
         most = max(4, self.options.num_slots // 32)
         if len(due) > most:
             due = due[np.argpartition(-overdue[due], most)[:most]]
         slots = slots[due]
         for seq, num_computed in zip(t.occupants(slots), t.computed[slots].tolist(), strict=True):
-            self._publish(seq, t.token_ids[seq.slot, :num_computed])
+            self.kv.publish(seq.slot, seq.prefix, t.token_ids[seq.slot, :num_computed])
 
     def _fail(self, slot: int, num_new: int, message: str) -> SeqUpdate:
         """End a sequence of which a worker has said what is wrong; others have nothing to do with it."""
@@ -749,7 +741,7 @@ class Scheduler:
 
     @property
     def has_transfers(self) -> bool:
-        """Does a connector hold blocks, be it under way or not yet told to the workers?"""
+        """Does a connector hold pages, be it under way or not yet told to the workers?"""
         return len(self._transfers) > 0
 
     @property
@@ -795,14 +787,14 @@ class Scheduler:
         return self._inflight[0]
 
     def clear_prefix_cache(self) -> None:
-        """Forget every prefix.  Sequences that run keep their blocks, and go on publishing."""
+        """Forget every prefix.  Sequences that run keep their pages, and go on publishing."""
         self.kv.clear()
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
         t, running = self.table, list(self._running)
         assert len(running) == len(self._decoding) + len(self._prefilling), "who runs"
-        self.kv.check([*(s.table.blocks for s in running), *(t.blocks for t in self._transfers)])
+        self.kv.check([seq.slot for seq in running], self._transfers)
         draining = [slot for _, slot in self._draining]
         taken = [*(seq.slot for seq in running), *draining]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"
@@ -823,10 +815,8 @@ class Scheduler:
             is_decoding = t.is_decoding(slot)
             assert (slot in self._decoding) == is_decoding, "who decodes"
             assert t.unsure[slot] == num_draft[slot], "drafts in flight"
-            assert t.capacity[slot] == self.kv.capacity(seq.table), "room"
-            assert t.publish_at[slot] == self.kv.publish_at(seq.table), "what nobody finds yet"
             written = min(int(t.planned[slot]), seq.limit + self.options.num_spec)
-            assert t.capacity[slot] >= written, "a row in flight has no block"
-            assert self.kv.is_private_from(seq.table, t.first_write(slot)), (
-                "its next row writes a shared block"
-            )
+            assert self.kv.capacity[slot] >= written, "a row in flight has no block"
+            first = int(t.planned[slot] - t.unsure[slot])
+            assert self.kv.is_private_from(slot, first), "its next row writes a shared block"
+            assert self.kv.sees_from(slot, first), "its next row sees what has been given back"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from pellucid.kv.manager import BlockTable
+from pellucid.kv.manager import Prefix
 from pellucid.schedule.plan import HOST_BOUND, Ints
 from pellucid.types import FinishReason, Request, SeqUpdate
 
@@ -30,7 +30,7 @@ class Sequence:
     request: Request
     key: Key
     limit: int  # most tokens, prompt included
-    table: BlockTable
+    prefix: Prefix
     prompt_len: int
     tokens: Ints  # known when it was last out of a slot: the prompt, and what had been generated until then
     stop_token_ids: frozenset[int]

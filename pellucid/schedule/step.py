@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from pellucid.schedule.plan import FEATURE_BITS, NOBODY, Admission, Column, Growth, Row, Rows, StepPlan
+from pellucid.kv.manager import NewPages
+from pellucid.schedule.plan import (
+    FEATURE_BITS,
+    NOBODY,
+    NOTHING,
+    Admission,
+    Column,
+    Growth,
+    Row,
+    Rows,
+    StepPlan,
+    ints,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +32,19 @@ class SchedulerOptions:
     pp: int = 1  # pipeline stages: what plan t samples is there for plan t + pp
     num_spec: int = 0  # most drafts a row may carry
     policy: str = "fcfs"  # or "priority": lower first
-    watermark: float = 0.01  # share of the blocks that an admission leaves free while others run
+    watermark: float = 0.01  # share of the pages that an admission leaves free while others run
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
     cheap_tokens: int = 0
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens with KV of a request, drafts included."""
+        return self.max_model_len + self.num_spec
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of a row, and of the drafts behind it."""
+        return self.max_num_batched_tokens + self.num_spec
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 2:
@@ -64,7 +84,7 @@ class Step:
         self.num_chunked = self.num_drafts = 0  # tokens
         self.admitted: list[Admission] = []
         self.asked = 0  # bits of what its rows ask for
-        self._grown: list[Growth] = []
+        self._grown: list[NewPages] = []
         self._taken_back: dict[int, int] = {}  # of the growths, by slot: so many first ones are void
         self.has_preempted = False
         self.is_short = False  # may a decode, with its drafts, lack a block?
@@ -91,10 +111,9 @@ class Step:
         """Have each decode verify so many drafts."""
         self.draft, self.num_drafts = draft, int(draft.sum())
 
-    def grow(self, group: int, slots: list[int], blocks: list[int]) -> None:
-        """Note the blocks that slots got, each the one of its place."""
-        if blocks:
-            self._grown.append(Growth(group, slots, blocks))
+    def grow(self, new: NewPages) -> None:
+        """Note what slots got."""
+        self._grown.append(new)
 
     def take_back_decode(self, slot: int) -> bool:
         """Remove a slot's decode and the blocks that it got for it, if it has one."""
@@ -126,19 +145,19 @@ class Step:
         num_logits[:num] += draft
         return Rows(slots=slots, num_query=num_query, num_draft=num_draft, num_logits=num_logits)
 
-    def _grown_once(self) -> list[Growth]:
-        """One growth a group, a slot's blocks side by side: a row may have grown again for its drafts."""
-        if len(self._grown) < 2 and not self._taken_back:
-            return self._grown
-        pairs_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place, (group, slots, blocks) in enumerate(self._grown):
-            pairs = zip(slots, blocks, strict=True)
-            pairs_of[group] += [pair for pair in pairs if place >= self._taken_back.get(pair[0], 0)]
-        merged: list[Growth] = []
-        for group, pairs in sorted(pairs_of.items()):
-            pairs.sort(key=itemgetter(0))  # stable: a slot's blocks stay in their order
-            merged.append(Growth(group, [slot for slot, _ in pairs], [block for _, block in pairs]))
-        return merged
+    def _grown_once(self) -> Growth:
+        """All growths in one, a slot's blocks side by side: a row may have grown again for its drafts."""
+        if not self._grown:
+            return NOTHING
+        slots, pages = self._grown[0]
+        if len(self._grown) > 1 or self._taken_back:
+            slots = np.concatenate([new.slots for new in self._grown])
+            places = np.repeat(np.arange(len(self._grown)), [len(new.slots) for new in self._grown])
+            order = np.argsort(slots, kind="stable")  # a slot's blocks stay in their order
+            for slot, first in self._taken_back.items():
+                order = order[(slots[order] != slot) | (places[order] >= first)]
+            slots, pages = slots[order], np.concatenate([new.pages for new in self._grown])[order]
+        return Growth(ints(slots.astype(np.int32).tobytes()), ints(pages.tobytes()))
 
     def to_plan(
         self, rows: Rows, committed: int, retired: list[int], kv_meta: list[object], *, is_open: bool

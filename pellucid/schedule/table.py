@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid.kv.sparse import sparse_memory
 from pellucid.schedule.plan import STREAMED, Column
 from pellucid.schedule.sequence import Sequence
 
@@ -40,12 +40,10 @@ class Table:
         self.limit = column()  # most tokens, prompt included
         self.ready_at = column()  # first plan that may carry the next row; NEVER while it is held back
         self.ready_at[:] = NEVER
-        self.capacity = column()  # tokens that fit into the blocks of every KV group
         # Planned beyond it, a decode or its drafts may need a block, or rows in flight may finish its text.
         self.due = column()
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
-        self.publish_at = column()  # computed from here on, a block is full that nobody finds yet
         self.drafts = column()  # that the device holds for the next row, or fewer of them
         self.want = column()  # drafts behind the next row: wants.py
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
@@ -67,7 +65,7 @@ class Table:
         num_known = len(seq.tokens)
         self.seqs[slot], self.names[slot], self.ids[slot] = seq, seq.request.id, seq.id
         self.token_ids[slot, :num_known] = seq.tokens
-        self.planned[slot] = self.computed[slot] = self.capacity[slot] = num_cached
+        self.planned[slot] = self.computed[slot] = num_cached
         self.known[slot], self.unsure[slot] = num_known, 0
         self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
         self.end[slot] = 0 if self.is_watched(slot) else num_known
@@ -80,7 +78,6 @@ class Table:
         self.seqs[slot], self.names[slot] = None, None
         self.epoch[slot] += 1
         self.ready_at[slot] = NEVER
-        self.capacity[slot] = 0
 
     def _give_back(self, start: int, end: int) -> None:
         """Let go of the memory of many tokens; start, end: bytes."""
@@ -106,9 +103,9 @@ class Table:
         computed, known = self.computed[slot], self.known[slot]
         return self.token_ids[slot, : known if computed < known else computed + 1]
 
-    def first_write(self, slot: int) -> int:
-        """The least position that a row planned from now on may write."""
-        return int(self.planned[slot] - self.unsure[slot])
+    def first_queries(self, slots: Column) -> Column:
+        """The least position that a row of each slot may compute if it is planned from now on."""
+        return self.planned[slots] - self.unsure[slots]
 
     def land(self, slots: Column, starts: Column, tokens: NDArray[np.int32]) -> None:
         """Write a row of tokens [B, w] at its place for each; what is nobody's is written over later."""
@@ -120,12 +117,3 @@ class Table:
             runs = np.ndarray(last, f"V{4 * width}", self.token_ids, strides=(4,))
             self._runs[width] = runs
         runs[slots * self.width + starts] = tokens.view(runs.dtype)[:, 0]
-
-
-def sparse_memory(num_bytes: int) -> mmap.mmap:
-    """Memory of which only those pages are there that somebody has touched, and small pages."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory

@@ -1,6 +1,6 @@
-"""Blocks that are lent to the KV connector, which reads and writes them out of stream order (law 5).
+"""Pages that are lent to the KV connector, which reads and writes them out of stream order (law 5).
 
-A load is asked for before a sequence has slot or blocks; a save is offered when a sequence leaves its slot.
+A load is asked for before a sequence has slot or pages; a save is offered when a sequence leaves its slot.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Transfers:
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self._active)
 
-    def start_load(self, seq: Sequence, hit: PrefixHit, num_spare: list[int]) -> bool:
-        """Ask the connector for what is not cached here: once, and again only while blocks are short."""
+    def start_load(self, seq: Sequence, hit: PrefixHit, num_spare: int) -> bool:
+        """Ask the connector for what is not cached here: once, and again only while pages are short."""
         if not seq.may_load:
             return False
-        kv, digests = self._kv, self._kv.digests(seq.table, seq.tokens)
-        promised = self._connector.lookup(seq.request, digests, hit.num_tokens)
-        num_tokens = min(promised, seq.max_cached) // kv.unit * kv.unit
+        kv, tokens = self._kv, seq.tokens[: seq.max_cached]
+        digests = kv.digests(seq.prefix, tokens)
+        num = self._connector.lookup(seq.request, digests, hit.num_tokens) // kv.block_size
+        num_tokens = num * kv.block_size
         seq.may_load = num_tokens > hit.num_tokens
         if not seq.may_load:
             return False
@@ -42,8 +43,7 @@ class Transfers:
             is_load=True,
             num_cached=hit.num_tokens,
             num_tokens=num_tokens,
-            blocks=(),
-            digests=kv.span(digests, hit.num_tokens, num_tokens),
+            digests=digests[len(hit.pages) : num],
         )
         if not kv.lend_for_load(transfer, num_spare):
             return False
@@ -53,18 +53,18 @@ class Transfers:
         return True
 
     def offer_for_save(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
-        """Before a sequence's blocks are dropped; what the connector wants to read stays held."""
+        """Before a sequence's pages are dropped; what the connector wants to read stays held."""
         kv = self._kv
-        num_tokens = min(num_computed, len(tokens)) // kv.unit * kv.unit
-        if not num_tokens or not self._may_save:
+        num = min(num_computed, len(tokens)) // kv.block_size
+        if not num or not self._may_save:
             return
         transfer = Transfer(
             seq_id=seq.id,
             is_load=False,
             num_cached=0,
-            num_tokens=num_tokens,
-            blocks=kv.span(seq.table.blocks, 0, num_tokens),
-            digests=kv.span(kv.digests(seq.table, tokens), 0, num_tokens),
+            num_tokens=num * kv.block_size,
+            digests=kv.digests(seq.prefix, tokens)[:num],
+            pages=kv.pages_of(seq.slot, num),
         )
         if self._connector.finished(seq.request, transfer):
             kv.lend_for_save(transfer)

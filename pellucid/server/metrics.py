@@ -290,7 +290,7 @@ class Metrics:
             "cache_dtype": resolved.kv_dtype,
             "enable_prefix_caching": str(cache.enable_prefix_caching),
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),
-            "num_gpu_blocks": str(min(self._llm.num_blocks)),
+            "num_gpu_blocks": str(self._llm.num_pages),
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*LABELS, *facts])
         for index in range(num_engines):

@@ -27,7 +27,7 @@ router = APIRouter()
 PROTOCOL = "pellucid.xray"  # beside which browsers may bring a key
 MOST_WATCHERS = 16
 MOST_WAITS = 1000  # in a message
-SIZE = 4  # numbers of a BlockView and of a RowView
+SIZE = 4  # numbers of a PageView and of a RowView
 POLICY_VIOLATION, INTERNAL_ERROR, TRY_AGAIN = 1008, 1011, 1013  # why a websocket is closed
 MOST_REASON = 123  # bytes that say so in words
 
@@ -87,18 +87,17 @@ class Unsent:
     def __init__(self, sight: Sight, message: bytes) -> None:
         self._sight = sight
         self._message: bytes | None = message  # None: to be written
-        self._blocks: list[dict[int, Flat]] | None = None  # of several messages, per KV group: by block
+        self._pages: dict[int, Flat] | None = None  # of several messages: by page
 
     def add(self, sight: Sight) -> None:
         """The next message; costs what it tells, not what is there."""
         before, frame = self._sight.frame, sight.frame
         if frame.is_first:  # all before is void
-            self._blocks = None
+            self._pages = None
         else:
-            if self._blocks is None:
-                self._blocks = [_by_block(flat) for flat in before.blocks]
-            for blocks, flat in zip(self._blocks, frame.blocks, strict=True):
-                blocks.update(_by_block(flat))
+            if self._pages is None:
+                self._pages = _by_page(before.pages)
+            self._pages.update(_by_page(frame.pages))
             frame = replace(frame, is_first=before.is_first, steps=_newest(before.steps + frame.steps))
         requests = self._sight.requests.plus(sight.requests)
         self._sight = Sight(sight.engine, sight.num_engines, sight.stats, requests, frame)
@@ -108,13 +107,13 @@ class Unsent:
         if self._message is not None:
             return self._message
         sight = self._sight
-        if self._blocks is not None:
-            flats = [[number for view in blocks.values() for number in view] for blocks in self._blocks]
-            sight.frame = replace(sight.frame, blocks=flats)
+        if self._pages is not None:
+            flat = [number for view in self._pages.values() for number in view]
+            sight.frame = replace(sight.frame, pages=flat)
         return encode(sight)
 
 
-def _by_block(flat: Flat) -> dict[int, Flat]:
+def _by_page(flat: Flat) -> dict[int, Flat]:
     return {flat[i]: flat[i : i + SIZE] for i in range(0, len(flat), SIZE)}
 
 

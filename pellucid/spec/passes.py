@@ -39,7 +39,7 @@ class Passes:
             positions=fwd.positions,
             cu_seqlens_q=fwd.cu_seqlens_q,
             block_tables=fwd.block_tables,
-            block_sizes=fwd.block_sizes,
+            block_size=fwd.block_size,
         )
         return cls(fwd, num_query, make(behind, num_query, known.num_wanted))
 

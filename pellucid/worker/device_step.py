@@ -62,7 +62,7 @@ class Forward:
         fwd.tiles = tiles
         are_read = self.needs.hidden or bool(self.needs.taps)
         fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
-        fwd.attn = tuple(self.backend.plan(fwd, group) for group in range(len(fwd.block_tables)))
+        fwd.attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
         return step
 
 

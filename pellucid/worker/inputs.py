@@ -132,10 +132,10 @@ class StepInput:
 
 
 class InputBuilder:
-    """Builds each step's input from the slots.  block_sizes: tokens, per KV group."""
+    """Builds each step's input from the slots."""
 
-    def __init__(self, slots: Slots, block_sizes: tuple[int, ...], layout: DraftLayout) -> None:
-        self.slots, self.block_sizes, self.device = slots, block_sizes, slots.device
+    def __init__(self, slots: Slots, layout: DraftLayout) -> None:
+        self.slots, self.device = slots, slots.device
         self.layout = layout
         on_gpu = self.device.type == "cuda" and has_triton()
         self._gather = gather_rows if on_gpu else gather_rows_ref
@@ -144,7 +144,7 @@ class InputBuilder:
             num_computed=slots.num_computed,
             limits=slots.limits,
             block_tables=slots.block_tables,
-            block_sizes=block_sizes,
+            block_size=slots.block_size,
         )
         # Of the last step, if it had nothing but decodes; and what had been admitted by then.
         self._last: tuple[StepCounts, int] | None = None
@@ -222,7 +222,7 @@ class InputBuilder:
             query_lens=rows.counts.num_query.tolist(),
             num_sampled=rows.counts.num_sampled.tolist(),
             max_query=asked.max_query,
-            block_sizes=self.block_sizes,
+            block_size=self.slots.block_size,
         )
         return StepInput(
             fwd=fwd,

@@ -44,7 +44,7 @@ class DraftLayout(Protocol):
     def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """Move the KV of accepted drafts to where their positions say.
 
-        block_tables: of the rows, per KV group [B, M].  roots: [B], the place of each row's node 0.
+        block_tables: of the rows, [B, M] each.  roots: [B], the place of each row's node 0.
         """
         ...
 
@@ -64,13 +64,10 @@ class TreeLayout:
 
     def __init__(
         self, parents: tuple[int, ...], device: torch.device, *, layers: Sequence[AttentionLayer],
-        backend: AttentionBackend, block_sizes: tuple[int, ...],
+        backend: AttentionBackend, block_size: int,
     ) -> None:  # fmt: skip
-        """layers: those whose KV a verification writes, with the caches that they have when it runs.
-
-        block_sizes: tokens, per KV group.
-        """
-        self.layers, self.backend, self.block_sizes = layers, backend, block_sizes
+        """layers: those whose KV a verification writes, with the caches that they have when it runs."""
+        self.layers, self.backend, self.block_size = layers, backend, block_size
         depth = depth_of(parents)
         paths = [path + [0] * (depth - len(path)) for path in paths_of(parents)]
         self.depths = torch.tensor(depths_of(parents), device=device)  # [n]
@@ -100,10 +97,11 @@ class TreeLayout:
         depth = torch.arange(1, output.path.shape[1], device=output.path.device)
         moves = (depth < output.num_new[:, None]) & (output.path[:, 1:] != depth)
         ways = [(roots[:, None] + node).where(moves, 0) for node in (output.path[:, 1:], depth)]
-        for group, (table, size) in enumerate(zip(block_tables, self.block_sizes, strict=True)):
+        size = self.block_size
+        for index, table in enumerate(block_tables):
             sources, targets = (
                 (table.gather(1, way // size).long() * size + way % size).where(moves, 0) for way in ways
             )
             for layer in self.layers:
-                if layer.group == group:
+                if layer.table == index:
                     self.backend.move(layer.kv_cache, sources, targets)

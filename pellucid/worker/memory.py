@@ -1,4 +1,4 @@
-"""How many blocks of KV cache fit: measured on a GPU, a sensible share of free memory on a CPU."""
+"""How many pages of KV cache fit: measured on a GPU, a sensible share of free memory on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import torch
 
 from pellucid.executor.base import Capacity
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import most_pages, most_tokens
+from pellucid.kv.layout import Layout
 from pellucid.resolve import Resolved
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def gpu_budget(utilization: float, most_bytes: int) -> int:
     return int(total * utilization) - elsewhere - most_bytes - GPU_RESERVE
 
 
-def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
+def cpu_budget(resolved: Resolved, layout: Layout) -> int:
     """This worker's bytes for KV cache: what the user said, else a share of free memory.
 
     It is at most what all slots can use.
@@ -35,33 +36,33 @@ def cpu_budget(resolved: Resolved, bytes_per_token: float) -> int:
     said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers_of_all
     if said is not None:
         return int(said * GIB) // num_workers
-    block_size = resolved.block_size
-    # Sequences fill whole blocks, and the padding block comes on top.
-    num_blocks = 1 + resolved.max_num_seqs * -(-(resolved.max_model_len + resolved.num_spec) // block_size)
-    useful = int(num_blocks * block_size * bytes_per_token)
+    useful = (1 + resolved.max_num_seqs * needed_pages(resolved, layout)) * layout.page_bytes  # 1 is padding
     return min(min(resolved.platform.memory_free // CPU_SHARE, CPU_MOST) // num_workers, useful)
 
 
-def count_blocks(resolved: Resolved, groups: tuple[KVGroupSpec, ...], budget: int) -> int:
-    """How many blocks this worker can hold with `budget` bytes (the padding block is paid here)."""
+def needed_pages(resolved: Resolved, layout: Layout) -> int:
+    """Most pages that one sequence holds at once."""
+    return most_pages(layout.kinds, resolved.max_model_len + resolved.num_spec, resolved.max_chunk)
+
+
+def count_pages(resolved: Resolved, layout: Layout, budget: int) -> int:
+    """How many pages this worker can hold with `budget` bytes (the padding page is paid here)."""
     override = resolved.user.cache.num_gpu_blocks_override
-    block_bytes = sum(group.block_bytes for group in groups)
-    return budget // block_bytes - 1 if override in (None, -1) else override
+    return budget // layout.page_bytes - 1 if override in (None, -1) else override
 
 
-def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], num_blocks: int) -> Capacity:
-    """What `num_blocks` blocks can serve.
+def fit_capacity(resolved: Resolved, layout: Layout, num_pages: int) -> Capacity:
+    """What `num_pages` pages can serve.
 
     Raises ValueError if one request of the length that the user asked for cannot fit; a length that is only
     the model's own is lowered to what fits.
     """
-    block_bytes = sum(group.block_bytes for group in groups)
-    needed = -(-(resolved.max_model_len + resolved.num_spec) // resolved.block_size)
-    max_model_len = resolved.max_model_len
-    if num_blocks < needed:
-        fits = num_blocks * resolved.block_size - resolved.num_spec
-        numbers = f"max_model_len {max_model_len:,} needs {needed * block_bytes / GIB:.2f} GiB of KV cache"
-        room = f"{max(0, num_blocks)} blocks ({max(0, num_blocks) * block_bytes / GIB:.2f} GiB)"
+    max_model_len, needed = resolved.max_model_len, needed_pages(resolved, layout)
+    if num_pages < needed:
+        has, wants = (max(0, num) * layout.page_bytes / GIB for num in (num_pages, needed))
+        fits = most_tokens(layout.kinds, max(0, num_pages), resolved.max_chunk) - resolved.num_spec
+        numbers = f"max_model_len {max_model_len:,} needs {wants:.2f} GiB of KV cache"
+        room = f"{max(0, num_pages)} pages ({has:.2f} GiB)"
         if not resolved.max_model_len_is_default or fits < 2:
             lower = (
                 f"lower max_model_len to {fits:,}, or" if fits >= 2 else "end what else uses the device, or"
@@ -73,8 +74,5 @@ def fit_capacity(resolved: Resolved, groups: tuple[KVGroupSpec, ...], num_blocks
         logger.warning("%s, there is room for %s: max_model_len is now %s", numbers, room, f"{fits:,}")
         max_model_len = fits
     return Capacity(
-        groups=groups,
-        num_blocks=tuple(num_blocks for _ in groups),
-        max_model_len=max_model_len,
-        num_spec=resolved.num_spec,
+        kinds=layout.kinds, num_pages=num_pages, max_model_len=max_model_len, num_spec=resolved.num_spec
     )

@@ -22,7 +22,7 @@ from pellucid.kernels.advance_slots import (
     write_drafts,
     write_drafts_ref,
 )
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.layout import Layout
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
@@ -35,17 +35,20 @@ class Slots:
     """Per-slot tensors, written at admission and advanced by what was sampled."""
 
     def __init__(
-        self, num_slots: int, max_len: int, groups: tuple[KVGroupSpec, ...], device: torch.device
+        self, num_slots: int, max_len: int, layout: Layout, block_size: int, device: torch.device
     ) -> None:
+        """max_len, block_size: tokens."""
         self.num_slots, self.max_len, self.device = num_slots, max_len, device
+        self.block_size, self._layout = block_size, layout
         rows = num_slots + 1  # the last one is the spare slot
         self.spare = num_slots
         self.token_ids = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
+        width = -(-max_len // block_size)
+        # Of each block not its pages, but its numbers in caches that are views of the pool.
         self.block_tables = tuple(
-            torch.zeros(rows, -(-max_len // group.block_size), dtype=torch.int32, device=device)
-            for group in groups
+            torch.zeros(rows, width, dtype=torch.int32, device=device) for _ in layout.tables
         )
         on_gpu = device.type == "cuda" and has_triton()
         self._advance = advance_slots if on_gpu else advance_slots_ref
@@ -53,7 +56,7 @@ class Slots:
         # What the host can know exactly: while a prompt is computed nothing is sampled.
         self.num_known = np.zeros(rows, dtype=np.int64)  # tokens the admission brought
         self.num_prefilled = np.zeros(rows, dtype=np.int64)  # of those, planned so far
-        self._table_lens = [np.zeros(rows, dtype=np.int64) for _ in groups]  # blocks
+        self._table_lens = np.zeros(rows, dtype=np.int64)  # blocks
         self._alive = np.zeros(rows, dtype=bool)
         self.generation = 0  # another one behind every admission
 
@@ -76,8 +79,7 @@ class Slots:
         self.num_known[slots] = lengths
         self.num_prefilled[slots] = [a.num_computed for a in admissions]
         self._alive[slots] = True
-        for lens in self._table_lens:
-            lens[slots] = 0
+        self._table_lens[slots] = 0
         tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
         positions = np.concatenate([np.arange(length) for length in lengths])
         self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
@@ -85,35 +87,33 @@ class Slots:
         facts = upload(np.array([slots, self.num_prefilled[slots], limits]), self.device)
         self.num_computed[facts[0]] = facts[1]
         self.limits[facts[0]] = facts[2]
-        self.grow(
-            [
-                Growth(group, [admission.slot] * len(blocks), blocks)
-                for admission in admissions
-                for group, blocks in enumerate(admission.blocks)
-            ]
-        )
+        pages = [np.asarray(a.pages, dtype=np.int64) for a in admissions]
+        num_blocks = [len(each) // self._layout.pages_a_block for each in pages]
+        self._append(np.repeat(slots, num_blocks), np.concatenate(pages))
 
-    def grow(self, growths: list[Growth]) -> None:
+    def grow(self, growth: Growth) -> None:
         """Append blocks to the tables of their slots."""
-        if not growths:
+        if growth.slots:
+            self._append(np.array(growth.slots, dtype=np.int64), np.array(growth.pages, dtype=np.int64))
+
+    def _append(self, slots: np.ndarray, pages: np.ndarray) -> None:
+        """A block for each of these slots [n]; pages: of them all, flat."""
+        if not len(slots):
             return
-        for group, (table, lens) in enumerate(zip(self.block_tables, self._table_lens, strict=True)):
-            mine = [growth for growth in growths if growth.group == group]
-            slots = np.array([slot for growth in mine for slot in growth.slots], dtype=np.int64)
-            blocks = np.array([block for growth in mine for block in growth.blocks], dtype=np.int64)
-            if not len(slots):
-                continue
-            first = np.flatnonzero(np.diff(slots, prepend=-1))  # of each slot's blocks
-            counts = np.diff(first, append=len(slots))
-            owners = slots[first]
-            assert len(set(owners.tolist())) == len(owners), f"blocks of a slot are not side by side: {slots}"
-            columns = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
-            lens[owners] += counts
-            most = int(columns.max())
-            assert most < table.shape[1], (
-                f"slot {slots[columns.argmax()]}: {most + 1} blocks in {table.shape[1]} columns"
-            )
-            self._scatter(table, np.stack([slots, columns, blocks]))
+        lens = self._table_lens
+        first = np.flatnonzero(np.diff(slots, prepend=-1))  # of each slot's blocks
+        counts = np.diff(first, append=len(slots))
+        owners = slots[first]
+        assert len(set(owners.tolist())) == len(owners), f"blocks of a slot are not side by side: {slots}"
+        columns = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
+        lens[owners] += counts
+        most, width = int(columns.max()), self.block_tables[0].shape[1]
+        assert most < width, f"slot {slots[columns.argmax()]}: {most + 1} blocks in {width} columns"
+        pages = pages.reshape(len(slots), -1)
+        blocks = [pages[:, table.stripe] * table.factor for table in self._layout.tables]
+        rows, columns, *blocks = upload(np.array([slots, columns, *blocks]), self.device)
+        for table, numbers in zip(self.block_tables, blocks, strict=True):
+            table[rows, columns] = numbers.to(table.dtype)
 
     def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
         """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""

@@ -2,7 +2,7 @@
 
 A kernel has variants, by numbers of rows, tokens and drafts; one that is first needed in mid-run stalls it
 for seconds.  So at start one step of each kind is gone through, to learn which there are and compile them
-(kernels/compilations.py).  All of them read and write block 0 alone.
+(kernels/compilations.py).  All of them read and write page 0 alone.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class Part(NamedTuple):
         return self.num_computed + self.num_query
 
 
-def largest_step(resolved: Resolved, num_groups: int, asked: int) -> StepPlan:
+def largest_step(resolved: Resolved, pages_a_block: int, asked: int) -> StepPlan:
     """The step that needs the most memory: all slots sample and draft, with every option; the budget is full.
 
-    Its blocks are all block 0, so that it can run before there is a cache.
+    Its pages are all page 0, so that it can run before there is a cache.
     """
     num_rows = min(resolved.max_num_seqs, resolved.max_num_batched_tokens)
     length = max(1, min(resolved.max_num_batched_tokens // num_rows, resolved.max_model_len - 1))
     part = Part(length, min(resolved.num_spec, length - 1), sampling=EVERYTHING)
-    return step_of([part] * num_rows, resolved, num_groups, asked)
+    return step_of([part] * num_rows, resolved, pages_a_block, asked)
 
 
-def warm_up_steps(resolved: Resolved, num_groups: int, asked: int) -> Iterator[StepPlan]:
+def warm_up_steps(resolved: Resolved, pages_a_block: int, asked: int) -> Iterator[StepPlan]:
     """A step of each kind: decodes and verifications of few and many rows, chunks alone and in company.
 
     What takes longest to compile comes first: attention, of a long chunk and then of rows with few queries.
@@ -78,32 +78,32 @@ def warm_up_steps(resolved: Resolved, num_groups: int, asked: int) -> Iterator[S
     """
     budget, longest, most_rows = limits_of(resolved)
     most_drafts = min(resolved.num_spec, longest - 1)
-    chunks = chunked(resolved, num_groups, asked)
+    chunks = chunked(resolved, pages_a_block, asked)
     yield next(chunks)
     for num_rows in around_powers_of_two(most_rows):
-        yield step_of([Part(1)] * num_rows, resolved, num_groups, asked)
+        yield step_of([Part(1)] * num_rows, resolved, pages_a_block, asked)
         if most_drafts and num_rows * (1 + most_drafts) <= budget:
-            yield step_of([Part(1 + most_drafts, most_drafts)] * num_rows, resolved, num_groups, asked)
+            yield step_of([Part(1 + most_drafts, most_drafts)] * num_rows, resolved, pages_a_block, asked)
     for num_rows in powers_of_two(most_rows):
         if num_rows - 1 + SHORT <= budget and longest >= SHORT:
-            yield step_of([Part(1)] * (num_rows - 1) + [Part(SHORT)], resolved, num_groups, asked)
+            yield step_of([Part(1)] * (num_rows - 1) + [Part(SHORT)], resolved, pages_a_block, asked)
     for num_rows in powers_of_two(min(most_rows, MOST_DRAWN)):
-        yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, num_groups, asked)
+        yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, pages_a_block, asked)
     for num_drafts in range(1, most_drafts):
-        yield step_of([Part(1 + num_drafts, num_drafts)], resolved, num_groups, asked)
+        yield step_of([Part(1 + num_drafts, num_drafts)], resolved, pages_a_block, asked)
     yield from chunks
     for sampling in OPTIONS:
-        yield step_of([Part(min(3, longest), sampling=sampling)], resolved, num_groups, asked)
+        yield step_of([Part(min(3, longest), sampling=sampling)], resolved, pages_a_block, asked)
 
 
-def chunked(resolved: Resolved, num_groups: int, asked: int) -> Iterator[StepPlan]:
+def chunked(resolved: Resolved, pages_a_block: int, asked: int) -> Iterator[StepPlan]:
     """Steps with chunks, the longest first and alone."""
     budget, longest, most_rows = limits_of(resolved)
     for num_query in reversed(around_powers_of_two(min(longest, MOST_TOKENS))):
-        yield step_of([Part(num_query)], resolved, num_groups, asked)
+        yield step_of([Part(num_query)], resolved, pages_a_block, asked)
         if 2 * num_query + 1 <= min(budget, resolved.max_model_len - 1) and most_rows > 2:
             behind = Part(num_query, num_computed=num_query)
-            yield step_of([Part(1), Part(num_query), behind], resolved, num_groups, asked)
+            yield step_of([Part(1), Part(num_query), behind], resolved, pages_a_block, asked)
 
 
 def limits_of(resolved: Resolved) -> tuple[int, int, int]:
@@ -122,7 +122,7 @@ def around_powers_of_two(most: int) -> list[int]:
     return sorted({n for power in powers_of_two(most) for n in (power, power + 1) if n <= most})
 
 
-def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int, asked: int) -> StepPlan:
+def step_of(parts: Sequence[Part], resolved: Resolved, pages_a_block: int, asked: int) -> StepPlan:
     """A step in which every part is a row that samples; its result may be thrown away."""
     admitted = [
         Admission(
@@ -137,7 +137,7 @@ def step_of(parts: Sequence[Part], resolved: Resolved, num_groups: int, asked: i
             stop_token_ids=(0,) if part.sampling.min_tokens else (),
             bad_words_token_ids=((0, 0), (1,)) if part.sampling.bad_words else (),
             asked=asked,
-            blocks=([0] * -(-(part.length + 1) // resolved.block_size),) * num_groups,
+            pages=ints([0] * (-(-(part.length + 1) // resolved.block_size) * pages_a_block)),
         )
         for slot, part in enumerate(parts)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,6 @@ import psutil
 import torch
 from torch import nn
 
-from pellucid.attention.base import AttentionBackend, AttentionLayer
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Pending, Seat
@@ -28,7 +26,7 @@ from pellucid.kernels.compilers import Compilers, Share, compilers_for
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.layout import Layout, choose_kinds, lay_out
 from pellucid.models.build import BuiltModel, Workshop
 from pellucid.progress import tell
 from pellucid.resolve import Resolved
@@ -93,17 +91,16 @@ class Worker:
             phases.end("weights")
             most_bytes = self._warm_up(compilers, phases)
             phases.end("kernels")
-        num_blocks = memory.count_blocks(self.resolved, self.groups, self._kv_budget(most_bytes))
-        num_blocks = self.links.world.minimum(num_blocks)  # a step needs a block on every rank
-        capacity = memory.fit_capacity(self.resolved, self.groups, num_blocks)
-        self._bind_kv(capacity.num_blocks)
+        num_pages = memory.count_pages(self.resolved, self.layout, self._kv_budget(most_bytes))
+        num_pages = self.links.world.minimum(num_pages)  # a step needs a page on every rank
+        capacity = memory.fit_capacity(self.resolved, self.layout, num_pages)
+        self._bind_kv(capacity.num_pages)
         phases.end("KV cache")
         if self.device.type != "cpu":
             self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
-        blocks = ", ".join(map(str, capacity.num_blocks))
-        logger.info("%s; KV cache: %s blocks of %d tokens", phases, blocks, self.resolved.block_size)
+        logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))
         self.late.begin()
         return capacity
 
@@ -155,11 +152,10 @@ class Worker:
         # Ranks that share layers must run the same ones, so there all are run.
         models = (model.model for model in self.models if self.links.tp.size == 1)
         self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))
-        self.groups = tuple(group for model in self.models for group in model.kv_groups)
+        self.layout = self._lay_out()
         max_len = resolved.max_model_len + resolved.num_spec
-        slots = Slots(resolved.max_num_seqs, max_len, self.groups, self.device)
-        block_sizes = tuple(group.block_size for group in self.groups)
-        inputs = InputBuilder(slots, block_sizes, self._make_layout(target, proposer.shape, block_sizes))
+        slots = Slots(resolved.max_num_seqs, max_len, self.layout, resolved.block_size, self.device)
+        inputs = InputBuilder(slots, self._draft_layout(target, proposer.shape))
         forward = Forward(target.model, target.backend, inputs, needs=proposer.needs)
         if target.inlet is not None:
             target.inlet.make_room(resolved.max_tokens_of_step, self.device)
@@ -186,13 +182,21 @@ class Worker:
         launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
         self.runner = ModelRunner(slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp)
 
-    def _make_layout(
-        self, target: BuiltModel, shape: DraftShape, block_sizes: tuple[int, ...]
-    ) -> DraftLayout:
+    def _lay_out(self) -> Layout:
+        """The KV pages of this worker, of which all models have their parts."""
+        everywhere = [cache for model in self.models for cache in model.caches]
+        layers = [layer for model in self.models for layer in model.attention_layers]
+        kinds = choose_kinds(everywhere, self.resolved.block_size)
+        layout = lay_out(kinds, [layer.spec.cache for layer in layers])
+        for layer, place in zip(layers, layout.places, strict=True):
+            layer.table = place.table
+        return layout
+
+    def _draft_layout(self, target: BuiltModel, shape: DraftShape) -> DraftLayout:
         if shape.parents is None:
             return ChainLayout()
-        layers, backend = target.attention_layers, target.backend
-        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_sizes=block_sizes)
+        layers, backend, size = target.attention_layers, target.backend, self.resolved.block_size
+        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_size=size)
 
     def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Step[Any, Any]:
         """What this pipeline stage does of a step."""
@@ -232,8 +236,7 @@ class Worker:
     def _kv_budget(self, most_bytes: int) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves, which takes `most_bytes`."""
         if self.device.type == "cpu":
-            per_token = sum(group.block_bytes for group in self.groups) / self.resolved.block_size
-            return memory.cpu_budget(self.resolved, per_token)
+            return memory.cpu_budget(self.resolved, self.layout)
         torch.cuda.empty_cache()
         budget = memory.gpu_budget(self.resolved.user.cache.gpu_memory_utilization, most_bytes)
         return budget - self.runner.launcher.measure() - self.runner.handover.reserve
@@ -255,14 +258,15 @@ class Worker:
         if self.device.type == "cpu":
             return 0
         self._tell("compiling and warming up kernels")
-        self._bind_kv(tuple(0 for _ in self.groups))
+        self._bind_kv(0)
+        given = self.resolved, self.layout.pages_a_block, self.runner.features.eager_bits
         with compiled_together(self.device, running=self._running(), compilers=compilers):
             with self.abridged():
-                for plan in warm_up_steps(self.resolved, len(self.groups), self.runner.features.eager_bits):
+                for plan in warm_up_steps(*given):
                     self._try(plan)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            self._try(largest_step(self.resolved, len(self.groups), self.runner.features.eager_bits))
+            self._try(largest_step(*given))
             most_bytes = torch.cuda.max_memory_reserved()
             phases.end("warm-up")
         return most_bytes
@@ -282,18 +286,19 @@ class Worker:
         self.runner.handover.learn(plan.id)  # nothing is under way any more
         self.runner.slots.retire(plan.rows.slots.tolist())
 
-    def _bind_kv(self, num_blocks: tuple[int, ...]) -> None:
-        """Give every attention layer its cache: `num_blocks` and the padding block 0, zeros."""
-        for model in self.models:
-            for layer in model.attention_layers:
-                spec = self.groups[layer.group]
-                layer.kv_cache = self._kv_cache(model.backend, spec, num_blocks[layer.group], layer)
-
-    def _kv_cache(
-        self, backend: AttentionBackend, spec: KVGroupSpec, num_blocks: int, layer: AttentionLayer
-    ) -> torch.Tensor:
-        layer.kv_cache = torch.empty(0)  # the old one goes before the new one comes
-        return zeros(backend.kv_layout(spec, num_blocks + 1), getattr(torch, spec.dtype), self.device)
+    def _bind_kv(self, num_pages: int) -> None:
+        """Make so many pages and the padding page 0, zeros, and give every layer its view of them."""
+        layout = self.layout
+        owners = [(model.backend, layer) for model in self.models for layer in model.attention_layers]
+        for _, layer in owners:
+            layer.kv_cache = torch.empty(0)  # the old pages go before the new ones come
+        pool = zeros((1 + num_pages) * layout.page_bytes, self.device)
+        for (backend, layer), (table, unit) in zip(owners, layout.places, strict=True):
+            _, factor, num_bytes = layout.tables[table]
+            num_blocks = 1 + num_pages * factor  # up to its part of the last page: for all layers alike
+            shape = backend.kv_layout(layer.spec, num_blocks)
+            part = pool[unit * layout.unit_bytes :][: num_blocks * num_bytes]
+            layer.kv_cache = part.view(layer.spec.kv_dtype or layer.spec.dtype).view(shape)
 
 
 class Phases:
@@ -331,10 +336,8 @@ def choose_device(kind: str, index: int | None) -> torch.device:
     return torch.device(kind, index)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU from pages that the system hands out when first written, so it takes no time."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return (
-        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
-    )
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))

@@ -30,7 +30,7 @@ class Rows:
     fwd: ForwardInput
     scale: float
     window: int | None = None
-    group: int = 0
+    table: int = 0
     k_scale: float = 1.0
     v_scale: float = 1.0
     qk_norm: QKNorm | None = None

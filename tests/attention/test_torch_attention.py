@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from pellucid.attention.base import ATTENTION_BACKENDS, AttentionSpec, choose_backend
 from pellucid.attention.torch import TorchAttention
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
 
@@ -165,7 +165,6 @@ def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_layout_is_pages_of_keys_then_values() -> None:
-    group = KVGroupSpec(
-        block_size=64, num_layers=3, num_kv_heads=8, head_dim=128, dtype="float32", itemsize=4
-    )
-    assert TorchAttention().kv_layout(group, 10) == (10, 2, 8, 64, 128)
+    asked = spec(num_kv_heads=8, block_size=64, head_dim=128)
+    shape = TorchAttention().kv_layout(asked, 10)
+    assert shape == (10, 2, 8, 64, 128) and 4 * math.prod(shape[1:]) == asked.cache.num_bytes

@@ -41,7 +41,7 @@ from pellucid.engine.xray import Frame, SeqView, StepView
 from pellucid.executor.base import Capacity
 from pellucid.features.grammar.host import Drafts, Masks
 from pellucid.features.logprobs.host import Entries
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import Full, Window
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.resolve import resolve
@@ -99,7 +99,7 @@ ADMISSION = Admission(
     bad_words_token_ids=((3, 4), (5,)),
     asked=4,
     ride={"toy": [1, {"a": 2.5}]},
-    blocks=([6, 7], [8]),
+    pages=ints([6, 7, 8, 0]),
 )
 PLAN = StepPlan(
     id=41,
@@ -108,7 +108,7 @@ PLAN = StepPlan(
     rows=Rows.of([Row(255, 1, 0, 1), Row(2, 16384, 3, 16384)]),
     num_tokens=16385,
     admitted=[ADMISSION],
-    grown=[Growth(1, [3, 255], [70000, 2])],
+    grown=Growth(ints([3, 255]), ints([70000, 2])),
     retired=[9, 10],
     kv_meta=[JOB, {"load": [1, 2]}, "plain"],
     asked=12,
@@ -188,7 +188,7 @@ def test_random_plans_and_results_come_through(seed: int) -> None:
         rows=Rows.of(
             [Row(*(rng.randrange(1 << 31) for _ in Row._fields)) for _ in range(rng.randrange(300))]
         ),
-        grown=[Growth(number(), numbers(9), numbers(9)) for _ in range(rng.randrange(5))],
+        grown=Growth(*(ints(rng.randrange(1 << 31) for _ in range(rng.randrange(9))) for _ in range(2))),
         retired=numbers(20),
     )
     result = StepResult(
@@ -268,12 +268,11 @@ STATS = EngineStats(
     num_accepted_per_position=(12,), host_seconds=0.5, wait_seconds=1.5, num_late_compilations=13,
     num_running=14, num_waiting=15, kv_usage=0.25, is_synthetic=True,
 )  # fmt: skip
-GROUP = KVGroupSpec(block_size=16, num_layers=2, num_kv_heads=3, head_dim=4, dtype="bfloat16", itemsize=2)
-CAPACITY = Capacity(groups=(GROUP,), num_blocks=(5,), max_model_len=6, num_spec=7)
+CAPACITY = Capacity(kinds=(Full(16, 2), Window(16, 1, 99)), num_pages=5, max_model_len=6, num_spec=7)
 FRAME = Frame(
-    is_first=True, seconds=1.5, block_size=(16,), num_blocks=(5,), max_num_tokens=9, num_running=1,
+    is_first=True, seconds=1.5, block_size=16, num_pages=5, max_num_tokens=9, num_running=1,
     num_waiting=1, running=[SeqView(1, "a", 2, 3, 4, 5, 6)], waiting=[SeqView(2, "b", 2, 3, 4, 5, 6)],
-    steps=[StepView(1, [1, 2, 3, 4], 1, 0.5)], blocks=[[1, 2, 3, 4]],
+    steps=[StepView(1, [1, 2, 3, 4], 1, 0.5)], pages=[1, 2, 3, 4],
 )  # fmt: skip
 MESSAGES: list[Message] = [
     Start("module:function", tagged({"a": 1}), 30, {"kind": {"name": "module:Class"}}),

@@ -19,7 +19,7 @@ class NoCache:
 
     def start(self, resolved: Resolved) -> Capacity:
         NoCache.num_running += 1
-        return Capacity(groups=(), num_blocks=(), max_model_len=64)
+        return Capacity(kinds=(), num_pages=0, max_model_len=64)
 
     def shutdown(self) -> None:
         NoCache.num_running -= 1
@@ -28,6 +28,6 @@ class NoCache:
 def test_workers_are_ended_if_there_is_no_engine_for_them(tiny: Path) -> None:
     EXECUTORS.register("no_cache", f"{__name__}:NoCache")
     config = EngineConfig.from_options({"model": str(tiny), "device": "cpu", "executor": "no_cache"})
-    with pytest.raises(AssertionError, match="0 groups"):
+    with pytest.raises(AssertionError, match="0 kinds"):
         start_engine(config)
     assert NoCache.num_running == 0

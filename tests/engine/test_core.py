@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ class EagerExecutor:
         self.is_shut_down = True
 
 
-def make_engine(depth: int = 1, **options: int) -> tuple[Engine, EagerExecutor]:
+def make_engine(depth: int = 1, **options: Any) -> tuple[Engine, EagerExecutor]:
     executor = EagerExecutor()
     return Engine(make_scheduler(**options), executor, depth=depth, check_invariants=True), executor
 

@@ -31,9 +31,9 @@ def test_the_statistics_of_several_engines_are_summed() -> None:
 
 
 def test_what_all_can_hold_is_what_the_least_can() -> None:
-    a = Capacity(groups=(), num_blocks=(9, 5), max_model_len=64)
-    b = Capacity(groups=(), num_blocks=(7, 6), max_model_len=256)
-    assert least([a, b]) == Capacity(groups=(), num_blocks=(7, 5), max_model_len=64)
+    a = Capacity(kinds=(), num_pages=9, max_model_len=64)
+    b = Capacity(kinds=(), num_pages=7, max_model_len=256)
+    assert least([a, b]) == Capacity(kinds=(), num_pages=7, max_model_len=64)
 
 
 def test_what_an_engine_says_of_a_request_in_several_turns_is_one_update() -> None:

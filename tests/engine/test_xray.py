@@ -10,14 +10,15 @@ from typing import TypeVar
 import pytest
 
 from pellucid.engine.core import Engine
-from pellucid.engine.xray import INTERVAL, MOST_ROWS, MOST_TIME, BlockView, Flat, Frame, LiveXRay, RowView
+from pellucid.engine.xray import INTERVAL, MOST_ROWS, MOST_TIME, Flat, Frame, LiveXRay, PageView, RowView
+from pellucid.kv.kinds import Full, Kind, Window
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request
 
-FREE = BlockView(0, -1, 0, False)
+FREE = PageView(0, -1, 0, False)
 
 
-View = TypeVar("View", BlockView, RowView)
+View = TypeVar("View", PageView, RowView)
 
 
 def views(kind: Callable[..., View], flat: Flat) -> list[View]:
@@ -40,27 +41,27 @@ class Page:
     """Follows frames, as the page does."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, BlockView] = {}
+        self.pages: dict[int, PageView] = {}
         self.last: Frame | None = None
 
     def show(self, frame: Frame | None) -> None:
         assert frame is not None
         if frame.is_first:
-            self.blocks.clear()
-        self.blocks |= {view.block: view for view in views(BlockView, frame.blocks[0])}
+            self.pages.clear()
+        self.pages |= {view.page: view for view in views(PageView, frame.pages)}
         self.last = frame
 
     def check(self, engine: Engine) -> None:
-        """Every block is shown as it is."""
+        """Every page is shown as it is."""
         scheduler = engine.scheduler
-        (pool,) = scheduler.kv.pools
-        running = scheduler.running()
-        num_owners = Counter(block for seq in running for block in seq.table.blocks[0])
-        for block in range(1, pool.num_blocks + 1):
-            shown = self.blocks.get(block, FREE)
-            is_cached = not num_owners[block] and pool.is_published(block)
-            assert (shown.num_owners, shown.is_cached) == (num_owners[block], is_cached)
-            owners = [seq.id for seq in running if block in seq.table.blocks[0]]
+        kv, running = scheduler.kv, scheduler.running()
+        held = {seq.id: set(kv.held(seq.slot).tolist()) for seq in running}
+        num_owners = Counter(page for pages in held.values() for page in pages)
+        for page in range(1, kv.pool.num_pages + 1):
+            shown = self.pages.get(page, FREE)
+            is_cached = not num_owners[page] and kv.pool.is_published[page]
+            assert (shown.num_owners, shown.is_cached) == (num_owners[page], is_cached)
+            owners = [seq_id for seq_id, pages in held.items() if page in pages]
             assert shown.owner in owners if owners else shown.owner == -1
         assert self.last is not None
         assert [view.id for view in self.last.running] == [seq.id for seq in running]
@@ -68,14 +69,17 @@ class Page:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_picture_is_the_truth_whenever_it_is_drawn(seed: int) -> None:
-    engine, _ = make_engine(depth=2, num_blocks=15, num_slots=4, num_spec=2)
+@pytest.mark.parametrize("num_pages,kinds", [(15, (Full(4),)), (22, (Full(4), Window(4, 2, 5)))])
+def test_the_picture_is_the_truth_whenever_it_is_drawn(
+    seed: int, num_pages: int, kinds: tuple[Kind, ...]
+) -> None:
+    engine, _ = make_engine(depth=2, num_blocks=num_pages, num_slots=4, num_spec=2, budget=8, kinds=kinds)
     rng, clock, page = random.Random(seed), Clock(), Page()
     names = iter(range(10_000))
     for turn in range(300):
         if turn == 20:
             engine.xray = LiveXRay(engine.scheduler, clock)
-        if rng.random() < 0.3:
+        if rng.random() < 0.6:
             shared = [7] * rng.randrange(0, 20)
             prompt = [*shared, *rng.choices(range(100), k=rng.randrange(1, 8))]
             engine.add(make_request(str(next(names)), prompt, max_tokens=rng.randrange(1, 16)))

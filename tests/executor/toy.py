@@ -45,7 +45,7 @@ class ToyWorker:
 
     def start(self) -> Capacity:
         self.seat.entered("barrier")
-        return Capacity(groups=(), num_blocks=(), max_model_len=1)
+        return Capacity(kinds=(), num_pages=0, max_model_len=1)
 
     def execute(self, plan: StepPlan) -> Done:
         for item in plan.kv_meta:

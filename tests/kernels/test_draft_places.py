@@ -16,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_SLOTS, LENGTH = 30, 160
 
 
-def behind(num_rows: int, block_sizes: tuple[int, ...], seed: int = 0) -> Behind:
+def behind(num_rows: int, num_tables: int, block_size: int, seed: int = 0) -> Behind:
     """Rows of 1 to 5 queries, some of which have not come further than what the step has fed.
 
     Of several rows the last one has no queries, as padding has, and there is no token behind it.
@@ -35,8 +35,10 @@ def behind(num_rows: int, block_sizes: tuple[int, ...], seed: int = 0) -> Behind
         token_ids=numbers(0, 1000, NUM_SLOTS, LENGTH).int(),
         positions=numbers(0, 90, int(ends[-1])),
         cu_seqlens_q=ends.int(),
-        block_tables=tuple(numbers(1, 99, num_rows, 2 + LENGTH // size).int() for size in block_sizes),
-        block_sizes=block_sizes,
+        block_tables=tuple(
+            numbers(1, 99, num_rows, 2 + LENGTH // block_size).int() for _ in range(num_tables)
+        ),
+        block_size=block_size,
     )
 
 
@@ -57,11 +59,11 @@ def assert_alike(got: DraftPlaces, expected: DraftPlaces) -> None:
 @pytest.mark.parametrize("num_rows", [1, 4, 7])
 @pytest.mark.parametrize("num_query", [1, 2])
 @pytest.mark.parametrize("num_passes", [1, 2, 3, 8, 40])
-@pytest.mark.parametrize("block_sizes", [(16,), (64, 16)])
+@pytest.mark.parametrize(("num_tables", "block_size"), [(1, 16), (2, 64)])
 def test_the_places_of_every_pass_match(
-    num_rows: int, num_query: int, num_passes: int, block_sizes: tuple[int, ...]
+    num_rows: int, num_query: int, num_passes: int, num_tables: int, block_size: int
 ) -> None:
-    rows = behind(num_rows, block_sizes, seed=num_rows + num_passes)
+    rows = behind(num_rows, num_tables, block_size, seed=num_rows + num_passes)
     got = draft_places(rows, num_query, num_passes)
     assert_alike(got, draft_places_ref(rows, num_query, num_passes))
     for tensor in tensors(got):
@@ -72,7 +74,7 @@ def test_the_places_of_every_pass_match(
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("num_query", [1, 2])
 def test_a_recording_finds_the_places_of_what_has_come_since(num_query: int) -> None:
-    rows = behind(23, (16, 16))
+    rows = behind(23, 2, 16)
     draft_places(rows, num_query, 5)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,99 +1,137 @@
-"""A pool gives each block to one writer, shares what is published, and forgets the oldest first."""
+"""A pool gives each page to one writer, shares what is published, and forgets the oldest first."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pellucid.kv.pool import BlockPool
+from pellucid.kv.pool import PagePool, Pages
 
 
-def published(pool: BlockPool, *names: bytes) -> list[int]:
+def blocks_of(pool: PagePool, num: int, stripes: int = 1) -> Pages:
+    return pool.take(num * stripes).reshape(num, stripes)
+
+
+def published(pool: PagePool, *names: bytes, kind: int = 0, stripes: int = 1) -> list[list[int]]:
     """Blocks that were written, published and dropped, in this order."""
-    blocks = pool.take(len(names))
-    pool.publish(blocks, names)
-    for block in blocks:
-        pool.drop(block)
-    return blocks
+    blocks = blocks_of(pool, len(names), stripes)
+    pool.publish(kind, blocks, names)
+    pool.drop(blocks)
+    return blocks.tolist()
 
 
-def test_the_padding_block_is_never_handed_out() -> None:
-    pool = BlockPool(3)
-    assert sorted(pool.take(3)) == [1, 2, 3]
+def found(pool: PagePool, *names: bytes, kind: int = 0) -> list[list[int] | None]:
+    return [pool.index(kind).get(name) for name in names]  # type: ignore[misc]
+
+
+def test_the_padding_page_is_never_handed_out() -> None:
+    pool = PagePool(3)
+    assert sorted(pool.take(3).tolist()) == [1, 2, 3]
     assert pool.num_free == 0 and pool.num_used == 3
 
 
-def test_a_dropped_block_is_free_when_its_last_owner_lets_go() -> None:
-    pool = BlockPool(1)
-    (block,) = pool.take(1)
+def test_a_dropped_page_is_free_when_its_last_owner_lets_go() -> None:
+    pool = PagePool(2)
+    block = blocks_of(pool, 1, stripes=2)
     pool.hold(block)
     pool.drop(block)
     assert pool.num_free == 0
     pool.drop(block)
-    assert pool.num_free == 1
+    assert pool.num_free == 2
 
 
 def test_a_published_block_is_found_by_all_who_ask_also_when_nobody_owns_it() -> None:
-    pool = BlockPool(4)
-    first, second = published(pool, b"first", b"second")
-    assert pool.match([b"first", b"second", b"third"]) == [first, second]
-    assert pool.match([b"third", b"first"]) == []
+    pool = PagePool(4)
+    first, second = published(pool, b"first", b"second", stripes=2)
+    assert found(pool, b"first", b"second", b"third") == [first, second, None]
 
 
-def test_unpublished_blocks_go_before_any_prefix_is_forgotten() -> None:
-    pool = BlockPool(3)
-    (block,) = published(pool, b"prefix")
-    assert block not in pool.take(2)
-    assert pool.match([b"prefix"]) == [block]
-    assert pool.take(1) == [block]
-    assert pool.match([b"prefix"]) == []
+def test_kinds_do_not_find_each_others_blocks() -> None:
+    pool = PagePool(3, num_kinds=2)
+    (a,), (b,) = published(pool, b"same"), published(pool, b"same", kind=1, stripes=2)
+    assert found(pool, b"same") == [a] and found(pool, b"same", kind=1) == [b]
 
 
-def test_the_least_recently_used_prefix_is_evicted_first() -> None:
-    pool = BlockPool(3)
-    a, b, c = published(pool, b"a", b"b", b"c")
-    pool.hold(a)  # used again
-    pool.drop(a)
-    assert pool.take(3) == [b, c, a]
+def test_free_pages_go_before_any_prefix_is_forgotten() -> None:
+    pool = PagePool(3)
+    ((page,),) = published(pool, b"prefix")
+    assert page not in pool.take(2)
+    assert found(pool, b"prefix") == [[page]]
+    assert pool.take(1).tolist() == [page]
+    assert found(pool, b"prefix") == [None]
+
+
+def test_the_least_recently_used_prefix_is_evicted_first_with_all_its_pages() -> None:
+    pool = PagePool(6, num_kinds=2)
+    a, b = published(pool, b"a", b"b", stripes=2)
+    (c,) = published(pool, b"c", kind=1, stripes=2)
+    pool.hold(np.array([a], dtype=np.int32))  # used again
+    pool.drop(np.array([a], dtype=np.int32))
+    assert set(pool.take(1).tolist()) < set(b) and pool.num_free == 5
+    assert found(pool, b"b", b"a") == [None, a] and found(pool, b"c", kind=1) == [c]
+    pool.take(3)
+    assert found(pool, b"a") == [a] and found(pool, b"c", kind=1) == [None]
 
 
 def test_a_held_block_is_not_evicted() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     a, b = published(pool, b"a", b"b")
-    pool.hold(a)
-    assert pool.num_free == 1 and pool.take(1) == [b] and pool.num_free == 0
-    assert pool.match([b"a"]) == [a]
+    pool.hold(np.array([a], dtype=np.int32))
+    assert pool.num_free == 1 and pool.take(1).tolist() == b and pool.num_free == 0
+    assert found(pool, b"a") == [a]
 
 
 def test_the_second_block_with_the_same_content_stays_private() -> None:
-    pool = BlockPool(2)
-    one, two = pool.take(2)
-    pool.publish([one], [b"same"])
-    pool.publish([two], [b"same"])
-    assert pool.match([b"same"]) == [one]
-    assert pool.is_private(two) and not pool.is_private(one)
-    pool.check([[one], [two]])
+    pool = PagePool(2)
+    blocks = blocks_of(pool, 2)
+    pool.publish(0, blocks[:1], [b"same"])
+    pool.publish(0, blocks[1:], [b"same"])
+    assert found(pool, b"same") == blocks[:1].tolist()
+    assert pool.is_published[blocks[:, 0]].tolist() == [True, False]
+    pool.check([*blocks])
 
 
-def test_a_reset_forgets_every_prefix_but_takes_no_block_from_its_owner() -> None:
-    pool = BlockPool(3)
-    resting, owned = published(pool, b"resting")[0], pool.take(1)[0]
-    pool.publish([owned], [b"owned"])
+def test_a_block_that_several_drop_at_once_rests_once() -> None:
+    pool = PagePool(4)
+    block = blocks_of(pool, 1, stripes=2)
+    pool.publish(0, block, [b"shared"])
+    pool.hold(block)
+    pool.drop(np.concatenate([block, block]))
+    assert pool.num_free == 4 and pool.num_cached == 2
+    pool.check([])
+
+
+def test_a_block_whose_name_was_forgotten_while_several_had_it_is_free_once() -> None:
+    pool = PagePool(4)
+    blocks = blocks_of(pool, 2, stripes=2)
+    pool.publish(0, blocks, [b"a", b"b"])
+    pool.hold(blocks)
     pool.reset()
-    assert pool.match([b"resting"]) == pool.match([b"owned"]) == []
+    pool.drop(np.concatenate([blocks, blocks]))
+    assert pool.num_free == 4
+    pool.check([])
+
+
+def test_a_reset_forgets_every_prefix_but_takes_no_page_from_its_owner() -> None:
+    pool = PagePool(3)
+    ((resting,),), owned = published(pool, b"resting"), blocks_of(pool, 1)
+    pool.publish(0, owned, [b"owned"])
+    pool.reset()
+    assert found(pool, b"resting", b"owned") == [None, None]
     assert pool.num_used == 1 and resting in pool.take(2)
 
 
 def test_a_block_dropped_twice_is_our_bug() -> None:
-    pool = BlockPool(1)
-    (block,) = pool.take(1)
+    pool = PagePool(1)
+    block = blocks_of(pool, 1)
     pool.drop(block)
     with pytest.raises(AssertionError, match="dropped more often"):
         pool.drop(block)
 
 
 def test_the_check_notices_a_forgotten_owner() -> None:
-    pool = BlockPool(2)
-    (block,) = pool.take(1)
-    pool.check([[block]])
+    pool = PagePool(2)
+    page = pool.take(1)
+    pool.check([page])
     with pytest.raises(AssertionError, match="reference counts"):
         pool.check([])

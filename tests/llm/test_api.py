@@ -124,7 +124,7 @@ def test_nano_vllms_options_are_accepted(tiny: Path) -> None:
         "num_kvcache_blocks": 8,
     }
     with LLM(str(tiny), device="cpu", max_model_len=128, **options) as llm:
-        assert llm.llm_engine.capacity.num_blocks == (8,)
+        assert llm.llm_engine.capacity.num_pages == 8
         assert llm.llm_engine.resolved.block_size == 256
         assert len(llm.generate(["Benchmark: "], SamplingParams(), use_tqdm=False)) == 1
 

@@ -38,12 +38,11 @@ def test_it_seldom_changes_a_token(tiny: Path, name: str) -> None:
 
 
 def test_the_same_memory_holds_four_times_the_blocks_of_float32(tiny: Path) -> None:
-    num_blocks = []
+    num_pages = []
     for name in ("auto", "fp8"):
         with LLM(str(tiny), **BASE, kv_cache_dtype=name, cpu_kv_cache_gib=0.01) as llm:
-            (pool,) = llm.llm_engine.engine.scheduler.kv.pools
-            num_blocks.append(pool.num_blocks + 1)  # one more is for padding
-    assert num_blocks[1] // 4 == num_blocks[0]
+            num_pages.append(llm.llm_engine.capacity.num_pages + 1)  # one more is for padding
+    assert num_pages[1] // 4 == num_pages[0]
 
 
 def test_prefix_hits_give_the_same_tokens(tiny: Path) -> None:

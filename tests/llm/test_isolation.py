@@ -14,9 +14,9 @@ from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.engine.core import Engine
 from pellucid.features.grammar.host import Grammars
 from pellucid.features.logprobs import worker as logprobs_worker
-from pellucid.kv.manager import KVManager
 from pellucid.sample.state import SamplingState
 from pellucid.sampling_params import StructuredOutputsParams
+from pellucid.schedule import scheduler as scheduler_module
 from tests.llm.test_invariance import NGRAM
 
 NUM_SLOTS = 6
@@ -68,7 +68,7 @@ PLACES: dict[str, Break] = {
     "its logprobs are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 7),
     "its prompt's are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 6),
     "it is taken in": fails_for(Engine, "_add", lambda _, request: request.sampling.seed == MARK),
-    "its blocks are begun": fails_for(KVManager, "new_table", lambda _, __, salt: salt == "chosen"),
+    "its blocks are begun": fails_for(scheduler_module, "root_digest", lambda _, salt: salt == "chosen"),
 }
 
 

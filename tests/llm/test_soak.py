@@ -52,6 +52,6 @@ def test_every_request_is_answered_and_no_block_is_lost(tiny: Path) -> None:
     assert set(answers.values()) == {"stop", "length", "abort"}
     scheduler = engine.engine.scheduler
     assert engine.stats.num_preemptions > 100, "the pool was not too small"
-    assert all(pool.num_free == pool.num_blocks == 17 for pool in scheduler.kv.pools)
+    assert scheduler.kv.usage == 0 and scheduler.kv.pool.num_pages == 17
     assert scheduler.num_running == scheduler.num_waiting == 0
     engine.shutdown()

@@ -50,20 +50,19 @@ def load(
 
 
 class Harness:
-    """Sequences of tokens on a built model with a single KV group."""
+    """Sequences of tokens on a built model with one block table."""
 
     def __init__(self, built: BuiltModel, *, num_seqs: int, max_len: int) -> None:
         self.built = built
-        (group,) = built.kv_groups
-        self.block_size = group.block_size
+        self.block_size = built.attention_layers[0].spec.block_size
         blocks_each = -(-max_len // self.block_size)
         blocks = list(range(1, num_seqs * blocks_each + 1))
         random.Random(0).shuffle(blocks)
         self.block_table = torch.tensor(blocks, dtype=torch.int32).view(num_seqs, blocks_each)
         self.num_computed = [0] * num_seqs
         for layer in built.attention_layers:
-            shape = built.backend.kv_layout(group, len(blocks) + 1)
-            layer.kv_cache = torch.full(shape, float("nan"), dtype=getattr(torch, group.dtype))
+            shape, dtype = built.backend.kv_layout(layer.spec, len(blocks) + 1), layer.spec.kv_dtype
+            layer.kv_cache = torch.full(shape, float("nan"), dtype=dtype)
 
     @torch.inference_mode()
     def step(self, work: dict[int, list[int]]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The builder: slices for every rank, KV groups, shared rotary tables, schemes that refuse to merge."""
+"""The builder: slices for every rank, caches, shared rotary tables, schemes that refuse to merge."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
+from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
@@ -27,7 +28,6 @@ DIM = 12
 def make_builder(
     coords: Coords = WHOLE,
     quantization: Quantization | None = None,
-    first_group: int = 0,
     stage: Stage = WHOLE_MODEL,
 ) -> Builder:
     site = Site(
@@ -39,7 +39,6 @@ def make_builder(
         block_size=16,
         max_model_len=64,
         coords=coords,
-        first_group=first_group,
         stage=stage,
     )
     return Builder(site).at("model.layers.0")
@@ -132,18 +131,12 @@ def test_what_no_method_serves_alike_is_not_merged() -> None:
     torch.testing.assert_close(apart(x), merged(x))
 
 
-def test_layers_with_equal_caches_share_a_kv_group() -> None:
-    b = make_builder(first_group=1)
-    layers = [
-        b.attention("a", Heads(4, 2, 8)),
-        b.attention("b", Heads(4, 1, 8), window=5),
-        b.attention("c", Heads(8, 2, 8), window=7),
-    ]
-    assert [layer.group for layer in layers] == [1, 2, 1]
-    first, second = b.kv_groups()
-    assert (first.num_layers, first.num_kv_heads, first.head_dim) == (2, 2, 8)
-    assert (second.num_layers, second.num_kv_heads) == (1, 1)
-    assert (first.dtype, first.itemsize, first.block_size) == ("bfloat16", 2, 16)
+def test_every_layer_says_what_it_keeps() -> None:
+    b = make_builder()
+    for heads, window in ((Heads(4, 2, 8), None), (Heads(4, 1, 8), 5)):
+        b.attention("a", heads, window=window)
+    block = 2 * 16 * 8 * 2  # keys and values of a head, of 2 bytes
+    assert b.caches() == (LayerCache(2 * block, None), LayerCache(block, 5))
 
 
 def test_a_backend_is_asked_for_the_narrowest_window() -> None:
@@ -167,15 +160,14 @@ def test_experts_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_stages_number_kv_groups_alike_whatever_layers_they_have(index: int) -> None:
+def test_every_stage_knows_what_all_layers_keep(index: int) -> None:
     b = make_builder(stage=Stage(index, (1, 2)))
 
     def layer(i: int, at: Builder) -> Attention:
         return at.attention("attn", Heads(4, (1, 2, 1)[i], 8), window=(7, 5, None)[i])
 
     (mine,) = b.layers(3, layer)
-    assert isinstance(mine, Attention) and mine.group == (0, 1, 0)[index]
-    groups = b.kv_groups()
-    assert [group.num_kv_heads for group in groups] == [1, 2]
-    assert [group.num_layers for group in groups] == [int(mine.group == 0), int(mine.group == 1)]
+    assert isinstance(mine, Attention) and b.attention_layers == [mine]
+    assert [cache.window for cache in b.caches()] == [7, 5, None]
+    assert mine.spec.cache == b.caches()[index]
     assert mine.k_scale_weight is not None and not mine.k_scale_weight.is_meta

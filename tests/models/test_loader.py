@@ -242,7 +242,7 @@ def test_dummy_weights_are_the_same_on_any_stage(folder: Folder) -> None:
         assert all(torch.equal(weight, whole[name]) for name, weight in part.items())
 
 
-def test_every_stage_knows_every_kv_group(folder: Folder) -> None:
+def test_every_stage_knows_what_all_layers_keep(folder: Folder) -> None:
     for built in stages(folder):
-        (group,) = built.kv_groups
-        assert (group.num_layers, group.num_kv_heads, group.head_dim) == (1, 1, 8)
+        assert len(built.attention_layers) == 1
+        assert built.caches == (built.attention_layers[0].spec.cache,) * 2

@@ -7,18 +7,19 @@ save has read is compared with the truth, and may be loaded again.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pellucid.kv.connector import TransferEnd
+from pellucid.kv.kinds import Kind
 from pellucid.kv.manager import Transfer
 from pellucid.types import Request
 
 if TYPE_CHECKING:
     from tests.ring0.worker import Stage
 
-Key = tuple[int, bytes]  # (KV group, digest)
+Key = tuple[int, bytes]  # (kind, digest)
 Blocks = dict[int, list[int]]  # by layer: one block's entries
 
 
@@ -40,12 +41,12 @@ class ToyConnector:
         self,
         remote: dict[Key, Blocks],
         truth: dict[Key, Blocks],
-        block_sizes: tuple[int, ...],
+        kinds: tuple[Kind, ...],
         num_stages: int,
         save_rate: float,
         rng: random.Random,
     ) -> None:
-        self.remote, self.truth, self.block_sizes = remote, truth, block_sizes
+        self.remote, self.truth, self.kinds = remote, truth, kinds
         self.num_stages, self.save_rate, self.rng = num_stages, save_rate, rng
         self.pending: list[Job] = []
         self.active: list[Job] = []
@@ -54,15 +55,16 @@ class ToyConnector:
 
     # Scheduler side
 
-    def lookup(self, request: Request, digests: Sequence[list[bytes]], num_cached: int) -> int:
-        found: list[int] = []
-        for group, (chain, size) in enumerate(zip(digests, self.block_sizes, strict=True)):
-            misses = (i for i, digest in enumerate(chain) if (group, digest) not in self.remote)
-            found.append(next(misses, len(chain)) * size)
-        return min(found)
+    def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
+        found, num = list(digests), -1
+        while num != len(found):
+            num = len(found)
+            for i, kind in enumerate(self.kinds):
+                del found[kind.reach(found, {digest for of, digest in self.remote if of == i}) :]
+        return num * self.kinds[0].block_size
 
     def reserved(self, transfer: Transfer) -> None:
-        assert all(len(b) == len(d) for b, d in zip(transfer.blocks, transfer.digests, strict=True))
+        assert len(transfer.pages) == len(transfer.digests)
         self.pending.append(Job(transfer, self.rng.random() < 0.3))
 
     def plan_meta(self) -> list[object]:
@@ -115,14 +117,18 @@ class ToyConnector:
 
     def write(self, job: Job, stage: Stage) -> None:
         broken = job.fails and stage.index == self.num_stages - 1
-        for layer in stage.layers:
-            group = stage.group(layer)
-            for block, digest in zip(job.transfer.blocks[group], job.transfer.digests[group], strict=True):
-                entries = self.remote[group, digest][layer]
-                stage.kv[layer][block] = [0] * len(entries) if broken else list(entries)
+        for key, layer, entries in self.parts(job, stage):
+            own = self.remote[key][layer]
+            entries[:] = [0] * len(own) if broken else own
 
     def read(self, job: Job, stage: Stage) -> None:
+        for key, layer, entries in self.parts(job, stage):
+            job.read.setdefault(key, {})[layer] = [*entries]
+
+    def parts(self, job: Job, stage: Stage) -> Iterator[tuple[Key, int, list[int]]]:
+        """What a stage has of a transfer: by key and layer a block's entries."""
         for layer in stage.layers:
-            group = stage.group(layer)
-            for block, digest in zip(job.transfer.blocks[group], job.transfer.digests[group], strict=True):
-                job.read.setdefault((group, digest), {})[layer] = list(stage.kv[layer][block])
+            kind = stage.kind(layer)
+            for pages, digest in zip(job.transfer.pages.tolist(), job.transfer.digests, strict=True):
+                if pages[stage.places[layer][0]]:
+                    yield (kind, digest), layer, stage.entries(pages, layer)  # type: ignore[misc]

@@ -17,14 +17,19 @@ MAX_LEN = 48  # tokens of a sequence
 NUM_LAYERS = 4  # a pipeline stage has 1 to 4 of them
 MASKED = VOCAB  # a draft that no target token equals
 EOS = (0, 1, 2)
+Windows = tuple[int | None, ...]  # tokens that a query of each layer sees; None: all
+FULL: Windows = (None,) * NUM_LAYERS
 
 
 def kv_entry(layer: int, hidden: int) -> int:
     return hash((layer, hidden))
 
 
-def attend(layer: int, entries: list[int]) -> int:
-    return hash((layer, tuple(entries)))
+def attend(layer: int, entries: list[int], window: int | None) -> int:
+    """entries: of all tokens up to the query's, of which it sees as many as the window has."""
+    seen = entries if window is None else entries[-window:]
+    assert None not in seen, "nobody has written what is seen, or it has been given back"
+    return hash((layer, tuple(seen)))
 
 
 def grammar_bit(tokens: list[int]) -> int:
@@ -62,16 +67,17 @@ class Truth:
     stopped: bool  # by a stop token
 
 
-def autoregression(request: Request, limit: int) -> Truth:
+def autoregression(request: Request, limit: int, windows: Windows = FULL) -> Truth:
+    """windows: of each layer."""
     tokens, caches = list(request.prompt_token_ids), [[] for _ in range(NUM_LAYERS)]
     outputs: list[int] = []
     logprobs: list[TokenLogprobs] = []
     prompt_len, stops = len(tokens), request.stop_token_ids
     while True:
         for hidden in tokens[len(outputs) :]:
-            for layer, cache in enumerate(caches):
+            for layer, (cache, window) in enumerate(zip(caches, windows, strict=True)):
                 cache.append(kv_entry(layer, hidden))
-                hidden = attend(layer, cache)
+                hidden = attend(layer, cache, window)
             outputs.append(hidden)
         if len(tokens) >= limit:
             break

@@ -17,6 +17,9 @@ from types import CodeType, ModuleType
 
 MODULES = {  # in the order of import
     "hashes": "pellucid.kv.hashes",
+    "kinds": "pellucid.kv.kinds",
+    "layout": "pellucid.kv.layout",
+    "sparse": "pellucid.kv.sparse",
     "pool": "pellucid.kv.pool",
     "manager": "pellucid.kv.manager",
     "kv.connector": "pellucid.kv.connector",
@@ -70,8 +73,8 @@ FAULTS: dict[str, list[Edit]] = {
         ("transfers", "self._kv.take_back(transfer,", "transfer.is_load and $"),
         (
             "scheduler",
-            "t.blocks for t in self._transfers)",
-            "t.blocks for t in self._transfers if t.is_load)",
+            "for seq in running], self._transfers)",
+            "for seq in running], [t for t in self._transfers if t.is_load])",
         ),
     ],
     "6 feedback too early": [("worker", NEWEST, "max(plan.id - self.pp + 1, plan.committed), self.pipeline")],
@@ -120,19 +123,15 @@ FAULTS: dict[str, list[Edit]] = {
             "victim)\n        return num is not None or bool(chosen)",
         ),
     ],
-    "7 shared blocks are reckoned to come free": [
+    "7 shared pages are reckoned to come free": [
         (
             "manager",
-            "pool.num_refs(block) == dropped[block] and block not in kept[group]",
-            "block not in kept[group]",
+            "lacking -= int(np.count_nonzero(refs[pages] == 0))",
+            "lacking -= len(np.setdiff1d(pages, [] if hit is None else hit.pages))",
         )
     ],
-    "7 blocks of the hit are reckoned to come free": [
-        (
-            "manager",
-            "pool.num_refs(block) == dropped[block] and block not in kept[group]",
-            "pool.num_refs(block) == dropped[block]",
-        )
+    "7 pages of the hit are reckoned to come free": [
+        ("manager", "            refs[hit.pages] += 1\n", "            pass\n")
     ],
     "7 an arrival preempts its elders": [("scheduler", "if v.key[0] > seq.key[0] and", "if")],
     "8 full hit without recompute": [("sequence", "else len(self.tokens) - 1", "else len(self.tokens)")],
@@ -143,35 +142,95 @@ FAULTS: dict[str, list[Edit]] = {
         (
             "transfers",
             "        self._connector.reserved(transfer)",
-            "$\n        for pool, blocks, names in zip(kv.pools, transfer.blocks, transfer.digests):\n"
-            "            pool.publish(blocks, names)",
+            "$\n        for i, where, blocks in kv._by_kind(transfer.pages):\n"
+            "            kv.pool.publish(i, blocks, [transfer.digests[place] for place in where])",
         )
     ],
-    "8 reference counts ignored": [("pool", "self._refs[block] += 1", "self._refs[block] = 1")],
+    "8 reference counts ignored": [("pool", "self.refs[blocks] += 1", "self.refs[blocks] = 1")],
     "8 an evicted block is still found": [
-        ("pool", "            self._forget(block)\n            blocks", "            blocks")
+        (
+            "pool",
+            "pages = self._forget(first)\n            self._num",
+            "pages = self._pages_of(first)\n            self._num",
+        )
     ],
     "8 a hash forgets its parent": [
         ("hashes", "hashlib.sha256(parent + fresh", "hashlib.sha256(root + fresh")
     ],
-    "8 a hit that not every group holds": [
+    "8 a hit valid for one kind only": [
         (
             "manager",
-            "            max_tokens = min(max_tokens, len(hits",
-            "            min(max_tokens, len(hits",
-        )
-    ],
-    "8 a hit that ends within a block": [("manager", "max_tokens // self.unit * self.unit", "max_tokens")],
-    "8 blocks counted in the first group only": [
-        (
-            "manager",
-            "NewBlocks(reduce(np.minimum, map(mul, num_blocks, self.block_sizes)), counts",
-            "NewBlocks(num_blocks[0] * self.block_sizes[0], counts",
+            "for kind, i, _ in self._stripes:\n                del digests",
+            "for kind, i, _ in self._stripes[:1]:\n                del digests",
         ),
         (
             "manager",
-            "min(size * len(blocks) for size, blocks in zip(self.block_sizes, table.blocks, strict=True))",
-            "len(table.blocks[0]) * self.block_sizes[0]",
+            "index[digest] for digest in digests[first:]",
+            "index.get(digest, [1] * kind.stripes) for digest in digests[first:]",
+        ),
+    ],
+    "8 a window's hit is its last block": [
+        (
+            "kinds",
+            "while place * self.block_size > num * self.block_size - (self.window - 1) and place:",
+            "while place == num and place:",
+        ),
+        (
+            "manager",
+            "index[digest] for digest in digests[first:]",
+            "index.get(digest, [1] * kind.stripes) for digest in digests[first:]",
+        ),
+    ],
+    "5 half a block's stripes are dropped": [
+        ("manager", ": num, columns][::-1])", ": num, columns][::-1, : -(-kind.stripes // 2)])"),
+        (
+            "manager",
+            "        for _, i, columns in self._stripes:\n            self.pool.drop",
+            "        for kind, i, columns in self._stripes:\n            self.pool.drop",
+        ),
+    ],
+    "5 half a block's stripes are given back behind a window": [
+        ("manager", "self.pool.drop(cells)", "self.pool.drop(cells[:, : -(-kind.stripes // 2)])"),
+    ],
+    "5 windows give back what drafts may fall short of": [
+        ("table", "return self.planned[slots] - self.unsure[slots]", "return self.planned[slots]"),
+        (
+            "scheduler",
+            'assert self.kv.sees_from(slot, first), "its next row sees what has been given back"',
+            "pass",
+        ),
+    ],
+    "5 a window is a token shorter than what is seen": [
+        (
+            "kinds",
+            "np.maximum(positions - (self.window - 1), 0)",
+            "np.maximum(positions - (self.window - 2), 0)",
+        ),
+    ],
+    "5 a window is given back when its last row has been planned, and by who plans it": [
+        ("scheduler", "        self._pass_windows(np.array([slot]))\n", ""),
+        ("scheduler", "        t.planned[slot] = end\n", "$        self._pass_windows(np.array([slot]))\n"),
+    ],
+    "10 prompts keep what their windows have passed": [
+        ("scheduler", "        self._pass_windows(np.array([slot]))\n", ""),
+        (
+            "scheduler",
+            "            self._pass_windows(self._decoding)\n            self.wants",
+            "            self.wants",
+        ),
+    ],
+    "10 who lacks a page does not look behind windows": [
+        (
+            "scheduler",
+            "        self._pass_windows(self._decoding)\n        if self._grow",
+            "        if self._grow",
+        ),
+    ],
+    "10 a chunk's pages are not reckoned beside its window's": [
+        (
+            "kinds",
+            "size, seen = self.block_size, self.window - 1 + chunk",
+            "size, seen = self.block_size, self.window",
         ),
     ],
     "9 noise depends on the step": [
@@ -264,8 +323,8 @@ FAULTS: dict[str, list[Edit]] = {
             "soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)",
             "soon = np.minimum(t.planned[slots] + 1, most)",
         ),
-        ("scheduler", "later = np.minimum(soon + max(self.kv.block_sizes), most)", "later = soon"),
-        ("scheduler", "capacity - 2 * self.options.num_spec, t.limit", "capacity, t.limit"),
+        ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
+        ("scheduler", "capacity[slots] - 2 * self.options.num_spec, t.limit", "capacity[slots], t.limit"),
     ],
     "3 blocks for the drafts that are wanted, not for all": [
         (
@@ -274,8 +333,8 @@ FAULTS: dict[str, list[Edit]] = {
             "= t.planned[slots] + 1 + t.want[slots]",
         ),
         ("scheduler", "t.planned[slots] + (TURN + 1) * (1 + num_spec), most)", "t.planned[slots] + 1, most)"),
-        ("scheduler", "later = np.minimum(soon + max(self.kv.block_sizes), most)", "later = soon"),
-        ("scheduler", "capacity - 2 * self.options.num_spec, t.limit", "capacity, t.limit"),
+        ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
+        ("scheduler", "capacity[slots] - 2 * self.options.num_spec, t.limit", "capacity[slots], t.limit"),
     ],
     "3 drafts that nobody has wanted are verified": [
         ("scheduler", "t.drafts[sampled] = want", "t.drafts[sampled] = self.options.num_spec"),
@@ -287,33 +346,33 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "want[t.asked[sampled] & HOST_BOUND > 0] = 0", "pass"),
     ],
     "3 drafts that find no block are verified all the same": [
-        ("scheduler", "np.where(has_room, draft, np.clip(t.capacity[slots] - behind, 0, draft))", "draft"),
+        ("scheduler", "np.where(has_room, draft, np.clip(capacity[slots] - behind, 0, draft))", "draft"),
     ],
     "3 a block is due a token late": [
         (
             "scheduler",
-            "planned > t.capacity[slots] - 2 * self.options.num_spec",
-            "planned > t.capacity[slots] + 1",
+            "capacity = self.kv.capacity[slots] - 2 * self.options.num_spec",
+            "capacity = self.kv.capacity[slots] + 1",
         ),
     ],
     "3 nobody attends to who is due": [
         ("scheduler", "if np.count_nonzero(planned > t.due[slots]):", "if False:"),
     ],
     "3 nobody looks whether drafts have blocks": [
-        ("scheduler", "planned > t.capacity[slots] - 2 *", "planned > t.capacity[slots] -"),
+        ("scheduler", "= self.kv.capacity[slots] - 2 *", "= self.kv.capacity[slots] -"),
     ],
     "3 who gets no block decodes all the same": [
         (
             "scheduler",
-            "return slots[wanted <= t.capacity[slots]]",
-            "return slots[t.capacity[slots] > 0]",
+            "return slots[wanted <= capacity[slots]]",
+            "return slots[capacity[slots] > 0]",
         ),
     ],
     "7 who has been preempted decodes all the same": [
         (
             "scheduler",
-            "return slots[wanted <= t.capacity[slots]]",
-            "return slots[(wanted <= t.capacity[slots]) | (t.capacity[slots] == 0)]",
+            "return slots[wanted <= capacity[slots]]",
+            "return slots[(wanted <= capacity[slots]) | (capacity[slots] == 0)]",
         ),
     ],
     "3 a landing overlooks a stop": [
@@ -351,8 +410,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a turn publishes what it has planned": [
         (
             "scheduler",
-            "overdue = t.computed[slots] - t.publish_at[slots]",
-            "overdue = t.planned[slots] - t.publish_at[slots]",
+            "overdue = t.computed[slots] - self.kv.publish_at[slots]",
+            "overdue = t.planned[slots] - self.kv.publish_at[slots]",
         ),
         (
             "scheduler",
@@ -368,8 +427,8 @@ FAULTS: dict[str, list[Edit]] = {
         ),
         (
             "scheduler",
-            "        if num_computed >= t.publish_at[slot]:  # law 8",
-            "        if len(tokens) >= t.publish_at[slot]:  # law 8",
+            "        if num_computed >= self.kv.publish_at[slot]:  # law 8",
+            "        if len(tokens) >= self.kv.publish_at[slot]:  # law 8",
         ),
     ],
     "4 no epoch check": [
@@ -447,13 +506,14 @@ FAULTS: dict[str, list[Edit]] = {
         ("step", "self._taken_back[slot] = len(self._grown)", "pass"),
     ],
     "7 blocks of who takes a preempted one's slot do not travel": [
-        ("step", "place >= self._taken_back.get(pair[0], 0)", "pair[0] not in self._taken_back"),
+        ("step", "(slots[order] != slot) | (places[order] >= first)", "slots[order] != slot"),
     ],
     "8 prompt published before it is planned": [
         (
             "scheduler",
             "        step.admitted.append(",
-            "        self._reserve(step, seq, len(seq.tokens))\n        self._publish(seq, seq.tokens)\n$",
+            "        self._reserve(step, seq, len(seq.tokens))\n"
+            "        self.kv.publish(seq.slot, seq.prefix, seq.tokens)\n$",
         ),
     ],
     "10 a quiet one's tokens are not told at its end": [
@@ -523,11 +583,15 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "most = t.limit[slots] + num_spec", "most = t.limit[slots]")
     ],
     "10 the last one waits for spare blocks": [
-        ("scheduler", "self.kv.lacking(hit, num_tokens, [0] * len(lacking))", "lacking")
+        ("scheduler", "self.kv.lacking(hit, num_tokens, 0)", "lacking")
     ],
-    "3 a slot's blocks travel apart": [("step", "grown=self._grown_once()", "grown=self._grown")],
+    "3 a slot's blocks travel apart": [("step", 'np.argsort(slots, kind="stable")', "np.arange(len(slots))")],
     "3 a slot's blocks change their order": [
-        ("step", "pairs.sort(key=itemgetter(0))", "pairs.sort(key=lambda pair: (pair[0], -pair[1]))")
+        (
+            "step",
+            'np.argsort(slots, kind="stable")',
+            'len(slots) - 1 - np.argsort(slots[::-1], kind="stable")',
+        )
     ],
     "3 a stop of another's ends a text, or none of one's own": [
         ("scheduler", "not s.stop_token_ids.isdisjoint(n)", "s.stop_token_ids.isdisjoint(n)")
@@ -538,8 +602,8 @@ EQUIVALENT: dict[str, list[Edit]] = {
     "8 published past a stop": [
         (
             "scheduler",
-            "self.kv.publish(seq.table, tokens[:num_computed])",
-            "self.kv.publish(seq.table, t.tokens(slot)[:num_computed])",
+            "self.kv.publish(slot, seq.prefix, tokens[:num_computed])",
+            "self.kv.publish(slot, seq.prefix, t.tokens(slot)[:num_computed])",
         )
     ],
     # A sequence's tokens grow when its last chunk has come home, and then the plan that admitted it has run.

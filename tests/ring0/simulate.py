@@ -1,7 +1,7 @@
 """Ring 0: the real scheduler, KV manager and engine loop on a toy worker, in random configurations.
 
-Pipelines, overlap, chunked prefill, random prefill budgets, chain or tree drafts, prefix cache, several KV
-groups, a connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved
+Pipelines, overlap, chunked prefill, random prefill budgets, chain or tree drafts, prefix cache, windows of
+any width, a connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved
 pools, dying workers: every request must end in autoregression's answer (or its beginning, if it was aborted).
 
     python -m tests.ring0.simulate [N]      N configurations (default 2000)
@@ -23,8 +23,8 @@ from pellucid.features.grammar.host import Drafts
 from pellucid.features.host import HostFeatures
 from pellucid.features.logprobs.host import Logprobs, PromptLogprobs
 from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.kinds import Kind, Window, most_pages
 from pellucid.kv.manager import KVManager, PrefixHit
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.news import News
 from pellucid.schedule.scheduler import Scheduler
@@ -32,12 +32,31 @@ from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
-from tests.ring0.model import EOS, MAX_LEN, NUM_LAYERS, VOCAB, Truth, autoregression, grammar_bit
+from tests.ring0.model import (
+    EOS,
+    FULL,
+    MAX_LEN,
+    NUM_LAYERS,
+    VOCAB,
+    Truth,
+    Windows,
+    autoregression,
+    grammar_bit,
+)
 from tests.ring0.worker import TREES, ToyExecutor, Toys, WorkerConfig, tree_paths
 
 MAX_STEPS = 3000
 MOST_TOYS = 2  # that run at once
-GROUPS = [(4,), (4,), (4, 4), (8, 4), (4, 8), (2, 4, 4)]  # block sizes
+WINDOWS: list[Windows] = [
+    FULL,
+    FULL,
+    (None, 5, None, 5),
+    (7, 7, 7, 7),
+    (None, 3, 9, 3),
+    (None, 6, 6, 6),
+    (1, None, 4, None),
+    (None, None, 2, 12),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,22 +241,24 @@ class ToyFeature(HostFeature):
 def random_config(rng: random.Random) -> Config:
     is_steady = rng.random() < 0.3
     parents = TREES["none" if is_steady else rng.choice(["none", "chain", "tree", "tree"])]
-    pp, sizes = 1 if is_steady else rng.randint(1, NUM_LAYERS), rng.choice(GROUPS)
+    pp, windows = 1 if is_steady else rng.randint(1, NUM_LAYERS), rng.choice(WINDOWS)
     spare = rng.choice([0, 12, 32, 80, 480])  # tokens beyond law 10's least
     death = (rng.choice(["submit", "result"]), rng.randrange(60)) if rng.random() < 0.05 else None
     worker = WorkerConfig(
         pp=pp,
         parents=parents,
-        block_sizes=sizes,
-        num_blocks=tuple(-(-(MAX_LEN + len(parents) - 1 + spare) // size) for size in sizes),
+        block_size=rng.choice([2, 4, 4, 8]),
+        num_pages=0,
         num_slots=rng.randint(2, 7),
+        windows=windows,
+        sizes=rng.choice([(1, 1, 1, 1), (1, 1, 1, 1), (2, 1, 3, 1)]),
         budget=rng.choice([2, 5, 11, 16, 64]),
         laziness=rng.choice([0, 0.3, 0.9]),
         death=death,
     )
     caching = rng.random() < 0.9
     return Config(
-        worker=worker,
+        worker=replace(worker, num_pages=num_pages(worker, spare)),
         depth=rng.choice([1, pp, pp + 1, pp + 2]),
         caching=caching,
         policy=rng.choice(["fcfs", "priority"]),
@@ -253,7 +274,16 @@ def random_config(rng: random.Random) -> Config:
     )
 
 
-def random_requests(rng: random.Random, *, is_steady: bool = False) -> list[tuple[Request, Truth]]:
+def num_pages(worker: WorkerConfig, spare: int) -> int:
+    """Law 10's least, and room for so many tokens beside."""
+    kinds, num_spec = worker.kinds, worker.num_spec
+    least = most_pages(kinds, MAX_LEN + num_spec, worker.budget + num_spec)
+    return least + -(-spare // worker.block_size) * sum(kind.stripes for kind in kinds)
+
+
+def random_requests(
+    rng: random.Random, *, is_steady: bool = False, windows: Windows = FULL
+) -> list[tuple[Request, Truth]]:
     """Shared prefixes, exact repeats, next turns of a chat (another's output in the prompt), full lengths."""
     shared = [rng.randrange(VOCAB) for _ in range(16)]
     made: list[tuple[Request, Truth]] = []
@@ -270,7 +300,7 @@ def random_requests(rng: random.Random, *, is_steady: bool = False) -> list[tupl
         if is_steady:
             sampling = request.sampling.clone(max_tokens=None, ignore_eos=rng.random() < 0.8)
             request = replace(request, grammar=None, sampling=sampling)
-        made.append((request, autoregression(request, length_limit(request))))
+        made.append((request, autoregression(request, length_limit(request), windows)))
     return made
 
 
@@ -305,17 +335,22 @@ def length_limit(request: Request) -> int:
     return MAX_LEN if max_tokens is None else min(MAX_LEN, len(request.prompt_token_ids) + max_tokens)
 
 
-def kv_blocks(truths: list[Truth], sizes: tuple[int, ...], most: int | None = None) -> dict[Key, Blocks]:
-    """The KV of the truths' full blocks, at most the first `most` of each, by group and digest."""
+def kv_blocks(truths: list[Truth], worker: WorkerConfig, most: int | None = None) -> dict[Key, Blocks]:
+    """The KV of the truths' full blocks, at most the first `most` of each, by kind and digest."""
     blocks: dict[Key, Blocks] = {}
+    size = worker.block_size
     for truth in truths:
-        for group, size in enumerate(sizes):
-            digests: list[bytes] = []
-            BlockHasher(size).extend(digests, truth.tokens, root_digest())
+        digests: list[bytes] = []
+        BlockHasher(size).extend(digests, truth.tokens, root_digest())
+        for number, kind in enumerate(worker.kinds):
+            layers = [n for n, window in enumerate(worker.windows) if window == window_of(kind)]
             for i, digest in enumerate(digests[:most]):
-                layers = (layer for layer in range(NUM_LAYERS) if layer % len(sizes) == group)
-                blocks[group, digest] = {n: truth.caches[n][i * size : (i + 1) * size] for n in layers}
+                blocks[number, digest] = {n: truth.caches[n][i * size : (i + 1) * size] for n in layers}
     return blocks
+
+
+def window_of(kind: Kind) -> int | None:
+    return kind.window if isinstance(kind, Window) else None
 
 
 class Simulation:
@@ -325,14 +360,14 @@ class Simulation:
         self.config, self.rng, self.requests = config, rng, requests
         truths, worker = [truth for _, truth in requests], config.worker
         far = [truth for truth in truths if rng.random() < config.remote_rate]
-        remote = kv_blocks(far, worker.block_sizes, rng.randint(1, 5))
-        truth = kv_blocks(truths, worker.block_sizes)
-        self.connector = ToyConnector(remote, truth, worker.block_sizes, worker.pp, config.save_rate, rng)
+        remote, truth = kv_blocks(far, worker, rng.randint(1, 5)), kv_blocks(truths, worker)
+        self.connector = ToyConnector(remote, truth, worker.kinds, worker.pp, config.save_rate, rng)
         oracle = {(r.seed, *r.prompt_token_ids): t.beyond for r, t in requests}
         self.executor = ToyExecutor(worker, self.connector, oracle, rng)
         self.prefill_budget = RandomPrefillBudget(rng)
         self.toy = ToyFeature(rng)
         self.scheduler = self.make_scheduler()
+        self.executor.pool = self.scheduler.kv.pool
         self.engine = Engine(
             self.scheduler,
             self.executor,  # type: ignore[arg-type]
@@ -344,10 +379,6 @@ class Simulation:
 
     def make_scheduler(self) -> Scheduler:
         config, worker = self.config, self.config.worker
-        groups = tuple(
-            KVGroupSpec(block_size=n, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int64", itemsize=8)
-            for n in worker.block_sizes
-        )
         options = SchedulerOptions(
             max_model_len=MAX_LEN,
             num_slots=worker.num_slots,
@@ -358,7 +389,14 @@ class Simulation:
             watermark=config.watermark,
             cheap_tokens=config.cheap_tokens,
         )
-        kv = KVManager(groups, worker.num_blocks, enable_prefix_caching=config.caching)
+        kv = KVManager(
+            worker.kinds,
+            worker.num_pages,
+            num_slots=options.num_slots,
+            max_len=options.max_len,
+            max_chunk=options.max_chunk,
+            enable_prefix_caching=config.caching,
+        )
         connector = self.connector if config.caching else None
         features = {
             "grammar": ToyGrammar(worker.parents),
@@ -475,7 +513,8 @@ def run(seed: int) -> Counter[str]:
     """One random configuration; raises AssertionError if anything is wrong."""
     rng = random.Random(seed)
     config = random_config(rng)
-    return Simulation(config, random_requests(rng, is_steady=config.is_steady), rng).run()
+    requests = random_requests(rng, is_steady=config.is_steady, windows=config.worker.windows)
+    return Simulation(config, requests, rng).run()
 
 
 def main(num_configs: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pellucid.types import FinishReason
+from tests.ring0.model import FULL, Windows
 from tests.ring0.mutants import EQUIVALENT, FAULTS, mutate
 from tests.ring0.simulate import Config, Simulation, random_requests, run
 from tests.ring0.worker import TREES, WorkerConfig
@@ -42,12 +43,14 @@ def config_for(
     block_size: int = 4,
     caching: bool = True,
     death: tuple[str, int] | None = None,
+    windows: Windows = FULL,
 ) -> Config:
     worker = WorkerConfig(
         pp=pp,
         parents=TREES[drafts],
-        block_sizes=(block_size,),
-        num_blocks=(num_blocks,),
+        block_size=block_size,
+        num_pages=num_blocks,
+        windows=windows,
         num_slots=6,
         budget=budget,
         death=death,
@@ -57,7 +60,7 @@ def config_for(
 
 def repr_of(config: Config) -> str:
     worker, cache = config.worker, "cache" if config.caching else "nocache"
-    blocks = f"{worker.num_blocks[0]}x{worker.block_sizes[0]}"
+    blocks = f"{worker.num_pages}x{worker.block_size}{worker.windows if worker.windows != FULL else ''}"
     return f"pp{worker.pp}-depth{config.depth}-k{worker.num_spec}-budget{worker.budget}-{blocks}-{cache}"
 
 
@@ -77,11 +80,14 @@ def repr_of(config: Config) -> str:
         config_for(num_blocks=13, depth=2),
         config_for(block_size=16, num_blocks=50),
         config_for(caching=False, num_blocks=13),
+        config_for(windows=(None, 5, None, 5), num_blocks=60),
+        config_for(windows=(None, 5, 5, 5), num_blocks=60, budget=7, depth=2, drafts="tree"),
+        config_for(windows=(9, 9, 3, 3), num_blocks=30, budget=5, pp=2, depth=3),
     ],
     ids=repr_of,
 )
 def test_the_same_requests_get_the_same_answers_in_every_mode(config: Config) -> None:
-    requests = random_requests(random.Random(11))
+    requests = random_requests(random.Random(11), windows=config.worker.windows)
     simulation = Simulation(config, requests, random.Random(12))
     simulation.run()  # compares with the one truth
     reasons = {answer.end.finish_reason for answer in simulation.answers.values() if answer.end}

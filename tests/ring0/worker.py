@@ -7,18 +7,33 @@ as it likes, samples and drafts behind the last stage, and may be told to die.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from pellucid.features.grammar.host import Drafts
 from pellucid.features.logprobs.host import Entries
+from pellucid.kv.kinds import Kind
+from pellucid.kv.layout import LayerCache, choose_kinds, lay_out
+from pellucid.kv.pool import PagePool
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Row, StepPlan, StepResult
 from pellucid.types import TokenLogprobs
 from tests.ring0.connector import Job, ToyConnector
-from tests.ring0.model import MASKED, MAX_LEN, NUM_LAYERS, VOCAB, attend, banned_at, draw, kv_entry, logprob
+from tests.ring0.model import (
+    FULL,
+    MASKED,
+    MAX_LEN,
+    NUM_LAYERS,
+    VOCAB,
+    Windows,
+    attend,
+    banned_at,
+    draw,
+    kv_entry,
+    logprob,
+)
 
 TREES = {
     "none": [0],
@@ -56,7 +71,7 @@ class Slot:
     sampling: SamplingParams
     stops: frozenset[int]
     toy: int | None  # what its admission brought the toy feature
-    tables: list[list[int]]  # per KV group
+    blocks: list[list[int]]  # each one's pages
     num_drafted: int = 0  # drafts behind its last known token
 
     def samples(self, row: Row, start: int) -> bool:
@@ -79,9 +94,11 @@ class Feedback:
 class WorkerConfig:
     pp: int
     parents: list[int]
-    block_sizes: tuple[int, ...]  # per KV group
-    num_blocks: tuple[int, ...]
+    block_size: int
+    num_pages: int
     num_slots: int
+    windows: Windows = FULL
+    sizes: tuple[int, ...] = (1,) * NUM_LAYERS  # of what each layer keeps
     budget: int = 64  # tokens a step
     laziness: float = 0.0
     death: tuple[str, int] | None = None  # ("submit" or "result", plan id)
@@ -89,6 +106,14 @@ class WorkerConfig:
     @property
     def num_spec(self) -> int:
         return len(self.parents) - 1
+
+    @property
+    def caches(self) -> list[LayerCache]:
+        return [LayerCache(size, window) for size, window in zip(self.sizes, self.windows, strict=True)]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return choose_kinds(self.caches, self.block_size)
 
 
 class Stage:
@@ -99,19 +124,23 @@ class Stage:
         self.layers = range(index * NUM_LAYERS // config.pp, (index + 1) * NUM_LAYERS // config.pp)
         self.max_tokens = MAX_LEN + config.num_spec  # law 3: rows and tables, not one entry more
         self.slots: list[Slot | None] = [None] * config.num_slots  # None is dead
-        self.kv = {layer: self.empty_cache(self.group(layer)) for layer in self.layers}
+        layout = lay_out(config.kinds, config.caches[self.layers.start : self.layers.stop])
+        # Of each layer here the page of a block, and the unit of that page.
+        self.places = {
+            layer: (layout.tables[place.table].stripe, place.unit)
+            for layer, place in zip(self.layers, layout.places, strict=True)
+        }
+        self.pages_a_block = layout.pages_a_block
+        # By page and unit: a block's entries.  What is given back is gone, and what is granted is empty.
+        self.kv: dict[int, dict[int, list[int | None]]] = {}
         self.starts: list[int] = []  # where each row of the newest plan begins
         self.num_run = self.num_applied = 0
-
-    def group(self, layer: int) -> int:
-        return layer % len(self.config.block_sizes)
-
-    def empty_cache(self, group: int) -> list[list[int | None]]:
-        return [[None] * self.config.block_sizes[group] for _ in range(self.config.num_blocks[group] + 1)]
 
     def execute(self, plan: StepPlan, hidden: list[list[int]] | None) -> list[list[int]]:
         for phase in (self.apply_feedback, self.retire, self.admit):  # law 6: in this order
             phase(plan)
+        for page in self.pipeline.given_back[plan.id]:
+            self.kv.pop(page, None)
         self.starts = [self.slot(row.slot).num_computed for row in plan.rows]
         self.check_toys(plan)
         return self.forward(plan, hidden)
@@ -153,17 +182,29 @@ class Stage:
                 sampling=new.sampling,
                 stops=frozenset(new.stop_token_ids),
                 toy=new.ride.get("toy"),
-                tables=[list(blocks) for blocks in new.blocks],
+                blocks=self.cut(new.pages),
             )
-        for group, slots, blocks in plan.grown:
-            most = -(-self.max_tokens // self.config.block_sizes[group])
-            for index, block in zip(slots, blocks, strict=True):
-                table = self.slot(index).tables[group]
-                table.append(block)
-                assert len(table) <= most and block, "table overflow, or the padding block"
+        for index, pages in zip(plan.grown.slots, self.cut(plan.grown.pages), strict=True):
+            blocks = self.slot(index).blocks
+            blocks.append(pages)
+            assert (len(blocks) - 1) * self.config.block_size < self.max_tokens and all(pages), "overflow"
+            for page in pages:
+                self.kv.pop(page, None)
         for job in plan.kv_meta:
             assert isinstance(job, Job)
             self.pipeline.connector.start(job, self)
+
+    def kind(self, layer: int) -> int:
+        return sorted({w or 0 for w in self.config.windows}).index(self.config.windows[layer] or 0)
+
+    def cut(self, pages: Sequence[int]) -> list[list[int]]:
+        """By block."""
+        return [list(pages[i : i + self.pages_a_block]) for i in range(0, len(pages), self.pages_a_block)]
+
+    def entries(self, pages: list[int], layer: int) -> list[int | None]:
+        """What a block holds of a layer."""
+        stripe, unit = self.places[layer]
+        return self.kv.setdefault(pages[stripe], {}).setdefault(unit, [None] * self.config.block_size)
 
     def check_toys(self, plan: StepPlan) -> None:
         """Law 11: the plan carries what its own rows ask for."""
@@ -181,12 +222,11 @@ class Stage:
         return slot
 
     def store(self, slot: Slot, layer: int, position: int, entry: int | None) -> None:
-        group = self.group(layer)
-        block, offset = divmod(position, self.config.block_sizes[group])
-        self.kv[layer][slot.tables[group][block]][offset] = entry
+        block, offset = divmod(position, self.config.block_size)
+        self.entries(slot.blocks[block], layer)[offset] = entry
 
     def load(self, slot: Slot, layer: int) -> list[int | None]:
-        return [entry for block in slot.tables[self.group(layer)] for entry in self.kv[layer][block]]
+        return [entry for pages in slot.blocks for entry in self.entries(pages, layer)]
 
     def forward(self, plan: StepPlan, hidden: list[list[int]] | None) -> list[list[int]]:
         """All rows write before any row reads, so rows of one plan may share blocks."""
@@ -214,7 +254,7 @@ class Stage:
         seen = [entries[:end] for end in range(slot.num_computed + 1, num_known + 1)]
         for path in self.pipeline.paths[1 : row.num_draft + 1]:
             seen.append(entries[:num_known] + [entries[num_known - 1 + node] for node in path])
-        return [attend(layer, e) for e in seen]
+        return [attend(layer, e, self.config.windows[layer]) for e in seen]
 
 
 @dataclass(eq=False)
@@ -261,6 +301,8 @@ class ToyExecutor:
         self.flights: list[Flight] = []
         self.feedback: list[tuple[int, list[Feedback]]] = []
         self.num_accepted = 0
+        self.pool: PagePool | None = None  # whose free pages hold nothing any more
+        self.given_back: dict[int, list[int]] = {}  # by plan
 
     def start(self, resolved: object) -> object:
         raise NotImplementedError
@@ -279,11 +321,11 @@ class ToyExecutor:
         assert sum(row.num_query for row in plan.rows) <= self.config.budget, (
             "more tokens than a step may have"
         )
-        assert len({growth.group for growth in plan.grown}) == len(plan.grown), "a group grows twice"
-        for growth in plan.grown:
-            runs = [slot for slot, _ in groupby(growth.slots)]
-            assert len(set(runs)) == len(runs), "a slot's blocks are not side by side"
+        runs = [slot for slot, _ in groupby(plan.grown.slots)]
+        assert len(set(runs)) == len(runs), "a slot's blocks are not side by side"
         assert plan.num_tokens == sum(row.num_query for row in plan.rows), "miscounted"
+        assert self.pool is not None
+        self.given_back[plan.id] = self.pool.free.tolist()
         flight = Flight(plan, self)
         self.flights.append(flight)
         while self.rng.random() > self.config.laziness and self.advance():
@@ -396,8 +438,7 @@ class ToyExecutor:
         """
         most = len(self.parents) - 1
         num_held = self.rng.choice([num_propose, self.rng.randint(0, num_propose)])
-        for size, table in zip(self.config.block_sizes, slot.tables, strict=True):
-            assert last + most <= size * len(table), "no block for a draft's KV"
+        assert last + most <= self.config.block_size * len(slot.blocks), "no block for a draft's KV"
         truth = self.oracle[(slot.seed, *slot.token_ids[: slot.prompt_len])]
         right, drafts = {0}, []
         for node in range(1, num_propose + 1):

@@ -10,8 +10,8 @@ from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.features.host import HostFeatures
 from pellucid.features.logprobs.host import Entries, Logprobs, PromptLogprobs
 from pellucid.kv.connector import KVConnector
+from pellucid.kv.kinds import Full, Kind
 from pellucid.kv.manager import KVManager
-from pellucid.kv.specs import KVGroupSpec
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
@@ -46,9 +46,22 @@ def make_request(
     )
 
 
+def make_kv(
+    options: SchedulerOptions, num_pages: int, kinds: tuple[Kind, ...], *, caching: bool = True
+) -> KVManager:
+    return KVManager(
+        kinds,
+        num_pages,
+        num_slots=options.num_slots,
+        max_len=options.max_len,
+        max_chunk=options.max_chunk,
+        enable_prefix_caching=caching,
+    )
+
+
 def make_scheduler(
     *,
-    num_blocks: int = 100,
+    num_blocks: int = 100,  # pages, of full blocks
     num_slots: int = 8,
     budget: int = 64,
     max_model_len: int = 64,
@@ -59,8 +72,8 @@ def make_scheduler(
     watermark: float = 0.0,
     connector: KVConnector | None = None,
     features: Mapping[str, HostFeature] | None = None,
+    kinds: tuple[Kind, ...] = (Full(BLOCK),),
 ) -> Scheduler:
-    group = KVGroupSpec(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1)
     options = SchedulerOptions(
         max_model_len=max_model_len,
         num_slots=num_slots,
@@ -71,7 +84,7 @@ def make_scheduler(
         policy=policy,
         watermark=watermark,
     )
-    kv = KVManager((group,), (num_blocks,))
+    kv = make_kv(options, num_blocks, kinds)
     return Scheduler(options, kv, connector, features=HostFeatures(features or make_features()))
 
 

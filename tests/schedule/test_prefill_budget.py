@@ -14,8 +14,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from pellucid.kv.manager import KVManager
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import Full
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.prefill_budget import (
     FLOOR,
@@ -27,7 +26,7 @@ from pellucid.schedule.prefill_budget import (
 )
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import Request
-from tests.schedule.device import Device, make_request
+from tests.schedule.device import Device, make_kv, make_request
 
 DEPTH = 2
 
@@ -76,11 +75,10 @@ class VirtualRun:
     )  # tokens of decodes, of prompts
 
     def __post_init__(self) -> None:
-        group = KVGroupSpec(block_size=64, num_layers=1, num_kv_heads=1, head_dim=1, dtype="int8", itemsize=1)
         options = SchedulerOptions(
             max_model_len=40_000, num_slots=self.num_slots, max_num_batched_tokens=16_384
         )
-        kv = KVManager((group,), (40_000,), enable_prefix_caching=False)
+        kv = make_kv(options, 40_000, (Full(64),), caching=False)
         self.scheduler = Scheduler(options, kv, prefill_budget=self.prefill_budget)
         self.device, self.random = Device(), random.Random(0)
         self.inflight: deque[tuple[StepPlan, float, float]] = deque()  # submitted, done

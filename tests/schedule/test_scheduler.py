@@ -296,8 +296,8 @@ def test_requests_of_one_step_share_their_beginning() -> None:
     plan, _ = step(scheduler, device)
     assert [shape(row) for row in plan.rows] == [(20, 0, 1), (4, 0, 1)]
     one, two = plan.admitted
-    assert two.num_computed == 16 and not one.blocks[0]
-    assert two.blocks[0] == plan.grown[0].blocks[:4]
+    assert two.num_computed == 16 and not one.pages
+    assert two.pages.tolist() == plan.grown.pages[:4].tolist()
 
 
 def test_a_prompt_that_is_all_cached_computes_its_last_block_anew() -> None:

@@ -16,6 +16,7 @@ import pytest
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import TURN, Scheduler
+from pellucid.schedule.sequence import Sequence
 from pellucid.schedule.step import deal
 from pellucid.schedule.stop_tokens import FEW, StopTokens
 from pellucid.schedule.table import Table
@@ -35,15 +36,20 @@ def scheduler_with(*names: str, max_tokens: int = 40) -> Scheduler:
 # Blocks
 
 
+def published(scheduler: Scheduler, seq: Sequence) -> int:
+    """Tokens whose blocks have been offered."""
+    return int(scheduler.kv.publish_at[seq.slot]) - BLOCK
+
+
 def test_blocks_are_taken_for_all_at_once_and_ahead_of_need() -> None:
     scheduler, device = scheduler_with("a", "b", max_tokens=7 * TURN), Device()
     for _ in range(TURN + 3):
         step(scheduler, device)
     plans = [step(scheduler, device)[0] for _ in range(3 * TURN)]
     assert all(plan.rows.slots is plans[0].rows.slots for plan in plans)
-    grown = [plan for plan in plans if plan.grown]
+    grown = [plan for plan in plans if len(plan.grown.slots)]
     assert [later.id - plan.id for plan, later in pairwise(grown)] == [TURN] * (len(grown) - 1)
-    assert len(grown) == 3 and all(set(plan.grown[0].slots) == {0, 1} for plan in grown)
+    assert len(grown) == 3 and all(set(plan.grown.slots) == {0, 1} for plan in grown)
 
 
 def test_without_blocks_to_spare_each_gets_one_when_it_needs_it() -> None:
@@ -63,7 +69,7 @@ def test_long_texts_are_whole_and_their_blocks_are_published_on_the_way() -> Non
     (seq,) = scheduler.running()
     tokens = scheduler.table.tokens(seq.slot)
     assert tokens[5:].tolist() == [device.next_token(seq.id, position) for position in range(5, 505)]
-    assert 504 - TURN - BLOCK < seq.table.num_published[0] * BLOCK <= 504
+    assert 504 - TURN - BLOCK < published(scheduler, seq) <= 504
     assert scheduler.abort("a") is not None and scheduler.num_running == 0
 
 
@@ -75,13 +81,13 @@ def test_of_many_overdue_blocks_each_is_published_in_time_and_few_at_once() -> N
         scheduler.add(make_request(str(i), 5, max_tokens=900, is_quiet=i % 3 > 0))
     at_once = list[int]()
     for _ in range(400):
-        before = [seq.table.num_published[0] for seq in scheduler.running()]
+        before = [published(scheduler, seq) for seq in scheduler.running()]
         step(scheduler, device)
-        after = [seq.table.num_published[0] for seq in scheduler.running()]
+        after = [published(scheduler, seq) for seq in scheduler.running()]
         at_once.append(sum(a > b for a, b in zip(after, before, strict=False)))
     assert max(at_once[2:]) == num_seqs // 16, "no step publishes for many"
     longest_wait = TURN * 16 + TURN
-    assert min(seq.table.num_published[0] * BLOCK for seq in scheduler.running()) > 400 - longest_wait - BLOCK
+    assert min(published(scheduler, seq) for seq in scheduler.running()) > 400 - longest_wait - BLOCK
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
@@ -96,8 +102,8 @@ def test_all_that_decode_publish_whatever_they_ask_for_and_wherever_they_are_pla
             inflight.append(plan)
         if inflight and (len(inflight) == pp or plan is None):
             scheduler.commit(inflight[0], device.run(inflight.popleft()))
-    published = [seq.table.num_published[0] * BLOCK for seq in scheduler.running()]
-    assert min(published) >= 200 - pp * TURN - BLOCK
+    least = min(published(scheduler, seq) for seq in scheduler.running())
+    assert least >= 200 - pp * TURN - BLOCK
 
 
 def test_a_row_that_grows_for_its_token_and_for_its_drafts_gets_its_blocks_side_by_side() -> None:
@@ -107,10 +113,9 @@ def test_a_row_that_grows_for_its_token_and_for_its_drafts_gets_its_blocks_side_
     twice = 0
     for _ in range(12):
         plan, _ = step(scheduler, device)
-        twice += len({slot for growth in plan.grown for slot in growth.slots}) < sum(
-            len(growth.slots) for growth in plan.grown
-        )
-        assert len(plan.grown) <= 1 and all(list(g.slots) == sorted(g.slots) for g in plan.grown)
+        slots = plan.grown.slots.tolist()
+        twice += len(set(slots)) < len(slots)
+        assert slots == sorted(slots)
     assert twice, "no plan had two blocks for one slot"
 
 

@@ -26,7 +26,7 @@ NUM_COLOURFUL = """(() => {
 })()"""  # how many pixels have a strong colour
 
 CUT_OFF = """(() => {
-    document.querySelector('#usage-more').textContent = '123,456 blocks of 128 tokens';
+    document.querySelector('#usage-more').textContent = '123,456 pages of 128 tokens';
     const padding = (tile) => parseFloat(getComputedStyle(tile).paddingRight);
     const inner = (tile) => tile.getBoundingClientRect().right - padding(tile);
     const ends = (text) => {
@@ -255,7 +255,7 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         assert tab.text("#link") == "off"
         tab.click("#tab-xray")
         tab.until("document.querySelector('#link').dataset.state === 'live'")
-        assert tab.eval(colourful("#blocks")) == 0, "all is free"
+        assert tab.eval(colourful("#pages")) == 0, "all is free"
         for width in (1360, 1000, 390):
             tab.size(width, 860)
             assert tab.eval(CUT_OFF) == []
@@ -265,7 +265,7 @@ def test_the_xray_shows_the_engine_at_work(tab: Tab) -> None:
         with server.held(lambda: tab.eval(IS_CUT)):
             tab.click("#requests-rest")
         with server.held(lambda: tab.eval(IS_FULL)):
-            tab.until(f"{colourful('#blocks')} > 300 && {colourful('#steps')} > 300")
+            tab.until(f"{colourful('#pages')} > 300 && {colourful('#steps')} > 300")
         tab.until("rates.some((rate) => Number(rate.replace(',', '')) > 0)")
         tab.until("document.querySelector('#accepted').textContent.endsWith('%')")
         if os.environ.get(SHOTS):

@@ -24,16 +24,16 @@ IN_PICTURE = """['cached', 'free'].map((name) => {
         return new Uint32Array(data.buffer);
     };
     const [colour] = pixels(document.querySelector(`canvas.swatch[data-of=${name}]`), 5, 5, 1, 1);
-    const picture = document.querySelector('#blocks');
+    const picture = document.querySelector('#pages');
     return pixels(picture, 0, 0, picture.width, picture.height).filter((pixel) => pixel === colour).length;
 })"""
 
 
 def claims_nothing(tab: Tab) -> None:
     tab.until(UNKNOWN)
-    assert "Not known." in tab.text("#requests") and tab.text("#block-tip") == "Not known."
+    assert "Not known." in tab.text("#requests") and tab.text("#page-tip") == "Not known."
     assert tab.text("#step-tip") == "Not known."
-    tab.until(f"{NUM_PAINTED % '#blocks'} === 0 && {NUM_PAINTED % '#steps'} === 0")
+    tab.until(f"{NUM_PAINTED % '#pages'} === 0 && {NUM_PAINTED % '#steps'} === 0")
 
 
 def test_without_a_link_nothing_is_claimed_and_the_reason_is_told(tab: Tab) -> None:
@@ -105,11 +105,11 @@ def test_the_legend_is_the_pictures_and_counts_it(tab: Tab, server: Running) -> 
     numbers = [
         int(tab.text(f"#num-{name}").replace(",", "")) for name in ("owned", "shared", "cached", "free")
     ]
-    assert words == f"now; {cached} of {sum(numbers):,} blocks cached" and tab.text("#usage") == "0%"
-    tab.eval("document.querySelector('#blocks').focus()")
+    assert words == f"now; {cached} of {sum(numbers):,} pages cached" and tab.text("#usage") == "0%"
+    tab.eval("document.querySelector('#pages').focus()")
     press = {"key": "ArrowRight", "code": "ArrowRight"}
     tab.call("Input.dispatchKeyEvent", type="keyDown", **press)
-    assert tab.text("#block-tip").startswith("block 1: "), "without a mouse, too"
+    assert tab.text("#page-tip").startswith("page 1: "), "without a mouse, too"
     assert tab.errors == []
 
 
@@ -118,13 +118,13 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
     tab.open_anew(server.url)
     said = tab.eval("""(async () => {
         const {Record, figuresOf, time, median, roundUp} = await import('/page/figures.js');
-        const {columnsFor, heightOf} = await import('/page/blocks.js');
+        const {columnsFor, heightOf} = await import('/page/kv_pages.js');
         const {wordsOfRest} = await import('/page/requests.js');
         const {wordsOf} = await import('/page/steps.js');
         const stats = (n) => ({num_sampled_tokens: 100 * n, num_steps: n, host_seconds: 0.002 * n,
             wait_seconds: 0.008 * n, kv_usage: 0.25, num_cached_tokens: 30, num_prompt_tokens: 40,
             num_accepted_tokens: 0, num_draft_tokens: 0, num_preemptions: 3});
-        const frame = {num_running: 2, num_waiting: 0, num_blocks: [100], steps: []};
+        const frame = {num_running: 2, num_waiting: 0, num_pages: 100, steps: []};
         const record = new Record(), results = {unheard: figuresOf(record, 0, 0)};
         record.hear({waits: [[0.001, 0.2], [0.003, 0.4]], num_failed: 1,
             gaps: {num: 4, sum: 0.08, longest: 0.05}}, 1, 10);
@@ -150,8 +150,8 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         const rows = [[7, 64, 0, 0], [8, 4, 3, 3]];
         results.step = wordsOf({id: 1234, numRows: 600, seconds: 0.0123, rows});
         results.fills = [40, 818, 1600, 15000, 60000].map((count) => {
-            const columns = columnsFor([count], 760, 230);
-            return heightOf([count], 760, columns);
+            const columns = columnsFor(count, 760, 230);
+            return heightOf(count, 760, columns);
         });
         return results;
     })()""")
@@ -163,7 +163,7 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         "step": ["10 ms", "mean of the last second"],
         "counts": ["2", "running now, none waiting"],
         "queue": ["2 ms", "median of the last 2 requests"],
-        "usage": ["25%", "now; 5 of 100 blocks cached"],
+        "usage": ["25%", "now; 5 of 100 pages cached"],
         "hits": ["75%", "of 40 tokens since start"],
         "accepted": ["–", "no drafts since start"],
         "preemptions": ["3", "since start · 1 request failed"],
@@ -191,8 +191,8 @@ def test_a_frame_that_was_under_way_when_the_link_began_is_passed_over(tab: Tab,
         const {XRay} = await import('/page/xray.js');
         const xray = new XRay();
         const stats = {num_sampled_tokens: 1, num_steps: 1, kv_usage: 0, num_preemptions: 0};
-        const frame = {num_blocks: [4], block_size: [16], num_running: 0, num_waiting: 0, running: [],
-            waiting: [], steps: [], blocks: [[1, -1, 0, 1]]};
+        const frame = {num_pages: 4, block_size: 16, num_running: 0, num_waiting: 0, running: [],
+            waiting: [], steps: [], pages: [1, -1, 0, 1]};
         const requests = {waits: [], gaps: {num: 0}, num_failed: 0};
         const shown = (is_first) => {
             const sight = {engine: 0, num_engines: 1, requests, frame: {...frame, is_first},

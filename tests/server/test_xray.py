@@ -63,7 +63,7 @@ def test_a_watcher_sees_a_request_from_its_first_token_to_its_last_block(
         seen = list(sights(socket))
     frames = [sight["frame"] for sight in seen]
     assert max(frame["num_running"] for frame in frames) == 3
-    assert any(max(frame["blocks"][0][1::4], default=-1) >= 0 for frame in frames), "blocks are owned"
+    assert any(max(frame["pages"][1::4], default=-1) >= 0 for frame in frames), "pages are owned"
     assert frames[-1]["num_running"] == 0 and not frames[-1]["running"]
     assert sum(sum(rows[3::4]) for frame in frames for _, rows, *_ in frame["steps"]) == 120, (
         "every token of every step"
@@ -139,23 +139,23 @@ def test_no_more_than_sixteen_watch(server: Running) -> None:
 def sight(rng: random.Random, number: int, *, is_first: bool = False) -> Sight:
     views = {rng.randrange(20): [rng.randrange(-1, 3), 1, 0] for _ in range(rng.randrange(5))}
     frame = Frame(
-        is_first=is_first, seconds=number, block_size=(16,), num_blocks=(20,), max_num_tokens=64,
+        is_first=is_first, seconds=number, block_size=16, num_pages=20, max_num_tokens=64,
         num_running=number, num_waiting=0, running=[], waiting=[],
         steps=[StepView(number, [0, 1, 0, 1] * 200, 200, 0.01)],
-        blocks=[[each for block, view in views.items() for each in (block, *view)]],
+        pages=[each for page, view in views.items() for each in (page, *view)],
     )  # fmt: skip
     requests = Requests(number, [Wait(0.0, float(number))], Gaps(1, 0.5, float(number)))
     return Sight(0, 1, cast(EngineStats, None), requests, frame)
 
 
 def owners(messages: Iterable[bytes]) -> dict[int, list[int]]:
-    """What who reads all these messages knows of each block."""
+    """What who reads all these messages knows of each page."""
     known: dict[int, list[int]] = {}
     for message in messages:
         frame = json.loads(message)["frame"]
         if frame["is_first"]:
             known.clear()
-        flat = frame["blocks"][0]
+        flat = frame["pages"]
         known.update({flat[i]: flat[i + 1 : i + 4] for i in range(0, len(flat), 4)})
     return known
 

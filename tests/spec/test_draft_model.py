@@ -12,6 +12,7 @@ from pellucid import LLM, LLMEngine, SamplingParams
 from pellucid.config import EngineConfig
 from pellucid.engine.core import Engine
 from pellucid.executor.local import LocalExecutor
+from pellucid.kv.kinds import Full
 from pellucid.schedule.news import News
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler
@@ -115,6 +116,11 @@ def take(kv_cache: torch.Tensor, blocks: list[int], num_tokens: int) -> torch.Te
     return kv_cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens]
 
 
+def blocks_of(engine: Engine, slot: int, table: int) -> list[int]:
+    """A slot's in one of the worker's tables."""
+    return worker_of(engine).runner.slots.block_tables[table][slot].tolist()
+
+
 def test_the_drafters_kv_has_no_holes(tiny: Path, tiny_draft: Path) -> None:
     """After prompt chunks, prefix hits, 0 to 4 drafts of which some stand, preemptions and aborts."""
     prompts, params = random_requests(40, seed=8)
@@ -135,7 +141,7 @@ def test_the_drafters_kv_has_no_holes(tiny: Path, tiny_draft: Path) -> None:
         begun = [seq for seq in scheduler.running() if scheduler.table.computed[seq.slot]]
         for seq in begun[num_steps % max(1, len(begun)) :][:1]:  # another one in every step
             num_computed = int(scheduler.table.computed[seq.slot])
-            held = take(layer.kv_cache, seq.table.blocks[layer.group], num_computed)
+            held = take(layer.kv_cache, blocks_of(engine.engine, seq.slot, layer.table), num_computed)
             known = fresh.of(scheduler.table.tokens(seq.slot)[:num_computed])
             torch.testing.assert_close(held, known, rtol=1e-4, atol=1e-4)
             seen.append(num_computed)
@@ -162,7 +168,7 @@ def test_aborted_requests_leave_the_others_alone(tiny: Path, tiny_draft: Path) -
             engine.abort(ids[aborted[engine.stats.num_steps - 2]])
     kept = [i for i in range(24) if i not in aborted]
     assert [tokens[ids[i]] for i in kept] == [expected[i] for i in kept]
-    assert all(pool.num_free == pool.num_blocks for pool in engine.engine.scheduler.kv.pools)
+    assert engine.engine.scheduler.kv.usage == 0
     engine.shutdown()
 
 
@@ -180,14 +186,21 @@ def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, depth: in
     assert [len(tokens) for tokens in outputs] == list(range(1, 2 * NUM_DRAFTS + 2))
 
 
-def test_the_memory_is_shared_between_both_caches(tiny: Path, tiny_draft: Path) -> None:
-    with LLM(str(tiny), **BASE, cpu_kv_cache_gib=1 / 256, **drafting(tiny_draft)) as llm:
+@pytest.mark.parametrize(("num_kv_heads", "table"), [(2, 0), (1, 1)])
+def test_a_page_has_a_part_of_both_models(tiny: Path, tmp_path: Path, num_kv_heads: int, table: int) -> None:
+    draft = write_checkpoint(tmp_path, num_hidden_layers=1, num_key_value_heads=num_kv_heads)
+    prompts, params = random_requests(6, seed=3)
+    with LLM(str(tiny), **BASE) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(str(tiny), **BASE, cpu_kv_cache_gib=1 / 256, **drafting(draft)) as llm:
+        assert expected == [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
         capacity = llm.llm_engine.capacity
         layers = [layer for model in models_of(llm) for layer in model.attention_layers]
-    assert [group.num_layers for group in capacity.groups] == [2, 1]
-    assert [layer.group for layer in layers] == [0, 0, 1]
-    used = sum(layer.kv_cache.nbytes for layer in layers)
-    assert (1 << 22) - sum(group.block_bytes for group in capacity.groups) < used <= 1 << 22
+        page_bytes = worker_of(llm.llm_engine.engine).layout.page_bytes
+    assert capacity.kinds == (Full(16, 1),)
+    assert sorted(layer.table for layer in layers) in ([0, 0, table], [0, 1, 1])
+    assert page_bytes >= sum(layer.kv_cache[0].nbytes for layer in layers)
+    assert (1 << 22) - page_bytes < (capacity.num_pages + 1) * page_bytes <= 1 << 22
 
 
 def test_a_verification_costs_one_pass_a_draft(tiny: Path, tiny_draft: Path) -> None:

@@ -13,7 +13,7 @@ TEXTS = torch.arange(4 * 24, dtype=torch.int32).view(4, 24)  # token 24 s + p at
 
 
 def step() -> ForwardInput:
-    """A chunk of three tokens, a decode, and a verification of one draft; two KV groups."""
+    """A chunk of three tokens, a decode, and a verification of one draft; two block tables."""
     return ForwardInput(
         input_ids=torch.tensor([11, 12, 13, 21, 31, 32], dtype=torch.int32),
         positions=torch.tensor([4, 5, 6, 9, 2, 3]),
@@ -22,13 +22,13 @@ def step() -> ForwardInput:
         seq_lens=torch.tensor([7, 10, 4], dtype=torch.int32),
         block_tables=(
             torch.tensor([[5, 6, 7], [8, 9, 4], [1, 2, 3]], dtype=torch.int32),
-            torch.tensor([[15, 16], [18, 19], [11, 12]], dtype=torch.int32),
+            torch.tensor([[15, 16, 17], [18, 19, 14], [11, 12, 13]], dtype=torch.int32),
         ),
         slot_mappings=(torch.zeros(6, dtype=torch.int64),) * 2,
         logits_index=torch.tensor([3, 4, 5]),
         query_lens=[3, 1, 2],
         max_query=3,
-        block_sizes=(4, 8),
+        block_size=4,
         attn=("planned",),
         taps={"layer": torch.zeros(6)},
     )
@@ -55,7 +55,7 @@ def test_the_first_pass_has_the_newest_known_token_in_the_block_of_its_place() -
     assert fwd.cu_seqlens_q.tolist() == [0, 1, 2, 3] and fwd.logits_index.tolist() == [0, 1, 2]
     assert [mapping.tolist() for mapping in fwd.slot_mappings] == [
         [6 * 4 + 3, 4 * 4 + 2, 1 * 4 + 3],
-        [15 * 8 + 7, 19 * 8 + 2, 11 * 8 + 3],
+        [16 * 4 + 3, 14 * 4 + 2, 11 * 4 + 3],
     ]
     assert fwd.attn == () and not fwd.taps, "what another model's pass has left"
     assert ahead.drawn(0).tolist() == [8, 11, 4], "a token is drawn for the place behind"
@@ -66,7 +66,10 @@ def test_the_next_pass_is_one_place_further() -> None:
     fwd = ahead.next(1, torch.tensor([4, 5, 6], dtype=torch.int32))
     assert fwd.input_ids.tolist() == [4, 5, 6] and fwd.positions.tolist() == [8, 11, 4]
     assert fwd.seq_lens.tolist() == [9, 12, 5] and fwd.query_lens == [1, 1, 1]
-    assert [mapping.tolist() for mapping in fwd.slot_mappings] == [[7 * 4, 4 * 4 + 3, 2 * 4], [128, 155, 92]]
+    assert [mapping.tolist() for mapping in fwd.slot_mappings] == [
+        [7 * 4, 4 * 4 + 3, 2 * 4],
+        [17 * 4, 14 * 4 + 3, 12 * 4],
+    ]
     assert ahead.drawn(1).tolist() == [9, 12, 5]
     assert fwd.block_tables is ahead.first().block_tables
 

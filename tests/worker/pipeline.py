@@ -71,7 +71,7 @@ class LazyPipeline:
             links = Links(mesh=Mesh(pp=self.pp, rank=rank), world=ALONE, tp=ALONE, channels=channels)
             with patch("pellucid.worker.worker.connect", lambda *_, links=links, **__: links):
                 capacities.append(worker.start())
-        assert len({capacity.num_blocks for capacity in capacities}) == 1, "give num_gpu_blocks_override"
+        assert len({capacity.num_pages for capacity in capacities}) == 1, "give num_gpu_blocks_override"
         return capacities[0]
 
     def submit(self, plan: StepPlan) -> LocalTicket:

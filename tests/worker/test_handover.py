@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pellucid.dist.collectives import Channels
 from pellucid.dist.mesh import Stage
-from pellucid.kv.specs import KVGroupSpec
+from pellucid.kv.kinds import Full
+from pellucid.kv.layout import LayerCache, lay_out
 from pellucid.sample.output import SampleOutput
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, ints
@@ -23,7 +24,7 @@ from pellucid.worker.layout import ChainLayout
 from pellucid.worker.slots import Slots
 from tests.worker.pipeline import Mail, MailChannel
 
-SPEC = KVGroupSpec(block_size=16, num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
+LAYOUT = lay_out((Full(16),), [LayerCache(1024, None)])
 SHAPE = DraftShape(3, (0, 0, 1))
 
 
@@ -41,11 +42,11 @@ class Settled(ChainLayout):
 @pytest.fixture
 def slots() -> Slots:
     """Two, with five known tokens each."""
-    slots = Slots(2, 64, (SPEC,), torch.device("cpu"))
+    slots = Slots(2, 64, LAYOUT, 16, torch.device("cpu"))
     admitted = [
         Admission(
             seq_id=slot, slot=slot, token_ids=ints([1, 2, 3, 4, 5]), prompt_len=5, num_computed=4,
-            limit=60, seed=0, sampling=SamplingParams(), blocks=([slot + 1],),
+            limit=60, seed=0, sampling=SamplingParams(), pages=ints([slot + 1]),
         )
         for slot in (0, 1)
     ]  # fmt: skip
@@ -56,7 +57,7 @@ def slots() -> Slots:
 def test_feedback_writes_tokens_and_drafts_and_moves_no_kv_of_a_slot_that_has_died(slots: Slots) -> None:
     layout, mail = Settled(), Mail()
     channels = Channels(MailChannel({}, 0), MailChannel(mail, 0))
-    inputs = InputBuilder(slots, (16,), layout)
+    inputs = InputBuilder(slots, layout)
     stage = EarlyStage(channels, Stage(0, (1,)), NoSource(), inputs, shape=SHAPE, depth=2)
     stage.deliver(7, StepCounts.uniform(np.array([0, 1]), 4), torch.zeros(8, 4))
     feedback = Feedback(

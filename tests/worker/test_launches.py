@@ -74,7 +74,6 @@ def is_copy(made: object, of: object) -> bool:
     return both and made.untyped_storage().data_ptr() != of.untyped_storage().data_ptr()
 
 
-NUM_GROUPS = 2  # the model's and the drafter's
 FUSED = ["gather_rows", "draw_block", "draw_token", "verify_chain", "advance_slots"]
 
 
@@ -137,13 +136,13 @@ def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
             (drafter.built.backend, "plan", []),
             (drafter.built.model, "forward", []),
             (drafter.built.model, "logits", []),
-            (passes, "draft_places_ref", ["draft_places"] * NUM_GROUPS),
+            (passes, "draft_places_ref", ["draft_places"]),
             (step.verifier, "_take", ["take_by_chance"]),
         ]
 
     with LLM(str(tiny), **OPTIONS, speculative_config=spec) as llm:
-        assert len(worker_of(llm).groups) == NUM_GROUPS
+        assert len(worker_of(llm).layout.tables) == 1
         names = launched(llm, monkeypatch, more)
     draw = ["draw_block", "draw_token"]
-    chain = ["draft_places"] * NUM_GROUPS + 3 * draw + ["aten::stack", "write_drafts"]
+    chain = ["draft_places"] + 3 * draw + ["aten::stack", "write_drafts"]
     assert names == ["gather_rows", *draw, "take_by_chance", "verify_chain", "advance_slots", *chain]

@@ -9,6 +9,7 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
+from pellucid.resolve import Resolved
 from pellucid.worker.warm_up import MOST_DRAWN, MOST_ROWS, around_powers_of_two, warm_up_steps
 from pellucid.worker.worker import Worker
 from tests.kernels.test_compile import run
@@ -34,6 +35,10 @@ def worker_of(llm: LLM) -> Worker:
     return executor.worker
 
 
+def given(worker: Worker) -> tuple[Resolved, int, int]:
+    return worker.resolved, worker.layout.pages_a_block, worker.runner.features.eager_bits
+
+
 @pytest.mark.parametrize("drafts", [dict, lambda: NGRAM, tree], ids=["none", "chain", "tree"])
 def test_warm_up_steps_run_and_are_forgotten(tiny: Path, drafts: Callable[[], dict]) -> None:
     options = OPTIONS | {"speculative_config": drafts()}
@@ -47,7 +52,7 @@ def test_warm_up_steps_run_and_are_forgotten(tiny: Path, drafts: Callable[[], di
         expected = tokens(llm)
     with LLM(str(tiny), **options) as llm:
         worker = worker_of(llm)
-        for plan in warm_up_steps(worker.resolved, len(worker.groups), worker.runner.features.eager_bits):
+        for plan in warm_up_steps(*given(worker)):
             worker._try(plan)
         assert tokens(llm) == expected
 
@@ -55,7 +60,7 @@ def test_warm_up_steps_run_and_are_forgotten(tiny: Path, drafts: Callable[[], di
 def test_warm_up_steps_fit_and_differ(tiny: Path) -> None:
     with LLM(str(tiny), **OPTIONS, speculative_config=NGRAM) as llm:
         worker = worker_of(llm)
-        plans = list(warm_up_steps(worker.resolved, len(worker.groups), worker.runner.features.eager_bits))
+        plans = list(warm_up_steps(*given(worker)))
     sums = [sum(row.num_query for row in plan.rows) for plan in plans]
     assert max(sums) <= 64 and max(len(plan.rows) for plan in plans) == 6
     kinds = {tuple((row.num_query, row.num_draft) for row in plan.rows) for plan in plans}

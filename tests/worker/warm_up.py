@@ -116,7 +116,7 @@ def workers_of(llm: LLM) -> list[Worker]:
 @torch.inference_mode()
 def warm_up(workers: list[Worker]) -> None:
     """All steps, one stage after another."""
-    given = workers[0].resolved, len(workers[0].groups), workers[0].runner.features.eager_bits
+    given = workers[0].resolved, workers[0].layout.pages_a_block, workers[0].runner.features.eager_bits
     for plan in [*warm_up_steps(*given), largest_step(*given)]:
         for result in [worker.runner.execute(plan) for worker in workers]:
             result.result()

@@ -123,8 +123,7 @@ export function figuresOf(record, numCached, now) {
   const whose = record.numEngines > 1 ? ", all engines" : ""; // requests' times are not known by engine
   const ofRequests = waits.length ? `median of the last ${plural(waits.length, "request")}${whose}` : "no request seen yet";
   const waiting = frame.num_waiting ? `${number(frame.num_waiting)} waiting` : "none waiting";
-  const numBlocks = frame.num_blocks.reduce((sum, each) => sum + each, 0);
-  const overBlocks = `now; ${number(numCached)} of ${number(numBlocks)} blocks cached`;
+  const ofPages = `now; ${number(numCached)} of ${number(frame.num_pages)} pages cached`;
   return {
     rate: [rate === null ? UNKNOWN : number(rate), `in ${last} · chart: 20\u00a0s`],
     ttft: [waits.length ? time(median(waits.map(([, whole]) => whole))) : UNKNOWN, ofRequests],
@@ -132,7 +131,7 @@ export function figuresOf(record, numCached, now) {
     step: steps ? [time(steps.mean), `mean of ${last}`] : [UNKNOWN, `no step in ${last}`],
     counts: [`${number(frame.num_running)}`, `running now, ${waiting}`],
     queue: [waits.length ? time(median(waits.map(([inQueue]) => inQueue))) : UNKNOWN, ofRequests],
-    usage: [percent(stats.kv_usage, 1), overBlocks],
+    usage: [percent(stats.kv_usage, 1), ofPages],
     hits: [percent(stats.num_cached_tokens, stats.num_prompt_tokens), `of ${number(stats.num_prompt_tokens)} tokens since start`],
     accepted: [
       percent(stats.num_accepted_tokens, stats.num_draft_tokens),

@@ -1,4 +1,4 @@
-// What the canvases share: sharp pixels, the page's colours, and how blocks and rows look, in pictures and legends.
+// What the canvases share: sharp pixels, the page's colours, and how KV pages and rows look, in pictures and legends.
 
 const GOLDEN = 137.508; // degrees: neighbours look unlike
 const NAMES = ["card", "ink", "soft", "faint", "line", "cell", "rest", "accent"];
@@ -51,8 +51,8 @@ export function fillRounded(pen, x, y, w, h, radius) {
   pen.fill();
 }
 
-/** A KV block: its owner's colour, with a hole if it has several; grey if it is cached, pale if it is free. */
-export function paintBlock(pen, { owner, numOwners, isCached }, { x, y, w, h }, alpha = 1, lift = 0) {
+/** A KV page: its owner's colour, with a hole if it has several; grey if it is cached, pale if it is free. */
+export function paintPage(pen, { owner, numOwners, isCached }, { x, y, w, h }, alpha = 1, lift = 0) {
   const { cell, rest, card } = colours();
   const side = Math.min(w, h);
   pen.fillStyle = owner >= 0 ? colourOf(owner, alpha, lift) : isCached ? rest : cell;
@@ -92,10 +92,10 @@ function paintVerification(pen, seqId, numQuery, numNew, { x, y, w, h }, alpha) 
 const FREE = { owner: -1, numOwners: 0, isCached: 0 };
 const SAMPLES = {
   // Several squares: each request has a colour of its own.
-  owned: (pen) => [0, 1, 2].forEach((owner) => paintBlock(pen, { ...FREE, owner }, { x: 13 * owner, y: 0, w: 11, h: 11 })),
-  shared: (pen) => paintBlock(pen, { ...FREE, owner: 0, numOwners: 2 }, { x: 0, y: 0, w: 11, h: 11 }),
-  cached: (pen) => paintBlock(pen, { ...FREE, isCached: 1 }, { x: 0, y: 0, w: 11, h: 11 }),
-  free: (pen) => paintBlock(pen, FREE, { x: 0, y: 0, w: 11, h: 11 }),
+  owned: (pen) => [0, 1, 2].forEach((owner) => paintPage(pen, { ...FREE, owner }, { x: 13 * owner, y: 0, w: 11, h: 11 })),
+  shared: (pen) => paintPage(pen, { ...FREE, owner: 0, numOwners: 2 }, { x: 0, y: 0, w: 11, h: 11 }),
+  cached: (pen) => paintPage(pen, { ...FREE, isCached: 1 }, { x: 0, y: 0, w: 11, h: 11 }),
+  free: (pen) => paintPage(pen, FREE, { x: 0, y: 0, w: 11, h: 11 }),
   chunk: (pen) => paintRow(pen, [0, 64, 0, 0], { x: 0, y: 1, w: 13, h: 9 }),
   decode: (pen) => paintRow(pen, [0, 1, 0, 1], { x: 0, y: 1, w: 13, h: 9 }),
   verified: (pen) => paintRow(pen, [0, 4, 3, 3], { x: 0, y: 1, w: 26, h: 9 }),

@@ -1,7 +1,7 @@
 // The X-ray: follows /xray while somebody looks, and draws what it tells.  Without a link nothing is known.
 
 import { KEY_CHANGED, findFault, openSocket, setKey, wordsOf } from "./api.js";
-import { Blocks } from "./blocks.js";
+import { KvPages } from "./kv_pages.js";
 import { Area, Dots } from "./charts.js";
 import { Record, UNKNOWN, figuresOf, number, time } from "./figures.js";
 import { Load } from "./load.js";
@@ -30,7 +30,7 @@ export class XRay {
     const hover = (seqId) => this.highlight(seqId);
     this.requests = new Requests($("requests"), $("requests-rest"), hover);
     this.steps = new Steps($("steps"), $("step-tip"));
-    this.blocks = new Blocks($("blocks"), $("block-tip"), hover);
+    this.pages = new KvPages($("pages"), $("page-tip"), hover);
     this.rateChart = new Area($("rate-chart"));
     this.ttftChart = new Dots($("ttft-chart"));
     this.load = new Load($("load"), $("stop-load"), (error) => ($("load-fault").textContent = wordsOf(error)));
@@ -61,7 +61,7 @@ export class XRay {
   repaint() {
     forgetColours();
     paintLegends();
-    this.blocks.isStale = this.steps.isStale = true;
+    this.pages.isStale = this.steps.isStale = true;
     this.requests.repaint();
   }
 
@@ -126,7 +126,7 @@ export class XRay {
     this.told = this.checked = 0; // seconds here, when figures were last drawn, and the server last asked
     this.rateChart.forget();
     this.ttftChart.forget();
-    this.blocks.begin([], []);
+    this.pages.begin(0, 0);
     this.steps.begin();
     this.requests.begin();
     this.tell();
@@ -140,14 +140,14 @@ export class XRay {
     // A frame that was under way when this link began tells of changes to what is not known here.
     if (engine !== this.engine || !(frame.is_first || this.record.frame)) return;
     if (frame.is_first) {
-      this.blocks.begin(frame.num_blocks, frame.block_size);
+      this.pages.begin(frame.num_pages, frame.block_size);
       this.steps.begin();
     }
     this.record.take(frame, stats, now);
-    this.blocks.change(frame.blocks.map(views), performance.now());
+    this.pages.change(views(frame.pages), performance.now());
     this.steps.add(frame.steps.map(([id, rows, numRows, seconds]) => ({ id, rows: views(rows), numRows, seconds })));
     this.requests.update(frame);
-    if (!frame.running.some(([id]) => id === this.blocks.highlighted)) this.highlight(null);
+    if (!frame.running.some(([id]) => id === this.pages.highlighted)) this.highlight(null);
     if (!frame.is_first) return;
     this.death = "";
     this.tell();
@@ -156,13 +156,13 @@ export class XRay {
   /** Write all figures, or that they are not known. */
   tell() {
     const now = clock();
-    const figures = figuresOf(this.record, this.blocks.numCached, now);
+    const figures = figuresOf(this.record, this.pages.numCached, now);
     for (const tile of document.querySelectorAll(".tile")) {
       const [figure, remark] = figures?.[tile.dataset.figure] ?? [UNKNOWN, "not known"];
       set(tile.querySelector("b"), figure);
       set(tile.querySelector("small"), remark);
     }
-    const { numOwned, numShared, numCached, numFree } = this.blocks;
+    const { numOwned, numShared, numCached, numFree } = this.pages;
     const counts = { owned: numOwned - numShared, shared: numShared, cached: numCached, free: numFree };
     for (const [name, count] of Object.entries(counts)) set($(`num-${name}`), figures ? number(count) : UNKNOWN);
     this.steps.tell(this.record.steps(now));
@@ -186,14 +186,14 @@ export class XRay {
     if (this.record.frame && now - Math.max(this.checked, this.record.totals.at(-1).at) > SILENCE) this.check();
     this.rateChart.draw(now);
     this.ttftChart.draw(now);
-    this.blocks.draw(performance.now());
+    this.pages.draw(performance.now());
     this.steps.draw(now - this.lastDraw);
     this.lastDraw = now;
     requestAnimationFrame(() => this.draw());
   }
 
   highlight(seqId) {
-    this.blocks.highlight(seqId);
+    this.pages.highlight(seqId);
     this.steps.highlight(seqId);
   }
 
