@@ -47,6 +47,27 @@ def run(
     return [output.outputs[0].token_ids for output in outputs]
 
 
+ROUNDING = 1e-4  # of log-probabilities: between two as near as this, the shape of a step may decide
+
+
+def assert_same(
+    folder: Path, prompts: list[list[int]], params: list[SamplingParams],
+    tokens: list[list[int]], expected: list[list[int]],
+) -> None:  # fmt: skip
+    """To the token, but for what is greedy and parts at a tie, of which a hundred texts have one at most."""
+    parted = [i for i, (ours, alone) in enumerate(zip(tokens, expected, strict=True)) if ours != alone]
+    assert len(parted) < 2, f"{len(parted)} of {len(tokens)} texts differ"
+    for i in parted:
+        place = next(n for n, (a, b) in enumerate(zip(tokens[i], expected[i], strict=False)) if a != b)
+        assert params[i].temperature == 0, f"{tokens[i]} instead of {expected[i]}"
+        with LLM(str(folder), **BASE) as llm:
+            next_one = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+            (output,) = llm.generate([prompts[i] + expected[i][:place]], next_one, use_tqdm=False)
+        logprobs = output.outputs[0].logprobs[0]
+        pair = [logprobs[text[place]].logprob for text in (tokens[i], expected[i])]
+        assert abs(pair[0] - pair[1]) < ROUNDING, f"{tokens[i]} instead of {expected[i]}"
+
+
 @pytest.fixture(scope="module")
 def alone(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
     """100 requests, each run by itself."""
@@ -84,7 +105,7 @@ COMPANIES = {
 @pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
 def test_tokens_do_not_depend_on_company(tiny: Path, alone, options: dict) -> None:
     prompts, params, expected = alone
-    assert run(tiny, prompts, params, **options) == expected
+    assert_same(tiny, prompts, params, run(tiny, prompts, params, **options), expected)
 
 
 DRAFTER_COMPANIES = {
@@ -104,7 +125,7 @@ DRAFTER_COMPANIES = {
 def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone, options: dict) -> None:
     prompts, params, expected = alone
     drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
-    assert run(tiny, prompts, params, **drafts, **options) == expected
+    assert_same(tiny, prompts, params, run(tiny, prompts, params, **drafts, **options), expected)
 
 
 def test_greedy_tokens_are_those_of_transformers(tiny: Path) -> None:
