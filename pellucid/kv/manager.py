@@ -89,6 +89,7 @@ class KVManager:
         self.pages_a_block = ends[-1]  # of all kinds
         self.max_tokens = most_tokens(kinds, num_pages, max_chunk)  # of one sequence
         self._hasher = BlockHasher(self.block_size)
+        self._no_hit = PrefixHit(0, np.zeros((0, self.pages_a_block), dtype=np.int32))
         width = -(-max_len // self.block_size)
         shape = num_slots + 1, width, self.pages_a_block
         self.pages: Pages = np.frombuffer(sparse_memory(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
@@ -108,26 +109,34 @@ class KVManager:
         """The longest prefix of `tokens`, at most `max_tokens` long, from which every kind can go on."""
         num = max_tokens // self.block_size if self.enable_prefix_caching else 0
         digests = self.digests(prefix, tokens)[:num] if num else []
-        num = -1
-        while num != len(digests):  # until nobody lowers it
+        while digests:  # until nobody lowers it
             num = len(digests)
             for kind, i, _ in self._stripes:
                 del digests[kind.reach(digests, self.pool.index(i)) :]
+            if len(digests) == num or not self._passing:
+                break
+        return PrefixHit(len(digests) * self.block_size, self._find(digests)) if digests else self._no_hit
+
+    def _find(self, digests: Sequence[bytes]) -> Pages:
+        """The published pages of these blocks; 0 where a window does not reach."""
+        num = len(digests)
         pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
-        for kind, i, columns in self._stripes if num else ():
+        for kind, i, columns in self._stripes:
             first, index = self._first_kept(kind, num * self.block_size), self.pool.index(i)
             if first < num:
                 pages[first:, columns] = [index[digest] for digest in digests[first:]]
-        return PrefixHit(num * self.block_size, pages)
+        return pages
 
     def lacking(self, hit: PrefixHit, num_tokens: int, num_spare: int) -> int:
         """The pages that are missing for `num_tokens` tokens that begin with `hit`.
 
         num_spare: pages that are to stay free.  0 and less: there are enough.
         """
+        lacking = most_pages(self.kinds, num_tokens, self.max_chunk) + num_spare - self.pool.num_free
+        if not hit.num_tokens:
+            return lacking
         held = hit.pages[hit.pages > 0]
-        usable = self.pool.num_free - np.count_nonzero(self.pool.refs[held] == 0)
-        return int(most_pages(self.kinds, num_tokens, self.max_chunk) - len(held) + num_spare - usable)
+        return lacking - int(np.count_nonzero(self.pool.refs[held]))
 
     def lacking_behind(self, slot: int, num_tokens: int) -> int:
         """The same for a table that is to grow to `num_tokens` tokens."""
@@ -158,9 +167,18 @@ class KVManager:
         self.capacity[slot] = hit.num_tokens
         for kind, i, _ in self._passing:
             self._first[i, slot] = self._first_kept(kind, hit.num_tokens)
-        self._hold(hit.pages)
+        if hit.num_tokens:
+            self._hold(hit.pages)
         if self.enable_prefix_caching:
             self.publish_at[slot] = hit.num_tokens + self.block_size
+
+    def num_growing(self, slots: Column, num_tokens: Column) -> int:
+        """How many of these slots, the first ones, there are pages for to grow."""
+        size, room = self.block_size, self.pool.num_free // self.pages_a_block
+        if not room:
+            return 0
+        counts = (num_tokens + (size - 1)) // size - self.capacity[slots] // size
+        return int(np.searchsorted(np.cumsum(counts), room, side="right"))
 
     def grow(self, slots: Column, num_tokens: Column) -> NewPages | None:
         """Add the blocks that slots lack for so many tokens, at least one each.
@@ -170,15 +188,26 @@ class KVManager:
         size = self.block_size
         first = self.capacity[slots] // size
         counts = (num_tokens + (size - 1)) // size - first
-        ends = np.cumsum(counts)
-        num = int(ends[-1])
+        num = int(counts.sum())
         if self.pool.num_free < num * self.pages_a_block:
             return None
-        pages = self.pool.take(num * self.pages_a_block).reshape(num, -1)
-        owners = np.repeat(slots, counts)
-        self.pages[owners, np.arange(num) + np.repeat(first - ends + counts, counts)] = pages
+        pages, owners, blocks = self.pool.take(num * self.pages_a_block).reshape(num, -1), slots, first
+        if num > len(slots):
+            owners = np.repeat(slots, counts)
+            blocks = np.arange(num) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        self.pages[owners, blocks] = pages
         self.capacity[slots] += counts * size
         return NewPages(owners, pages)
+
+    def grow_one(self, slot: int, num_tokens: int) -> NewPages | None:
+        """The same for one slot."""
+        first, num = int(self.capacity[slot]) // self.block_size, -(-num_tokens // self.block_size)
+        if self.pool.num_free < (num - first) * self.pages_a_block:
+            return None
+        pages = self.pool.take((num - first) * self.pages_a_block).reshape(num - first, -1)
+        self.pages[slot, first:num] = pages
+        self.capacity[slot] = num * self.block_size
+        return NewPages(np.array([slot] * (num - first)), pages)
 
     def pass_windows(self, slots: Column, positions: Column) -> bool:
         """Give back what no query of a slot sees any more that is planned from now on.
@@ -196,8 +225,8 @@ class KVManager:
             owners = np.repeat(slots, counts)
             blocks = np.arange(int(ends[-1])) + np.repeat(self._first[i, slots] - ends + counts, counts)
             cells: Pages = self.pages[owners, blocks, columns]
-            self.pool.drop(cells)
             self.pages[owners, blocks, columns] = 0
+            self.pool.drop(cells)
             self._first[i, slots] += counts
         return has_given
 
@@ -206,21 +235,26 @@ class KVManager:
         if not self.enable_prefix_caching:
             return
         size = self.block_size
-        digests, num_full = self.digests(prefix, tokens), len(tokens) // size
-        num_published = int(self.publish_at[slot]) // size - 1
+        num_full, num_published = len(tokens) // size, int(self.publish_at[slot]) // size - 1
+        if num_full <= num_published:
+            return
+        self._hasher.extend(prefix.digests, tokens, prefix.root)
         for _, i, columns in self._stripes:
             first = max(num_published, int(self._first[i, slot]))
             if first < num_full:
-                self.pool.publish(i, self.pages[slot, first:num_full, columns], digests[first:num_full])
-        self.publish_at[slot] = max(num_published, num_full) * size + size
+                names = prefix.digests[first:num_full]
+                self.pool.publish(i, self.pages[slot, first:num_full, columns], names)
+        self.publish_at[slot] = num_full * size + size
 
     def release(self, slot: int) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
         num = int(self.capacity[slot]) // self.block_size
-        for _, i, columns in self._stripes:
-            self.pool.drop(self.pages[slot, self._first[i, slot] : num, columns][::-1])
-        self.capacity[slot] = self._first[:, slot] = 0
-        self.publish_at[slot] = NEVER
+        for kind, i, columns in self._stripes:
+            first = int(self._first[i, slot]) if kind.gives_back else 0
+            self.pool.drop(self.pages[slot, first:num, columns][::-1])
+        self.capacity[slot], self.publish_at[slot] = 0, NEVER
+        for _, i, _ in self._passing:
+            self._first[i, slot] = 0
 
     def held(self, slot: int) -> Pages:
         """The pages of a slot."""
@@ -296,7 +330,7 @@ class KVManager:
                 assert is_held[self._first[i, slot] :].all(), "a page is missing"
 
     def _first_kept(self, kind: Kind, position: int) -> int:
-        return int(kind.first_kept(np.array(position)))
+        return int(kind.first_kept(np.array(position))) if kind.gives_back else 0
 
     def _hold(self, pages: Pages) -> None:
         for _, _, blocks in self._by_kind(pages):

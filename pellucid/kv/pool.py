@@ -7,6 +7,7 @@ left.  Knows nothing of sequences or tokens.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -21,10 +22,11 @@ class PagePool:
 
     def __init__(self, num_pages: int, num_kinds: int = 1) -> None:
         self.num_pages = num_pages
-        self.refs: NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)  # owners of each page
-        self._free: Pages = np.arange(num_pages, 0, -1, dtype=np.int32)  # a stack of _num_free
-        self._num_free = num_pages
-        self.is_published: NDArray[np.bool_] = np.zeros(num_pages + 1, dtype=bool)  # each page's block
+        # Of each page its owners, and whether its block is published; for single pages and for many at once.
+        self._refs, self._flags = array("i", bytes(4 * (num_pages + 1))), bytearray(num_pages + 1)
+        self.refs: NDArray[np.int32] = np.frombuffer(self._refs, dtype=np.int32)
+        self.is_published: NDArray[np.bool_] = np.frombuffer(self._flags, dtype=bool)
+        self.free = list(range(num_pages, 0, -1))  # pages that hold nothing for anybody; the last goes first
         # Of published blocks, by their first pages:
         self._names: dict[int, tuple[int, bytes]] = {}  # kind, digest
         self._cached: OrderedDict[int, None] = OrderedDict()  # those without owners, oldest first
@@ -34,17 +36,12 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that `take` can still give, evictions included."""
-        return self._num_free + self._num_cached
+        return len(self.free) + self._num_cached
 
     @property
     def num_used(self) -> int:
         """Pages that somebody references."""
         return self.num_pages - self.num_free
-
-    @property
-    def free(self) -> Pages:
-        """Pages that hold nothing for anybody."""
-        return self._free[: self._num_free]
 
     @property
     def cached(self) -> Iterator[int]:
@@ -57,50 +54,52 @@ class PagePool:
 
     def take(self, num: int) -> Pages:
         """Pages for one owner to write; the caller has seen that num_free is as many."""
-        while self._num_free < num:
-            first, _ = self._cached.popitem(last=False)
-            pages = self._forget(first)
-            self._num_cached -= len(pages)
-            self._put_back(np.array(pages, dtype=np.int32))
-        self._num_free -= num
-        pages = self._free[self._num_free : self._num_free + num][::-1].copy()
+        if len(self.free) < num:
+            self._evict(num - len(self.free))
+        num_left = len(self.free) - num
+        pages = np.array(self.free[num_left:][::-1], dtype=np.int32)
+        del self.free[num_left:]
         self.refs[pages] = 1
         return pages
 
     def hold(self, blocks: Pages) -> None:
-        """One more owner for blocks [n, stripes], no two alike, that are published or have owners."""
-        resting = self.refs[blocks[:, 0]] == 0
-        for first in blocks[resting, 0].tolist():
-            del self._cached[first]
-            self._num_cached -= blocks.shape[1]
-        self.refs[blocks] += 1
+        """One more owner for blocks [n, stripes] that are published or have owners."""
+        rows: list[list[int]] = blocks.tolist()
+        for pages in rows:
+            if not self._refs[pages[0]]:
+                del self._cached[pages[0]]
+                self._num_cached -= len(pages)
+            for page in pages:
+                self._refs[page] += 1
 
     def drop(self, blocks: Pages) -> None:
-        """One owner fewer for blocks [n, stripes]; behind the last one a block rests, findable if published.
+        """One owner fewer for blocks [n, stripes]; behind the last one a block rests.
 
-        The first one will be evicted first.
+        It is findable if it was published, and the first one will be evicted first.
         """
-        np.subtract.at(self.refs, blocks, 1)
-        refs = self.refs[blocks[:, 0]]
-        assert not np.count_nonzero(refs < 0), f"dropped more often than held: {blocks[refs < 0]}"
-        resting = blocks[refs == 0]
-        is_published = self.is_published[resting[:, 0]]
-        unnamed = resting[~is_published]
-        if len(unnamed) > 1:  # several may have shared one before all names were forgotten
-            unnamed = unnamed[np.unique(unnamed[:, 0], return_index=True)[1]]
-        self._put_back(unnamed.ravel())
-        for first in resting[is_published, 0].tolist():
-            if first not in self._cached:
+        rows: list[list[int]] = blocks.tolist()
+        for pages in rows:
+            for page in pages:
+                self._refs[page] -= 1
+            first = pages[0]
+            assert self._refs[first] >= 0, f"page {first} dropped more often than held"
+            if self._refs[first]:
+                continue
+            if self._flags[first]:
                 self._cached[first] = None
-                self._num_cached += blocks.shape[1]
+                self._num_cached += len(pages)
+            else:
+                self.free += pages
 
     def publish(self, kind: int, blocks: Pages, digests: Iterable[bytes]) -> None:
         """Make each block [n, stripes] findable, unless it is, or another one has the same content."""
-        index = self._index[kind]
-        for pages, digest in zip(blocks.tolist(), digests, strict=True):
-            if pages[0] not in self._names and index.setdefault(digest, pages) is pages:
-                self._names[pages[0]] = kind, digest
-                self.is_published[pages] = True
+        index, names = self._index[kind], self._names
+        rows: list[list[int]] = blocks.tolist()
+        for pages, digest in zip(rows, digests, strict=True):
+            if pages[0] not in names and index.setdefault(digest, pages) is pages:
+                names[pages[0]] = kind, digest
+                for page in pages:
+                    self._flags[page] = True
 
     def index(self, kind: int) -> Mapping[bytes, Sequence[int]]:
         """The published blocks of a kind by digest: each one's pages."""
@@ -108,27 +107,26 @@ class PagePool:
 
     def reset(self) -> None:
         """Forget what is published; pages in use stay with their owners."""
-        for first in list(self._names):
-            pages = np.array(self._forget(first), dtype=np.int32)
-            if first in self._cached:
-                self._put_back(pages)
-        self._cached.clear()
-        self._num_cached = 0
+        self._evict(self._num_cached)
+        for index in self._index:
+            index.clear()
+        self._names.clear()
+        self.is_published[:] = False
 
-    def _put_back(self, pages: Pages) -> None:
-        self._free[self._num_free : self._num_free + len(pages)] = pages
-        self._num_free += len(pages)
+    def _evict(self, num: int) -> None:
+        """Free so many pages at least, of blocks that nobody references."""
+        pages: list[int] = []
+        while len(pages) < num:
+            kind, digest = self._names.pop(self._cached.popitem(last=False)[0])
+            pages += self._index[kind].pop(digest)
+        self._num_cached -= len(pages)
+        self.free += pages
+        for page in pages:
+            self._flags[page] = False
 
     def _pages_of(self, first: int) -> list[int]:
         kind, digest = self._names[first]
         return self._index[kind][digest]
-
-    def _forget(self, first: int) -> list[int]:
-        """Let go of a published block's name.  Returns its pages."""
-        kind, digest = self._names.pop(first)
-        pages = self._index[kind].pop(digest)
-        self.is_published[pages] = False
-        return pages
 
     def check(self, owners: Iterable[Pages]) -> None:
         """Assert that every page is where its references say.  `owners`: the pages of each owner."""
@@ -138,7 +136,7 @@ class PagePool:
             refs[pages] += 1
         assert not refs[0], "the padding page has an owner"
         assert (refs == self.refs).all(), "reference counts"
-        resting = sorted([*self.free.tolist(), *self.cached])
+        resting = sorted([*self.free, *self.cached])
         assert resting == (1 + np.flatnonzero(refs[1:] == 0)).tolist(), "free, cached and used overlap"
         assert self._num_cached == len(list(self.cached)), "cached pages are miscounted"
         named = ((k, name, pages[0]) for k, index in enumerate(self._index) for name, pages in index.items())

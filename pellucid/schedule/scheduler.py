@@ -290,7 +290,8 @@ class Scheduler:
         if self._grow(step, slots, written):
             return draft
         is_short = written > capacity[slots]
-        for slot, num_tokens in zip(slots[is_short].tolist(), written[is_short].tolist(), strict=True):
+        short, wanted = self._grow_first(step, slots[is_short], written[is_short])
+        for slot, num_tokens in zip(short.tolist(), wanted.tolist(), strict=True):
             self._grow_one(step, slot, num_tokens)
         has_room = written <= capacity[slots]
         return np.where(has_room, draft, np.clip(capacity[slots] - behind, 0, draft))
@@ -442,9 +443,12 @@ class Scheduler:
         if self._grow(step, slots, wanted):
             return slots
         is_short = wanted > capacity[slots]
-        for seq, num_tokens in zip(t.occupants(slots[is_short]), wanted[is_short].tolist(), strict=True):
-            if seq.status is Status.RUNNING:  # else an older one has just preempted it
-                self._reserve(step, seq, num_tokens)
+        short, lacking = self._grow_first(step, slots[is_short], wanted[is_short])
+        while len(short):
+            (seq,) = t.occupants(short[:1])
+            self._reserve(step, seq, int(lacking[0]))
+            is_there = capacity[short[1:]] > 0  # else an older one has just preempted it
+            short, lacking = self._grow_first(step, short[1:][is_there], lacking[1:][is_there])
         return slots[wanted <= capacity[slots]]
 
     def _grow_ahead(self, step: Step, slots: Column) -> bool:
@@ -478,10 +482,24 @@ class Scheduler:
         t.due[slots] = np.minimum(capacity[slots] - 2 * self.options.num_spec, t.limit[slots] - 1)
         return True
 
+    def _grow_first(self, step: Step, slots: Column, num_tokens: Column) -> tuple[Column, Column]:
+        """The same for as many of the first slots as there are pages for.  Returns the others."""
+        num = self.kv.num_growing(slots, num_tokens)
+        if num:
+            self._grow(step, slots[:num], num_tokens[:num])
+        return slots[num:], num_tokens[num:]
+
     def _grow_one(self, step: Step, slot: int, num_tokens: int) -> bool:
         """The same for one slot."""
-        is_short = num_tokens > self.kv.capacity[slot]
-        return not is_short or self._grow(step, np.array([slot]), np.array([num_tokens]))
+        t, capacity = self.table, self.kv.capacity
+        if num_tokens <= capacity[slot]:
+            return True
+        new = self.kv.grow_one(slot, num_tokens)
+        if new is None:
+            return False
+        step.grow(new)
+        t.due[slot] = min(int(capacity[slot]) - 2 * self.options.num_spec, int(t.limit[slot]) - 1)
+        return True
 
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:
         """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""

@@ -91,27 +91,6 @@ def test_the_second_block_with_the_same_content_stays_private() -> None:
     pool.check([*blocks])
 
 
-def test_a_block_that_several_drop_at_once_rests_once() -> None:
-    pool = PagePool(4)
-    block = blocks_of(pool, 1, stripes=2)
-    pool.publish(0, block, [b"shared"])
-    pool.hold(block)
-    pool.drop(np.concatenate([block, block]))
-    assert pool.num_free == 4 and pool.num_cached == 2
-    pool.check([])
-
-
-def test_a_block_whose_name_was_forgotten_while_several_had_it_is_free_once() -> None:
-    pool = PagePool(4)
-    blocks = blocks_of(pool, 2, stripes=2)
-    pool.publish(0, blocks, [b"a", b"b"])
-    pool.hold(blocks)
-    pool.reset()
-    pool.drop(np.concatenate([blocks, blocks]))
-    assert pool.num_free == 4
-    pool.check([])
-
-
 def test_a_reset_forgets_every_prefix_but_takes_no_page_from_its_owner() -> None:
     pool = PagePool(3)
     ((resting,),), owned = published(pool, b"resting"), blocks_of(pool, 1)

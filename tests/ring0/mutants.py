@@ -146,13 +146,9 @@ FAULTS: dict[str, list[Edit]] = {
             "            kv.pool.publish(i, blocks, [transfer.digests[place] for place in where])",
         )
     ],
-    "8 reference counts ignored": [("pool", "self.refs[blocks] += 1", "self.refs[blocks] = 1")],
+    "8 reference counts ignored": [("pool", "self._refs[page] += 1", "self._refs[page] = 1")],
     "8 an evicted block is still found": [
-        (
-            "pool",
-            "pages = self._forget(first)\n            self._num",
-            "pages = self._pages_of(first)\n            self._num",
-        )
+        ("pool", "pages += self._index[kind].pop(digest)", "pages += self._index[kind][digest]"),
     ],
     "8 a hash forgets its parent": [
         ("hashes", "hashlib.sha256(parent + fresh", "hashlib.sha256(root + fresh")
@@ -182,12 +178,7 @@ FAULTS: dict[str, list[Edit]] = {
         ),
     ],
     "5 half a block's stripes are dropped": [
-        ("manager", ": num, columns][::-1])", ": num, columns][::-1, : -(-kind.stripes // 2)])"),
-        (
-            "manager",
-            "        for _, i, columns in self._stripes:\n            self.pool.drop",
-            "        for kind, i, columns in self._stripes:\n            self.pool.drop",
-        ),
+        ("manager", "first:num, columns][::-1])", "first:num, columns][::-1, : -(-kind.stripes // 2)])"),
     ],
     "5 half a block's stripes are given back behind a window": [
         ("manager", "self.pool.drop(cells)", "self.pool.drop(cells[:, : -(-kind.stripes // 2)])"),
@@ -207,7 +198,7 @@ FAULTS: dict[str, list[Edit]] = {
             "np.maximum(positions - (self.window - 2), 0)",
         ),
     ],
-    "5 a window is given back when its last row has been planned, and by who plans it": [
+    "5 a window is given back by the row that sees it last": [
         ("scheduler", "        self._pass_windows(np.array([slot]))\n", ""),
         ("scheduler", "        t.planned[slot] = end\n", "$        self._pass_windows(np.array([slot]))\n"),
     ],

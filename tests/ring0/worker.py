@@ -325,7 +325,7 @@ class ToyExecutor:
         assert len(set(runs)) == len(runs), "a slot's blocks are not side by side"
         assert plan.num_tokens == sum(row.num_query for row in plan.rows), "miscounted"
         assert self.pool is not None
-        self.given_back[plan.id] = self.pool.free.tolist()
+        self.given_back[plan.id] = list(self.pool.free)
         flight = Flight(plan, self)
         self.flights.append(flight)
         while self.rng.random() > self.config.laziness and self.advance():
