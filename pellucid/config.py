@@ -72,7 +72,7 @@ class CacheConfig:
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
     num_gpu_blocks_override: int | None = option(
-        None, "blocks of KV cache, instead of measuring; -1 measures", alias=("num_kvcache_blocks",)
+        None, "pages of KV cache, instead of measuring; -1 measures", alias=("num_kvcache_blocks",)
     )
     cpu_kv_cache_gib: float | None = option(
         None, "KV cache on a CPU, in GiB; default a quarter of free memory, at most 8"
