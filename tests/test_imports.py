@@ -176,3 +176,12 @@ def names_of(tree: ast.AST) -> Iterator[str]:
 def test_the_loop_names_no_feature(path: str) -> None:
     names = {*names_of(ast.parse((ROOT / path).read_text(encoding="utf-8")))}
     assert not sorted(filter(OF_FEATURES.search, names))
+
+
+def test_the_way_of_a_request_can_be_read_in_an_afternoon() -> None:
+    """The files that ARCHITECTURE.md lists."""
+    text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.split("## Reading order")[1].split("Beside the way")[0]
+    files = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(files) == 16
+    assert sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 4000

@@ -18,7 +18,7 @@ from pellucid.layers.attention import Attention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
-from pellucid.models.builder import Builder, Site
+from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.loader import fill_dummy, load_weights, open_source, torch_module, weights_of
@@ -73,7 +73,7 @@ class BuildOptions:
     show_progress: bool = True
 
 
-class Workshop:
+class ModelFactory:
     """Builds the models of one worker."""
 
     def __init__(self, resolved: Resolved, device: torch.device, links: Links = UNLINKED) -> None:
@@ -135,7 +135,7 @@ def build(
     stored = StoredConfig(
         config=checkpoint.config, side=checkpoint.side, tensors=source.infos, metadata=source.metadata
     )
-    site = Site(
+    context = BuildContext(
         quantization=choose_quantization(stored, options.quantization, platform, options.dtype),
         stacked=family.stacked,
         dtype=options.dtype,
@@ -149,7 +149,7 @@ def build(
         num_spec=options.num_spec,
         leaf=options.leaf or choose_leaf(options.device),
     )
-    builder = Builder(site)
+    builder = Builder(context)
     model = family(Fields(checkpoint.config), builder)
     if backend is None or isinstance(backend, str):
         needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
@@ -165,8 +165,8 @@ def build(
         fill_dummy(model, options.seed)
     else:
         load_weights(
-            *(model, checkpoint, source, site.formats),
-            elsewhere=site.elsewhere,
+            *(model, checkpoint, source, context.formats),
+            elsewhere=context.elsewhere,
             show_progress=options.show_progress,
         )
     return BuiltModel(
@@ -174,7 +174,7 @@ def build(
         caches=builder.caches(),
         attention_layers=tuple(builder.attention_layers),
         backend=backend,
-        inlet=site.inlet,
+        inlet=context.inlet,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
     )

@@ -62,7 +62,7 @@ class Heads:
 
 
 @dataclass(slots=True, kw_only=True)
-class Site:
+class BuildContext:
     """Where a model is built and what is recorded of it so far; all builders of one model share it."""
 
     quantization: Quantization
@@ -84,7 +84,7 @@ class Site:
     formats: dict[str, LayerFormat] = field(default_factory=dict)  # of the matrices that are stored in codes
     inlet: Inlet | None = None  # on a stage behind the first
 
-    def shadow(self) -> Site:
+    def shadow(self) -> BuildContext:
         """Where a layer of another stage is built, for what there is to know of it."""
         return replace(self, device=META, attention_layers=[], ropes={})
 
@@ -92,8 +92,8 @@ class Site:
 class Builder:
     """Makes the layers of one model on one rank."""
 
-    def __init__(self, site: Site, prefix: str = "", *, in_layer: bool = False) -> None:
-        self.site = site
+    def __init__(self, context: BuildContext, prefix: str = "", *, in_layer: bool = False) -> None:
+        self.context = context
         self.prefix = prefix
         self.in_layer = in_layer  # or before and behind all layers
 
@@ -101,14 +101,14 @@ class Builder:
 
     def at(self, name: str) -> Builder:
         """A builder whose names begin with `name`."""
-        return Builder(self.site, self._path(name), in_layer=self.in_layer)
+        return Builder(self.context, self._path(name), in_layer=self.in_layer)
 
     def layers(self, num: int, make: Callable[[int, Builder], nn.Module], name: str = "layers") -> Layers:
         """`num` layers, each made by `make(index, builder)`; of a pipeline those of this stage."""
-        layers, here = Layers(), Builder(self.site, self.prefix, in_layer=True)
+        layers, here = Layers(), Builder(self.context, self.prefix, in_layer=True)
         elsewhere = self._elsewhere(in_layer=True)
         for i in range(num):
-            if self.site.stage.holds(i):
+            if self.context.stage.holds(i):
                 layers.append(make(i, here.at(f"{name}.{i}")))
             else:
                 with META:
@@ -117,26 +117,30 @@ class Builder:
 
     def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
         """Token embeddings [vocab, dim]."""
-        coords, site = replace(self.site.coords, vocab=vocab), self.site
+        coords, context = replace(self.context.coords, vocab=vocab), self.context
         self._note_format(self._path(name), "embedding")
         share = vocab_share(vocab, coords.size)
-        spec = ParamSpec(shape=(share, dim), dtype=site.dtype, place=Sliced((share,)))
+        spec = ParamSpec(shape=(share, dim), dtype=context.dtype, place=Sliced((share,)))
 
         def table(device: torch.device) -> Weight:
             return Weight.of(spec, (self._path(f"{name}.weight"),), (coords,), device)
 
-        if site.stage.is_first:
-            weight = table(site.device)
-            return VocabEmbedding(weight) if site.group.size == 1 else SplitVocabEmbedding(weight, site.group)
-        site.inlet = Inlet(dim, site.dtype, lambda: table(site.device))
-        return self._stand_in(VocabEmbedding(table(META)), site.inlet)
+        if context.stage.is_first:
+            weight = table(context.device)
+            return (
+                VocabEmbedding(weight)
+                if context.group.size == 1
+                else SplitVocabEmbedding(weight, context.group)
+            )
+        context.inlet = Inlet(dim, context.dtype, lambda: table(context.device))
+        return self._stand_in(VocabEmbedding(table(META)), context.inlet)
 
     def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
         """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
-        spec = ParamSpec(shape=(dim,), dtype=self.site.dtype, place=Replicated(), fill="near_one")
-        if self.in_layer or self.site.stage.is_last:
-            return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.site.leaf)
-        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), eps, self.site.leaf)
+        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=Replicated(), fill="near_one")
+        if self.in_layer or self.context.stage.is_last:
+            return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.context.leaf)
+        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), eps, self.context.leaf)
         return self._stand_in(absent, Outlet())
 
     def qkv(
@@ -150,7 +154,7 @@ class Builder:
         shape = self._shape(
             dim, (local.num * local.dim, local.num_kv * local.dim, local.num_kv * local.dim), "out"
         )
-        qkv = self._linear(name, shape, bias, (self.site.coords, kv_coords, kv_coords))
+        qkv = self._linear(name, shape, bias, (self.context.coords, kv_coords, kv_coords))
         if norm is not None:
             norm.serve(qkv)
         return qkv
@@ -160,8 +164,8 @@ class Builder:
     ) -> Linear | Reduced | Unmerged:
         """A projection back to the residual stream.  What it returns is for a norm, which sums over ranks."""
         shape = self._shape(self._share(in_features), (out_features,), "in")
-        part = self._linear(name, shape, bias, (self.site.coords,))
-        return part if self.site.group.size == 1 else Reduced(part, self.site.group)
+        part = self._linear(name, shape, bias, (self.context.coords,))
+        return part if self.context.group.size == 1 else Reduced(part, self.context.group)
 
     def gated_mlp(
         self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False, norm: RMSNorm | None = None
@@ -169,10 +173,10 @@ class Builder:
         """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`."""
         b = self.at(name)
         shape = b._shape(dim, (b._share(hidden),) * 2, "out")
-        gate_up = b._linear("gate_up_proj", shape, bias, (self.site.coords,) * 2)
+        gate_up = b._linear("gate_up_proj", shape, bias, (self.context.coords,) * 2)
         if norm is not None:
             norm.serve(gate_up)
-        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.site.leaf)
+        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.context.leaf)
 
     def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:
         """A mixture of gated MLPs.  Raises ValueError: not served yet."""
@@ -182,10 +186,10 @@ class Builder:
 
     def rope(self, config: RopeConfig) -> Tensor:
         """The table of a rotary embedding; layers that ask for the same numbers share one."""
-        ropes = self.site.ropes
+        ropes = self.context.ropes
         if config not in ropes:
-            table = rotary_table(config, self.site.max_model_len, self.site.num_spec)
-            ropes[config] = table.to(self.site.device)
+            table = rotary_table(config, self.context.max_model_len, self.context.num_spec)
+            ropes[config] = table.to(self.context.device)
         return ropes[config]
 
     def attention(
@@ -209,9 +213,9 @@ class Builder:
             num_heads=local.num,
             num_kv_heads=local.num_kv,
             head_dim=local.dim,
-            dtype=self.site.dtype,
-            block_size=self.site.block_size,
-            kv_dtype=self.site.kv_dtype,
+            dtype=self.context.dtype,
+            block_size=self.context.block_size,
+            kv_dtype=self.context.kv_dtype,
             window=window,
         )
         layer = Attention(
@@ -223,8 +227,8 @@ class Builder:
             qk_norm=qk_norm,
             is_last=is_last,
         )
-        self.site.attention_layers.append(layer)
-        self.site.specs.append(spec)
+        self.context.attention_layers.append(layer)
+        self.context.specs.append(spec)
         return layer
 
     def head(
@@ -234,9 +238,9 @@ class Builder:
 
         tied: the embedding whose table it shares, or has a copy of if that is on another stage.
         """
-        coords = replace(self.site.coords, vocab=vocab)
+        coords = replace(self.context.coords, vocab=vocab)
         shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
-        is_here = self.site.stage.is_last
+        is_here = self.context.stage.is_last
         if tied is not None and is_here:
             return Linear(shape, Unquantized(), {"weight": tied.table()})
         b = self if is_here else self._elsewhere()
@@ -248,11 +252,11 @@ class Builder:
     @property
     def attention_layers(self) -> list[Attention]:
         """In the order of construction; the worker binds each one's `kv_cache`."""
-        return self.site.attention_layers
+        return self.context.attention_layers
 
     def attention_needs(self) -> AttentionSpec:
         """What one backend must support to serve every layer."""
-        specs = self.site.specs
+        specs = self.context.specs
         windows = [spec.window for spec in specs if spec.window is not None]
         return replace(specs[0], window=min(windows, default=None))
 
@@ -263,12 +267,12 @@ class Builder:
 
     def caches(self) -> tuple[LayerCache, ...]:
         """What the attention layers of all stages keep."""
-        return tuple(spec.cache for spec in self.site.specs)
+        return tuple(spec.cache for spec in self.context.specs)
 
     # How
 
     def _elsewhere(self, *, in_layer: bool = False) -> Builder:
-        return Builder(self.site.shadow(), self.prefix, in_layer=in_layer)
+        return Builder(self.context.shadow(), self.prefix, in_layer=in_layer)
 
     def _stand_in(self, absent: M, stand_in: nn.Module) -> M:
         """Put `stand_in`, which is called alike, in the place of a layer that another stage holds."""
@@ -278,18 +282,18 @@ class Builder:
     def _note_names(self, absent: nn.Module) -> None:
         for weight in absent.parameters():
             assert isinstance(weight, Weight), type(weight)
-            self.site.elsewhere.update(weight.sources)
+            self.context.elsewhere.update(weight.sources)
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
 
     def _shape(self, in_features: int, out_partitions: tuple[int, ...], split: Split) -> LinearShape:
         return LinearShape(
-            in_features=in_features, out_partitions=out_partitions, split=split, dtype=self.site.dtype
+            in_features=in_features, out_partitions=out_partitions, split=split, dtype=self.context.dtype
         )
 
     def _weight(self, spec: ParamSpec, name: str) -> Weight:
-        return Weight.of(spec, (self._path(name),), (self.site.coords,), self.site.device)
+        return Weight.of(spec, (self._path(name),), (self.context.coords,), self.context.device)
 
     def _kv_scale(self, name: str) -> Weight:
         """One number, 1 if the checkpoint has none."""
@@ -298,7 +302,7 @@ class Builder:
         )
 
     def _share(self, features: int) -> int:
-        size = self.site.coords.size
+        size = self.context.coords.size
         if features % size:
             raise ValueError(f"{features} features cannot be split over {size} ranks; use a divisor of it")
         return features // size
@@ -309,7 +313,7 @@ class Builder:
 
     def _kv_coords(self, num_kv_heads: int) -> Coords:
         """With fewer key-value heads than ranks, neighbouring ranks hold the same head."""
-        rank, size = self.site.coords.rank, self.site.coords.size
+        rank, size = self.context.coords.rank, self.context.coords.size
         small, large = sorted((num_kv_heads, size))
         if large % small:
             raise ValueError(f"{num_kv_heads} key-value heads cannot be split over {size} ranks")
@@ -321,26 +325,26 @@ class Builder:
     ) -> Linear | Unmerged:
         """A linear layer of the method that serves all its matrices, merged unless there is no such one."""
         parent, _, last = self._path(name).rpartition(".")
-        parts = self.site.stacked.get(last, (last,))
+        parts = self.context.stacked.get(last, (last,))
         assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
         prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
         for prefix in prefixes:
             self._note_format(prefix, kind)
-        method = self.site.quantization.method(prefixes, kind)
+        method = self.context.quantization.method(prefixes, kind)
         if method is not None:
             return self._make_linear(prefixes, shape, method, bias, coords)
         singles: list[Linear] = []
         for prefix, size, place in zip(prefixes, shape.out_partitions, coords, strict=True):
-            method = self.site.quantization.method((prefix,), kind)
+            method = self.context.quantization.method((prefix,), kind)
             assert method is not None, f"no method for {prefix} even alone"
             alone = replace(shape, out_partitions=(size,))
             singles.append(self._make_linear((prefix,), alone, method, bias, (place,)))
         return Unmerged(singles)
 
     def _note_format(self, path: str, kind: Kind) -> None:
-        format = self.site.quantization.stored(path, kind)
+        format = self.context.quantization.stored(path, kind)
         if format is not None:
-            self.site.formats[path] = format
+            self.context.formats[path] = format
 
     def _make_linear(
         self,
@@ -352,7 +356,7 @@ class Builder:
     ) -> Linear:
         def weight(name: str, spec: ParamSpec) -> Weight:
             sources = tuple(f"{prefix}.{name}" for prefix in prefixes)
-            return Weight.of(spec, sources, coords, self.site.device)
+            return Weight.of(spec, sources, coords, self.context.device)
 
         weights = {name: weight(name, spec) for name, spec in method.params(shape).items()}
         if not bias:

@@ -20,7 +20,7 @@ from pellucid.sample.output import SampleOutput
 from pellucid.spec.tree import depth_of, max_new
 
 if TYPE_CHECKING:
-    from pellucid.models.build import BuiltModel, Workshop
+    from pellucid.models.build import BuiltModel, ModelFactory
     from pellucid.sample.sampler import Sampler
 
 
@@ -96,7 +96,7 @@ class Proposer(Protocol):
         """Tokens before the end of a prefix-cache hit that must be seen again; nobody shows any again yet."""
         ...
 
-    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build and load weights; may share the target's embedding and head.
 
         sampler: draws the target's tokens, for a proposer that wants to draw alike.
@@ -128,7 +128,7 @@ class NullProposer:
     def of(cls, config: SpeculativeConfig) -> Self:
         return cls()
 
-    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """There is nothing to load."""
         return ()
 

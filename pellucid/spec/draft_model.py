@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.models.build import BuiltModel, Workshop
+from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import READ_TEXT, SamplingState
@@ -53,9 +53,9 @@ class DraftModelProposer:
     def of(cls, config: SpeculativeConfig) -> Self:
         return cls(config.num_speculative_tokens, config.rejection_sample_method)
 
-    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build the checkpoint that `model` in speculative_config names."""
-        built = shop.build_draft()
+        built = factory.build_draft()
         self._drafter = Drafter(built, sampler.state, draw_for(self._rejection_sample_method, sampler))
         return (built,)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.kernels.prompt_lookup import prompt_lookup, prompt_lookup_ref
-from pellucid.models.build import BuiltModel, Workshop
+from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
@@ -38,7 +38,7 @@ class NgramProposer:
             config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
         )
 
-    def load(self, target: BuiltModel, shop: Workshop, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """There is nothing to load."""
         return ()
 

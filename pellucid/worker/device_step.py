@@ -136,7 +136,7 @@ class DeviceStep:
         for _, feature in riders.between:
             feature.between(rows, logits)
         output = self._sample(rows, step, logits)
-        self.forward.inputs.layout.settle(fwd.block_tables, step.rows.roots, output)
+        self.forward.inputs.layout.move_accepted(fwd.block_tables, step.rows.roots, output)
         newest = self.slots.advance(step.rows, output)
         known = self._known(rows.counts, step.rows, newest)
         drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)

@@ -164,7 +164,7 @@ class EarlyStage:
             num_new = feedback.output.num_new * upload(alive, self.slots.device)
             feedback = replace(feedback, output=replace(feedback.output, num_new=num_new))
         tables = tuple(table[feedback.slots] for table in self.slots.block_tables)
-        self.layout.settle(tables, feedback.roots, feedback.output)
+        self.layout.move_accepted(tables, feedback.roots, feedback.output)
         self.slots.learn(feedback)
 
     def receive(self, counts: StepCounts) -> None:

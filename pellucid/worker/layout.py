@@ -41,7 +41,7 @@ class DraftLayout(Protocol):
         """From places to positions.  logits_index: [S], the tokens whose logits are sampled."""
         ...
 
-    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
+    def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """Move the KV of accepted drafts to where their positions say.
 
         block_tables: of the rows, [B, M] each.  roots: [B], the place of each row's node 0.
@@ -55,7 +55,7 @@ class ChainLayout:
     def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
         return Arranged(positions=held.places, logit_positions=held.logit_places)
 
-    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
+    def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """There is nothing to move."""
 
 
@@ -87,7 +87,7 @@ class TreeLayout:
             branches=TreeBranches(roots[logits_index], self.paths[node[logits_index]]),
         )
 
-    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
+    def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """A row's new tokens but the last are accepted drafts: the one at depth i goes to i behind node 0.
 
         A step without any drafts tells no path, and has nothing to move.

@@ -27,7 +27,7 @@ from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.layout import Layout, choose_kinds, lay_out
-from pellucid.models.build import BuiltModel, Workshop
+from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.progress import tell
 from pellucid.resolve import Resolved
 from pellucid.sample.sampler import Sampler
@@ -136,11 +136,11 @@ class Worker:
 
     def _build(self) -> None:
         """Make the model, the proposer with what it has of models, and the runner for both."""
-        resolved, shop = self.resolved, Workshop(self.resolved, self.device, self.links)
+        resolved, factory = self.resolved, ModelFactory(self.resolved, self.device, self.links)
         method = resolved.speculative.method
         proposer = PROPOSERS.load(method).of(resolved.speculative)
         check_needs(proposer, method, prefix_caching=resolved.user.cache.enable_prefix_caching)
-        target = shop.build_target(tree_depth=proposer.shape.tree_depth)
+        target = factory.build_target(tree_depth=proposer.shape.tree_depth)
         state = SamplingState(
             resolved.max_num_seqs + 1,
             target.vocab_size,
@@ -148,7 +148,7 @@ class Worker:
             max_listed=resolved.user.scheduler.max_listed_tokens,
         )
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
-        self.models = (target, *proposer.load(target, shop, sampler))
+        self.models = (target, *proposer.load(target, factory, sampler))
         # Ranks that share layers must run the same ones, so there all are run.
         models = (model.model for model in self.models if self.links.tp.size == 1)
         self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))

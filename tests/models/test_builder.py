@@ -13,7 +13,7 @@ from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
-from pellucid.models.builder import Builder, Heads, Site
+from pellucid.models.builder import BuildContext, Builder, Heads
 from pellucid.models.decoder import Decoder
 from pellucid.quant.base import WHOLE, Coords
 from pellucid.quant.layouts.base import LayerFormat
@@ -30,7 +30,7 @@ def make_builder(
     quantization: Quantization | None = None,
     stage: Stage = WHOLE_MODEL,
 ) -> Builder:
-    site = Site(
+    context = BuildContext(
         quantization=quantization or Online(Unquantized),
         stacked=Decoder.stacked,
         dtype=torch.float32,
@@ -41,7 +41,7 @@ def make_builder(
         coords=coords,
         stage=stage,
     )
-    return Builder(site).at("model.layers.0")
+    return Builder(context).at("model.layers.0")
 
 
 def fill(layer: Linear | Unmerged, tensors: Mapping[str, Tensor]) -> None:

@@ -34,7 +34,7 @@ class Settled(ChainLayout):
     def __init__(self) -> None:
         self.seen: list[tuple[list[int], list[int]]] = []
 
-    def settle(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
+    def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         assert output.path is not None and output.path.tolist() == [[0, 2, 0], [0, 1, 3]]
         self.seen.append((roots.tolist(), output.num_new.tolist()))
 
