@@ -51,7 +51,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "lora": {"kernels", "dist", *PLAIN},
     "layers": {"attention.base", "quant.base", "kernels", "dist", "forward"},
     "models.builder": {"layers", "attention.base", "quant", "kv.layout", "dist", *PLAIN},
-    "models.build": {"layers", "attention.base", "quant", "kv.layout", "dist", *PLAIN},
+    "models.build": {"layers", "attention.base", "quant", "weights", "kv.layout", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "weights", "kv.layout", *PLAIN},
     "spec": {"models.build", "layers", "sample", "kernels", *PLAIN},
     "worker": {
@@ -85,6 +85,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint"),
         *("progress", "no_effect", *PLAIN),
     },
+    "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
     "__main__": {"cli"},
 }
 NO_TORCH = [

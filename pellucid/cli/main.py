@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "demo": "show the bundled model: thinking, a tool call, a completion",
     "bench": "measure throughput, latency, or a server under load",
+    "inspect": "show how a model's weights are stored, and what multiplies them here",
     "eval": "measure a model on the bundled held-out tasks",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from pellucid.quant.products import Product, lines
 from pellucid.quant.quantization import choose_quantization
 from pellucid.quant.schemes.base import StoredConfig
 from pellucid.resolve import Resolved
+from pellucid.weights.source import TensorSource
 
 logger = logging.getLogger(__name__)
 
@@ -119,17 +121,16 @@ class ModelFactory:
         return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
 
 
-def build(
-    checkpoint: Checkpoint,
-    platform: Platform,
-    options: BuildOptions,
-    backend: AttentionBackend | str | None = None,
-) -> BuiltModel:
-    """Build the checkpoint's model on the device and load it, or fill a dummy with random weights.
+class Design(NamedTuple):
+    """A model that is built, and whose weights are not there yet."""
 
-    backend: one in hand, a name, or None for the best that supports the model here.
-    Raises ValueError if no backend or no scheme serves the model here, or if the weights do not fit it.
-    """
+    model: Model
+    builder: Builder
+    source: TensorSource
+
+
+def design(checkpoint: Checkpoint, platform: Platform, options: BuildOptions) -> Design:
+    """Build the checkpoint's model; its weights take no memory.  Raises ValueError for what is not served."""
     family = MODELS.load(checkpoint.architecture)
     source = open_source(checkpoint, family.rename)
     stored = StoredConfig(
@@ -150,7 +151,22 @@ def build(
         leaf=options.leaf or choose_leaf(options.device),
     )
     builder = Builder(context)
-    model = family(Fields(checkpoint.config), builder)
+    return Design(family(Fields(checkpoint.config), builder), builder, source)
+
+
+def build(
+    checkpoint: Checkpoint,
+    platform: Platform,
+    options: BuildOptions,
+    backend: AttentionBackend | str | None = None,
+) -> BuiltModel:
+    """Build the checkpoint's model on the device and load it, or fill a dummy with random weights.
+
+    backend: one in hand, a name, or None for the best that supports the model here.
+    Raises ValueError if no backend or no method serves the model here, or if the weights do not fit it.
+    """
+    model, builder, source = design(checkpoint, platform, options)
+    context = builder.context
     if backend is None or isinstance(backend, str):
         needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
         backend = choose_backend(backend, needs, platform)

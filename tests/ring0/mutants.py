@@ -191,6 +191,9 @@ FAULTS: dict[str, list[Edit]] = {
             "pass",
         ),
     ],
+    "5 who surely ends is planned on, and windows go on without it": [
+        ("scheduler", "            slots = self._unfinished(slots)\n", "")
+    ],
     "5 a window is a token shorter than what is seen": [
         (
             "kinds",
@@ -602,7 +605,6 @@ EQUIVALENT: dict[str, list[Edit]] = {
     # Sooner than `newest` it only touches a slot that no row reads before ready_at, and its own blocks.
     "6 feedback as soon as it has come": [("worker", "log[self.num_applied][0] <= newest", "True")],
     # Rows behind the certain end yield nothing, and are stale when they land.
-    "3 who surely ends is planned on": [("scheduler", "            slots = self._unfinished(slots)\n", "")],
     "3 a chunk's sequence that surely ends is planned on": [
         ("scheduler", "if seq.host_bound or t.planned[slot] + 1 >= seq.limit:", "if seq.host_bound:")
     ],

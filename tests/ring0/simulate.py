@@ -242,7 +242,7 @@ def random_config(rng: random.Random) -> Config:
     is_steady = rng.random() < 0.3
     parents = TREES["none" if is_steady else rng.choice(["none", "chain", "tree", "tree"])]
     pp, windows = 1 if is_steady else rng.randint(1, NUM_LAYERS), rng.choice(WINDOWS)
-    spare = rng.choice([0, 12, 32, 80, 480])  # tokens beyond law 10's least
+    spare = rng.choice([0, 0.2, 0.6, 1.5, 10])  # beyond law 10's least, as a share of it
     death = (rng.choice(["submit", "result"]), rng.randrange(60)) if rng.random() < 0.05 else None
     worker = WorkerConfig(
         pp=pp,
@@ -274,11 +274,11 @@ def random_config(rng: random.Random) -> Config:
     )
 
 
-def num_pages(worker: WorkerConfig, spare: int) -> int:
-    """Law 10's least, and room for so many tokens beside."""
+def num_pages(worker: WorkerConfig, spare: float) -> int:
+    """Law 10's least, and a share of it beside."""
     kinds, num_spec = worker.kinds, worker.num_spec
     least = most_pages(kinds, MAX_LEN + num_spec, worker.budget + num_spec)
-    return least + -(-spare // worker.block_size) * sum(kind.stripes for kind in kinds)
+    return least + int(spare * least)
 
 
 def random_requests(
