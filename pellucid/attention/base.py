@@ -6,6 +6,7 @@ and verification are the same to it: rows with some queries at the end of their 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -16,6 +17,23 @@ from pellucid.forward import ForwardInput
 from pellucid.kv.layout import LayerCache
 from pellucid.platform import Platform
 from pellucid.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one attention layer: `num` of queries, `num_kv` of keys and values, `dim` wide."""
+
+    num: int
+    num_kv: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What becomes of q k before the softmax, and which keys a query sees."""
+
+    scale: float  # what it is multiplied with
+    window: int | None = None  # tokens a query sees, itself included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +145,26 @@ def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | 
     return None
 
 
-def choose_backend(name: str | None, spec: AttentionSpec, platform: Platform) -> AttentionBackend:
-    """The named backend, or this device's.  Raises ValueError, with the way out, if it cannot serve."""
+def choose_backend(name: str | None, specs: Iterable[AttentionSpec], platform: Platform) -> AttentionBackend:
+    """The named backend, or this device's, for every layer's spec.
+
+    Raises ValueError, with the way out, if it cannot serve one of them.
+    """
+    specs = tuple(specs)
     name = name or PREFERENCE[platform.device]
     backend = ATTENTION_BACKENDS.load(name)
-    reason = refusal(backend, spec, platform)
+    reason = refusal(backend, specs, platform)
     if reason is None:
         return backend()
     others = [other for other in ATTENTION_BACKENDS if other != name]
-    able = [other for other in others if refusal(ATTENTION_BACKENDS.load(other), spec, platform) is None]
+    able = [other for other in others if refusal(ATTENTION_BACKENDS.load(other), specs, platform) is None]
     way_out = "".join(f"; use attention_backend={other!r}, which is slower" for other in able)
     raise ValueError(f"the attention backend {name} cannot serve this model here: {reason}{way_out}")
 
 
-def refusal(backend: type[AttentionBackend], spec: AttentionSpec, platform: Platform) -> str | None:
+def refusal(
+    backend: type[AttentionBackend], specs: Iterable[AttentionSpec], platform: Platform
+) -> str | None:
     """Why this backend cannot serve what is asked for, or None."""
-    return backend.supports(spec, platform) or tree_refusal(backend, spec)
+    reasons = (backend.supports(spec, platform) or tree_refusal(backend, spec) for spec in specs)
+    return next(filter(None, reasons), None)

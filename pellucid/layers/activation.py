@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 ACTIVATIONS = {  # config.json's name -> the kernel's
     "silu": "silu",
     "swish": "silu",
@@ -10,6 +12,18 @@ ACTIVATIONS = {  # config.json's name -> the kernel's
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """The activation of a gated MLP.  name: config.json's."""
+
+    name: str
+
+    @property
+    def kernel(self) -> str:
+        """The kernels' name.  Raises ValueError with the known names."""
+        return activation(self.name)
 
 
 def activation(name: str) -> str:

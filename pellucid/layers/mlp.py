@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
-from pellucid.layers.activation import activation
+from pellucid.layers.activation import Act
 from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged, Unsummed
 
@@ -18,13 +18,13 @@ class GatedMLP(nn.Module):
         self,
         gate_up: Linear | Unmerged,
         down: Linear | Reduced | Unmerged,
-        act: str,
+        act: Act,
         leaf: Leaf,
     ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
-        self.act = activation(act)
+        self.act = act.kernel
         self.leaf = leaf
         self.rounding = down.rounding
 

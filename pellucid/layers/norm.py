@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -13,13 +14,20 @@ from pellucid.layers.linear import Linear, Unmerged, Unsummed
 from pellucid.layers.weight import Weight
 
 
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """How a model normalizes, wherever it does."""
+
+    eps: float
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) in float32, rounded to x's dtype, and only then times the weight, as transformers rounds."""
 
-    def __init__(self, weight: Weight, eps: float, leaf: Leaf) -> None:
+    def __init__(self, weight: Weight, spec: NormSpec, leaf: Leaf) -> None:
         super().__init__()
         self.weight = weight
-        self.eps = eps
+        self.eps = spec.eps
         self.leaf = leaf
         self.rounding: Callable[[], Rounding] | None = None
 

@@ -14,7 +14,7 @@ class Weight(nn.Parameter):
     """An `nn.Parameter` made from a `ParamSpec`: no memory until allocated, then garbage until filled."""
 
     spec: ParamSpec
-    sources: tuple[str, ...]  # the checkpoint's tensors, one for each merged part
+    sources: tuple[str, ...]  # the checkpoint's tensors, one for each merged part; a name may come again
     coords: tuple[Coords, ...]  # this rank's slice of each
 
     @classmethod
@@ -26,6 +26,13 @@ class Weight(nn.Parameter):
         weight = cls(torch.empty((), dtype=spec.dtype, device=device).expand(spec.shape), requires_grad=False)
         weight.spec, weight.sources, weight.coords = spec, sources, coords
         return weight
+
+    def parts(self) -> dict[str, list[int]]:
+        """The number of the part that each of `sources` fills, or of several."""
+        parts: dict[str, list[int]] = {}
+        for part, name in enumerate(self.sources):
+            parts.setdefault(name, []).append(part)
+        return parts
 
     def allocate(self) -> None:
         """Give it memory of its own."""

@@ -168,10 +168,11 @@ def build(
     model, builder, source = design(checkpoint, platform, options)
     context = builder.context
     if backend is None or isinstance(backend, str):
-        needs = replace(builder.attention_needs(), tree_depth=options.tree_depth)
+        needs = [replace(spec, tree_depth=options.tree_depth) for spec in builder.attention_needs()]
         backend = choose_backend(backend, needs, platform)
         if options.show_progress:
-            logger.info("attention: %s", backend.describe(needs, platform))
+            for words in dict.fromkeys(backend.describe(spec, platform) for spec in needs):
+                logger.info("attention: %s", words)
     builder.bind(backend)
     if options.show_progress:
         for line in lines(products_of(torch_module(model))):

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.attention.base import AttentionBackend, AttentionSpec
+from pellucid.attention.base import AttentionBackend, AttentionSpec, Heads, Scores
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.dist.vocab_share import vocab_share
 from pellucid.kv.layout import LayerCache
+from pellucid.layers.activation import Act
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
 from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
-from pellucid.layers.norm import RMSNorm
+from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
@@ -37,6 +39,7 @@ from pellucid.quant.base import (
     LinearShape,
     OnFirstRank,
     ParamSpec,
+    Piece,
     Replicated,
     ScalarPerPart,
     Sliced,
@@ -52,21 +55,12 @@ M = TypeVar("M", bound=nn.Module)
 META = torch.device("meta")
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The heads of one attention layer: `num` of queries, `num_kv` of keys and values, `dim` wide."""
-
-    num: int
-    num_kv: int
-    dim: int
-
-
 @dataclass(slots=True, kw_only=True)
 class BuildContext:
     """Where a model is built and what is recorded of it so far; all builders of one model share it."""
 
     quantization: Quantization
-    stacked: Mapping[str, tuple[str, ...]]  # merged name -> the checkpoint's names
+    stacked: Mapping[str, tuple[str, ...]]  # merged name -> the checkpoint's, if they are apart there
     dtype: torch.dtype
     kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
@@ -135,12 +129,12 @@ class Builder:
         context.inlet = Inlet(dim, context.dtype, lambda: table(context.device))
         return self._stand_in(VocabEmbedding(table(META)), context.inlet)
 
-    def norm(self, name: str, dim: int, eps: float) -> RMSNorm:
+    def norm(self, name: str, dim: int, norm: NormSpec) -> RMSNorm:
         """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
         spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=Replicated(), fill="near_one")
         if self.in_layer or self.context.stage.is_last:
-            return RMSNorm(self._weight(spec, f"{name}.weight"), eps, self.context.leaf)
-        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), eps, self.context.leaf)
+            return RMSNorm(self._weight(spec, f"{name}.weight"), norm, self.context.leaf)
+        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), norm, self.context.leaf)
         return self._stand_in(absent, Outlet())
 
     def qkv(
@@ -168,7 +162,7 @@ class Builder:
         return part if self.context.group.size == 1 else Reduced(part, self.context.group)
 
     def gated_mlp(
-        self, name: str, dim: int, hidden: int, act: str, *, bias: bool = False, norm: RMSNorm | None = None
+        self, name: str, dim: int, hidden: int, act: Act, *, bias: bool = False, norm: RMSNorm | None = None
     ) -> GatedMLP:
         """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`."""
         b = self.at(name)
@@ -196,17 +190,15 @@ class Builder:
         self,
         name: str,
         heads: Heads,
+        scores: Scores,
         *,
-        scale: float | None = None,
         rope: Tensor | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
-        window: int | None = None,
         is_last: bool = False,
     ) -> Attention:
         """Attention over a packed projection, called as attn(qkv, fwd).
 
-        scale: of the scores, default head_dim ** -0.5.  qk_norm: of queries and of keys, over each head.
-        window: tokens a query sees, itself included.  is_last: only what fwd.wanted says is read of it.
+        qk_norm: of queries and of keys, over each head.  is_last: only what fwd.wanted says is read of it.
         """
         local = self._local(heads)
         spec = AttentionSpec(
@@ -216,13 +208,13 @@ class Builder:
             dtype=self.context.dtype,
             block_size=self.context.block_size,
             kv_dtype=self.context.kv_dtype,
-            window=window,
+            window=scores.window,
         )
         layer = Attention(
             spec,
             name=self._path(name),
             kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
-            scale=heads.dim**-0.5 if scale is None else scale,
+            scale=scores.scale,
             rope=rope,
             qk_norm=qk_norm,
             is_last=is_last,
@@ -254,11 +246,9 @@ class Builder:
         """In the order of construction; the worker binds each one's `kv_cache`."""
         return self.context.attention_layers
 
-    def attention_needs(self) -> AttentionSpec:
-        """What one backend must support to serve every layer."""
-        specs = self.context.specs
-        windows = [spec.window for spec in specs if spec.window is not None]
-        return replace(specs[0], window=min(windows, default=None))
+    def attention_needs(self) -> tuple[AttentionSpec, ...]:
+        """What one backend must support to serve every layer, each kind once."""
+        return tuple(dict.fromkeys(self.context.specs))
 
     def bind(self, backend: AttentionBackend) -> None:
         """Let every attention layer attend with `backend`."""
@@ -326,6 +316,8 @@ class Builder:
         """A linear layer of the method that serves all its matrices, merged unless there is no such one."""
         parent, _, last = self._path(name).rpartition(".")
         parts = self.context.stacked.get(last, (last,))
+        if len(parts) == 1 < len(shape.out_partitions):
+            parts, coords = parts * len(coords), pieces_of(shape, coords)
         assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
         prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
         for prefix in prefixes:
@@ -364,3 +356,14 @@ class Builder:
         place = vector(shape) if shape.split == "out" else OnFirstRank()
         spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
         return Linear(shape, method, weights, weight("bias", spec))
+
+
+def pieces_of(shape: LinearShape, coords: tuple[Coords, ...]) -> tuple[Coords, ...]:
+    """The coordinates of merged parts which the checkpoint, too, holds as one matrix."""
+    assert shape.split == "out", shape
+    sizes = [place.whole(size) for size, place in zip(shape.out_partitions, coords, strict=True)]
+    firsts = accumulate(sizes, initial=0)
+    return tuple(
+        replace(place, piece=Piece(first, size, sum(sizes)))
+        for place, first, size in zip(coords, firsts, sizes, strict=False)
+    )

@@ -1,4 +1,4 @@
-"""The textbook pre-norm decoder: what Llama, Mistral, Qwen2 and Qwen3 have in common.
+"""The textbook decoder: attention, then an MLP, each behind a norm and added to the residual stream.
 
 A family declares its differences as a `DecoderConfig`.  A model outside this mould writes its own file,
 against `Builder` alone.
@@ -6,7 +6,6 @@ against `Builder` alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -14,125 +13,76 @@ from torch import Tensor, nn
 from pellucid.forward import ForwardInput
 from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
-from pellucid.layers.rope import RopeConfig
-from pellucid.models.builder import Builder, Heads
+from pellucid.models.builder import Builder
+from pellucid.models.decoder_config import GQA, DecoderConfig, Dense, LayerConfig
 from pellucid.models.fields import Fields
-from pellucid.models.rope import rope_config
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """A decoder in numbers.  `ropes` and `windows` have one entry for each layer."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    heads: Heads
-    rms_norm_eps: float
-    hidden_act: str
-    tie_word_embeddings: bool
-    ropes: tuple[RopeConfig, ...]
-    windows: tuple[int | None, ...]  # tokens a query sees, itself included; None sees all
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.windows)
-
-
-def decoder_config(
-    config: Fields, *, default_head_dim: int | None = None, default_num_kv_heads: int | None = None
-) -> DecoderConfig:
-    """What the families read alike from config.json; each replaces what it declares differently."""
-    num_heads, hidden_size = config.size("num_attention_heads"), config.size("hidden_size")
-    heads = Heads(
-        num_heads,
-        config.size("num_key_value_heads", default_num_kv_heads or num_heads),
-        config.size("head_dim", default_head_dim or hidden_size // num_heads),
-    )
-    types = layer_types(config)
-    return DecoderConfig(
-        vocab_size=config.size("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=config.size("intermediate_size"),
-        heads=heads,
-        rms_norm_eps=config.float("rms_norm_eps", 1e-6),
-        hidden_act=config.str("hidden_act", "silu"),
-        tie_word_embeddings=config.bool("tie_word_embeddings", False),
-        ropes=tuple(rope_config(config, heads.dim, kind) for kind in types),
-        windows=(None,) * len(types),
-    )
-
-
-def layer_types(config: Fields) -> list[str]:
-    """The kind of attention of each layer.  Raises ValueError for kinds that are not known."""
-    num_layers = config.size("num_hidden_layers")
-    types = config.strs("layer_types") if config.has("layer_types") else ["full_attention"] * num_layers
-    unknown = set(types) - set(LAYER_TYPES)
-    if unknown or len(types) != num_layers:
-        raise ValueError(
-            f"layer_types in config.json are {len(types)} of {sorted(set(types))} for {num_layers} layers "
-            f"(known: {', '.join(LAYER_TYPES)})"
-        )
-    return types
-
-
-def qwen_windows(config: Fields) -> tuple[int | None, ...]:
-    """Qwen's sliding windows: by `layer_types`, or from layer `max_window_layers` on, if used at all."""
-    types = layer_types(config)
-    if not config.bool("use_sliding_window", False):
-        return (None,) * len(types)
-    window = config.size("sliding_window", 4096)
-    if not config.has("layer_types"):
-        first = config.int("max_window_layers", 28)
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(len(types))]
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the feed-forward network, each behind a norm and added to the residual stream."""
+    """A mixer and an MLP."""
 
     def __init__(self, cfg: DecoderConfig, b: Builder, index: int) -> None:
         super().__init__()
-        dim, heads = cfg.hidden_size, cfg.heads
-        self.is_last = index == cfg.num_layers - 1
-        self.input_norm = b.norm("input_layernorm", dim, cfg.rms_norm_eps)
+        layer, dim = cfg.layers[index], cfg.hidden_size
+        self.is_last = index == len(cfg.layers) - 1
+        self.input_norm = b.norm(cfg.norms.before_attention, dim, cfg.norm)
         a = b.at("self_attn")
-        self.qkv = a.qkv("qkv_proj", dim, heads, bias=cfg.qkv_bias, norm=self.input_norm)
-        self.attention = a.attention(
-            "attn",
-            heads,
-            rope=a.rope(cfg.ropes[index]),
-            qk_norm=self._qk_norm(cfg, a) if cfg.qk_norm else None,
-            window=cfg.windows[index],
-            is_last=self.is_last,
-        )
-        self.o = a.row("o_proj", heads.num * heads.dim, dim, bias=cfg.o_bias)
-        self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)
-        self.mlp = b.gated_mlp(
-            "mlp", dim, cfg.intermediate_size, cfg.hidden_act, bias=cfg.mlp_bias, norm=self.post_norm
-        )
+        self.attend = make_mixer(cfg, layer, a, norm=self.input_norm, is_last=self.is_last)
+        self.o = a.row("o_proj", layer.mixer.width, dim, bias=layer.mixer.o_bias)
+        self.post_norm = b.norm(cfg.norms.before_mlp, dim, cfg.norm)
+        self.mlp = make_mlp(cfg, layer, b, norm=self.post_norm)
 
     def forward(
         self, x: Tensor | Unsummed, residual: Tensor | None, fwd: ForwardInput
     ) -> tuple[Tensor | Unsummed, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
-        attended = self.attention(self.qkv(x, fwd), fwd)
+        attended = self.attend(x, fwd)
         if self.is_last:  # each token is on its own from here on, and most of a prompt's have done their part
             attended, stream = fwd.wanted(attended), fwd.wanted(stream)
         x, stream = self.post_norm(self.o(attended, fwd), stream)
         return self.mlp(x, fwd), stream
 
-    @staticmethod
-    def _qk_norm(cfg: DecoderConfig, b: Builder) -> tuple[RMSNorm, RMSNorm]:
-        dim, eps = cfg.heads.dim, cfg.rms_norm_eps
-        return b.norm("q_norm", dim, eps), b.norm("k_norm", dim, eps)
+
+def make_mixer(
+    cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm, is_last: bool
+) -> nn.Module:
+    """What brings tokens together, called as mixer(x, fwd) -> [T, layer.mixer.width].
+
+    norm: the one whose output it takes, and nobody else.  is_last: only what fwd.wanted says is read of it.
+    """
+    match layer.mixer:
+        case GQA():
+            return GroupedAttention(cfg, layer.mixer, b, norm=norm, is_last=is_last)
+
+
+def make_mlp(cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm) -> nn.Module:
+    """What each token takes alone, called as mlp(x, fwd) -> [T, D], for a norm.  norm: see `make_mixer`."""
+    match layer.mlp:
+        case Dense() as mlp:
+            return b.gated_mlp("mlp", cfg.hidden_size, mlp.hidden, mlp.act, bias=mlp.bias, norm=norm)
+
+
+class GroupedAttention(nn.Module):
+    """Queries, keys and values in one product, and attention over them."""
+
+    def __init__(self, cfg: DecoderConfig, gqa: GQA, b: Builder, *, norm: RMSNorm, is_last: bool) -> None:
+        super().__init__()
+        dim = gqa.heads.dim
+        qk_norm = (b.norm("q_norm", dim, cfg.norm), b.norm("k_norm", dim, cfg.norm)) if gqa.qk_norm else None
+        self.qkv = b.qkv("qkv_proj", cfg.hidden_size, gqa.heads, bias=gqa.qkv_bias, norm=norm)
+        self.attention = b.attention(
+            "attn",
+            gqa.heads,
+            gqa.scores,
+            rope=None if gqa.rope is None else b.rope(gqa.rope),
+            qk_norm=qk_norm,
+            is_last=is_last,
+        )
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+        """x [T, D], or as its norm rounds it for the product -> [T, N * H]."""
+        return self.attention(self.qkv(x, fwd), fwd)
 
 
 class Decoder(nn.Module):
@@ -146,12 +96,12 @@ class Decoder(nn.Module):
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__()
         cfg = self.declare(config)
-        self.ignored = ("*rotary_emb.inv_freq", *(("lm_head.weight",) if cfg.tie_word_embeddings else ()))
+        self.ignored = ("*rotary_emb.inv_freq", *(("lm_head.weight",) if cfg.tied else ()))
         m = b.at("model")
         self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size)
-        self.layers = m.layers(cfg.num_layers, lambda i, b: DecoderLayer(cfg, b, i))
-        self.norm = m.norm("norm", cfg.hidden_size, cfg.rms_norm_eps)
-        tied = self.embed if cfg.tie_word_embeddings else None
+        self.layers = m.layers(len(cfg.layers), lambda i, b: DecoderLayer(cfg, b, i))
+        self.norm = m.norm("norm", cfg.hidden_size, cfg.norm)
+        tied = self.embed if cfg.tied else None
         self.head = b.head("lm_head", cfg.vocab_size, cfg.hidden_size, tied=tied)
 
     @staticmethod

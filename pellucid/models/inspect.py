@@ -56,7 +56,8 @@ def inspect(
     model, builder, source = design(checkpoint, platform, options)
     formats, kinds = builder.context.formats, dict[tuple[str, str, str], Kind]()
     for names, served, weight in matrices(torch_module(model)):
-        for part, path in enumerate(name.removesuffix(".weight") for name in weight.sources):
+        for name, parts in weight.parts().items():
+            part, path = parts[0], name.removesuffix(".weight")
             format = formats.get(path)
             below = [info for name, info in source.infos.items() if name.startswith(f"{path}.")]
             info = source.infos.get(f"{path}.weight")
@@ -81,6 +82,6 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
         if weight is None or id(weight) in seen:
             continue
         seen.add(id(weight))
-        names = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in weight.sources)
+        names = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
         product = layer.product if isinstance(layer, Linear) else None
         yield names, f"{product.kind}: {product.multiplier.value}" if product else "looked up", weight

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pellucid.models.decoder import Decoder, DecoderConfig, decoder_config
+from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, dense, grouped_layers, heads_of
 from pellucid.models.fields import Fields
 
 
@@ -14,5 +13,5 @@ class Llama(Decoder):
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
         bias = config.bool("attention_bias", False)
-        mlp_bias = config.bool("mlp_bias", False)
-        return replace(decoder_config(config), qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+        mixers = grouped_layers(config, heads_of(config), qkv_bias=bias, o_bias=bias)
+        return decoder_config(config, mixers, dense(config, bias=config.bool("mlp_bias", False)))

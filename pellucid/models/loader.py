@@ -53,13 +53,17 @@ def load_weights(
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:
 
         def load(weight: Weight) -> None:
-            for part, name in enumerate(weight.sources):
-                if name in tensors.matrices:
-                    weight.load(part, tensors.decode(name, weight.whole_shape(part), weight.device))
-                elif name in tensors:
-                    weight.load(part, tensors.read(name))
-                elif weight.spec.default is not None:
+            for name, parts in weight.parts().items():
+                if name not in tensors:
+                    assert weight.spec.default is not None, name
                     weight.fill_(weight.spec.default)
+                    continue
+                if name in tensors.matrices:
+                    tensor = tensors.decode(name, weight.whole_shape(parts[0]), weight.device)
+                else:
+                    tensor = tensors.read(name)
+                for part in parts:
+                    weight.load(part, tensor)
             bar.update(weight.nbytes)
 
         fill_each(model, load)

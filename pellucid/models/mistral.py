@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pellucid.models.decoder import Decoder, DecoderConfig, decoder_config
+from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
 from pellucid.models.fields import Fields
 
 
@@ -13,8 +12,8 @@ class Mistral(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        common = decoder_config(config, default_num_kv_heads=8)
         # A null window means none; a config.json without the field has the first model's.
         null = "sliding_window" in config.config and not config.has("sliding_window")
         window = None if null else config.size("sliding_window", 4096)
-        return replace(common, windows=(window,) * common.num_layers)
+        windows = [window] * config.size("num_hidden_layers")
+        return decoder_config(config, grouped_layers(config, heads_of(config, num_kv=8), windows=windows))

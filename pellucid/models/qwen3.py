@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pellucid.models.decoder import Decoder, DecoderConfig, decoder_config, qwen_windows
+from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
 from pellucid.models.fields import Fields
+from pellucid.models.qwen2 import qwen_windows
 
 
 class Qwen3(Decoder):
@@ -13,6 +13,8 @@ class Qwen3(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        bias = config.bool("attention_bias", False)
-        common = decoder_config(config, default_head_dim=128, default_num_kv_heads=32)
-        return replace(common, qk_norm=True, qkv_bias=bias, o_bias=bias, windows=qwen_windows(config))
+        bias, heads = config.bool("attention_bias", False), heads_of(config, num_kv=32, dim=128)
+        mixers = grouped_layers(
+            config, heads, windows=qwen_windows(config), qk_norm="head", qkv_bias=bias, o_bias=bias
+        )
+        return decoder_config(config, mixers)

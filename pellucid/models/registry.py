@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Model(Protocol):
     """A causal language model; also an `nn.Module` whose parameters are `Weight`s."""
 
-    stacked: ClassVar[dict[str, tuple[str, ...]]]  # merged name -> the checkpoint's names
+    stacked: ClassVar[dict[str, tuple[str, ...]]]  # merged name -> the checkpoint's, if they are apart there
     ignored: tuple[str, ...]  # patterns of checkpoint tensors that nobody needs
 
     def __init__(self, config: Fields, b: Builder) -> None: ...

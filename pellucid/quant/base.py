@@ -24,16 +24,41 @@ Fill = Literal["normal", "near_one", "bits"]  # what dummy weights look like
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """The outputs of a checkpoint's matrix that are one part's, where it holds those of several."""
+
+    first: int
+    num: int
+    total: int  # outputs of all parts
+
+    def within(self, elements: int) -> tuple[int, int]:
+        """The first element and all elements of a tensor in which `elements` stand for these outputs.
+
+        Raises ValueError if the piece begins or ends amid an element.
+        """
+        first, odd = divmod(self.first * elements, self.num)
+        if odd or (elements * self.total % self.num and self.first + self.num < self.total):
+            raise ValueError(
+                f"holds several matrices, and outputs {self.first} to {self.first + self.num} of "
+                f"{self.total} are not whole elements of it, nor whole groups that share a scale; "
+                "use a checkpoint that is quantized otherwise, or plain"
+            )
+        return first, -(-self.total * elements // self.num)
+
+
+@dataclass(frozen=True, slots=True)
 class Coords:
     """Which of `size` equal slices of a checkpoint's tensor is this rank's.
 
     Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
     vocab: tokens, if slices are shares of a vocabulary (`vocab_share`), the last ones filled up with zeros.
+    piece: what the slices are of, if not of the whole tensor.
     """
 
     rank: int = 0
     size: int = 1
     vocab: int | None = None
+    piece: Piece | None = None
 
     def whole(self, local: int) -> int:
         """Elements of the whole, of which this rank's slice has `local`, padding included."""
@@ -93,8 +118,11 @@ class Sliced:
 
     def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
         target = param.narrow(self.part_axis, sum(self.sizes[:part]), self.sizes[part])
-        expected = self.whole(tuple(param.shape), part, coords)
-        check_shape(tensor, expected)
+        check_shape(tensor, self.whole(tuple(param.shape), part, coords))
+        expected = self._part(tuple(param.shape), part, coords)
+        if coords.piece is not None:
+            num = expected[self.part_axis]
+            tensor = tensor.narrow(self.part_axis, coords.piece.within(num)[0], num)
         local = target.shape[self.slice_axis]
         first = min(coords.rank * local, expected[self.slice_axis])
         num = min(local, expected[self.slice_axis] - first)
@@ -103,10 +131,17 @@ class Sliced:
 
     def whole(self, shape: tuple[int, ...], part: int, coords: Coords) -> tuple[int, ...]:
         """The shape of the checkpoint's tensor, of which a parameter of `shape` has this rank's slice."""
+        sizes = self._part(shape, part, coords)
+        if coords.piece is not None:
+            _, sizes[self.part_axis] = coords.piece.within(sizes[self.part_axis])
+        return tuple(sizes)
+
+    def _part(self, shape: tuple[int, ...], part: int, coords: Coords) -> list[int]:
+        """The same of one part, if the tensor holds several."""
         sizes = list(shape)
         sizes[self.part_axis] = self.sizes[part]
         sizes[self.slice_axis] = coords.whole(sizes[self.slice_axis])
-        return tuple(sizes)
+        return sizes
 
 
 class Replicated:

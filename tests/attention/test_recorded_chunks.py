@@ -20,7 +20,8 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels import prefill_attention
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.kernels.prefill_plan import PromptTiles
-from pellucid.models.decoder import Decoder, DecoderLayer
+from pellucid.layers.attention import Attention
+from pellucid.models.decoder import Decoder
 from pellucid.worker import shapes
 from pellucid.worker.graphs import GraphLauncher, has_room
 from pellucid.worker.inputs import StepCounts
@@ -133,7 +134,7 @@ def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: py
     with LLM(str(tiny), **options) as llm:
         model = forward_of(llm).model
         assert isinstance(model, Decoder)
-        attentions = [layer.attention for layer in model.layers if isinstance(layer, DecoderLayer)]
+        attentions = [layer for layer in model.modules() if isinstance(layer, Attention)]
         assert [attention.is_last for attention in attentions] == [False, True]
         attentions[-1].is_last = False
         expected = said(llm)

@@ -142,7 +142,7 @@ def spec(**changes: object) -> AttentionSpec:
 
 
 def test_the_cpu_gets_this_backend() -> None:
-    assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
+    assert isinstance(choose_backend(None, [spec()], CPU), TorchAttention)
     assert ATTENTION_BACKENDS.load("torch") is TorchAttention
 
 
@@ -152,7 +152,7 @@ def test_the_cpu_gets_this_backend() -> None:
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="backend torch cannot serve this model here: "):
-        choose_backend("torch", spec(**asked), CPU)
+        choose_backend("torch", [spec(**asked)], CPU)
 
 
 def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_a_backend_without_masks_for_trees_says_so(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         ValueError, match="backend torch cannot serve this model here: has no masks for draft trees"
     ):
-        choose_backend(None, spec(tree_depth=3), CPU)
-    assert isinstance(choose_backend(None, spec(), CPU), TorchAttention)
+        choose_backend(None, [spec(tree_depth=3)], CPU)
+    assert isinstance(choose_backend(None, [spec()], CPU), TorchAttention)
 
 
 def test_the_layout_is_pages_of_keys_then_values() -> None:

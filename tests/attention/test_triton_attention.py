@@ -174,7 +174,7 @@ def spec(**changes: object) -> AttentionSpec:
 
 
 def test_a_gpu_gets_this_backend() -> None:
-    assert isinstance(choose_backend(None, spec(), GPU), TritonAttention)
+    assert isinstance(choose_backend(None, [spec()], GPU), TritonAttention)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_gpu_gets_this_backend() -> None:
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="backend triton cannot serve this model here: "):
-        choose_backend("triton", spec(**asked), GPU)
+        choose_backend("triton", [spec(**asked)], GPU)
 
 
 def test_an_fp8_cache_needs_a_gpu_that_knows_fp8() -> None:
@@ -199,8 +199,8 @@ def test_an_fp8_cache_needs_a_gpu_that_knows_fp8() -> None:
     assert TritonAttention.supports(asked, GPU) is None
     assert "8.9 or newer" in str(TritonAttention.supports(asked, ampere))
     with pytest.raises(ValueError, match="8.9 or newer; use attention_backend='torch', which is slower"):
-        choose_backend(None, asked, ampere)
-    assert isinstance(choose_backend("torch", asked, ampere), TorchAttention)
+        choose_backend(None, [asked], ampere)
+    assert isinstance(choose_backend("torch", [asked], ampere), TorchAttention)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pellucid.layers.leaf import PLAIN
-from pellucid.layers.norm import RMSNorm
+from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, ParamSpec, Replicated
 
@@ -16,7 +16,7 @@ def make_norm(dtype: torch.dtype) -> RMSNorm:
     weight = Weight.of(spec, ("norm.weight",), (WHOLE,), torch.device("cpu"))
     weight.allocate()
     weight.fill(torch.Generator().manual_seed(0))
-    return RMSNorm(weight, 1e-5, PLAIN)
+    return RMSNorm(weight, NormSpec(1e-5), PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

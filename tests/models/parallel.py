@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
 from pellucid.models.builder import Builder
-from pellucid.models.decoder import DecoderConfig, decoder_config
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 
@@ -23,14 +23,16 @@ class ParallelLayer(nn.Module):
 
     def __init__(self, cfg: DecoderConfig, b: Builder, index: int) -> None:
         super().__init__()
-        dim, heads = cfg.hidden_size, cfg.heads
-        self.norm = b.norm("input_layernorm", dim, cfg.rms_norm_eps)
+        dim, (mixer, mlp) = cfg.hidden_size, (cfg.layers[index].mixer, cfg.layers[index].mlp)
+        heads = mixer.heads
+        assert mixer.rope is not None
+        self.norm = b.norm("input_layernorm", dim, cfg.norm)
         a = b.at("self_attn")
         self.qkv = a.qkv("qkv_proj", dim, heads)
-        self.attention = a.attention("attn", heads, rope=a.rope(cfg.ropes[index]))
+        self.attention = a.attention("attn", heads, mixer.scores, rope=a.rope(mixer.rope))
         self.o = a.row("o_proj", heads.num * heads.dim, dim)
-        self.mlp = b.gated_mlp("mlp", dim, cfg.intermediate_size, cfg.hidden_act)
-        self.post_norm = b.norm("post_attention_layernorm", dim, cfg.rms_norm_eps)
+        self.mlp = b.gated_mlp("mlp", dim, mlp.hidden, mlp.act)
+        self.post_norm = b.norm("post_attention_layernorm", dim, cfg.norm)
 
     def forward(self, stream: Tensor, fwd: ForwardInput) -> Tensor:
         x, stream = self.norm(stream)
@@ -49,10 +51,10 @@ class Parallel(nn.Module):
 
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__()
-        cfg, m = decoder_config(config), b.at("model")
+        cfg, m = decoder_config(config, grouped_layers(config, heads_of(config))), b.at("model")
         self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size)
-        self.layers = m.layers(cfg.num_layers, lambda i, b: ParallelLayer(cfg, b, i))
-        self.norm = m.norm("norm", cfg.hidden_size, cfg.rms_norm_eps)
+        self.layers = m.layers(len(cfg.layers), lambda i, b: ParallelLayer(cfg, b, i))
+        self.norm = m.norm("norm", cfg.hidden_size, cfg.norm)
         self.head = b.head("lm_head", cfg.vocab_size, cfg.hidden_size)
 
     @classmethod

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from pellucid.attention.base import Heads, Scores
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
-from pellucid.models.builder import BuildContext, Builder, Heads
+from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.decoder import Decoder
-from pellucid.quant.base import WHOLE, Coords
+from pellucid.quant.base import WHOLE, Coords, Piece
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.quantization import Online, Quantization
 from pellucid.quant.schemes.base import Kind
@@ -29,10 +30,11 @@ def make_builder(
     coords: Coords = WHOLE,
     quantization: Quantization | None = None,
     stage: Stage = WHOLE_MODEL,
+    stacked: Mapping[str, tuple[str, ...]] = Decoder.stacked,
 ) -> Builder:
     context = BuildContext(
         quantization=quantization or Online(Unquantized),
-        stacked=Decoder.stacked,
+        stacked=stacked,
         dtype=torch.float32,
         kv_dtype=torch.bfloat16,
         device=torch.device("cpu"),
@@ -88,6 +90,31 @@ def test_every_rank_computes_its_heads_and_the_kv_heads_they_need(size: int, num
         torch.testing.assert_close(local_v, v[:, needed])
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_one_tensor_of_the_checkpoint_may_hold_all_merged_parts(size: int) -> None:
+    heads, x, apart = Heads(8, 2, 4), torch.randn(3, DIM), qkv_tensors(Heads(8, 2, 4))
+    fused = {
+        f"model.layers.0.self_attn.qkv_proj.{suffix}": torch.cat(
+            [apart[f"model.layers.0.self_attn.{name}.{suffix}"] for name in ("q_proj", "k_proj", "v_proj")]
+        )
+        for suffix in ("weight", "bias")
+    }
+    for rank in range(size):
+        coords = Coords(rank, size)
+        layer = make_builder(coords, stacked={}).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+        fill(layer, fused)
+        expected = make_builder(coords).at("self_attn").qkv("qkv_proj", DIM, heads, bias=True)
+        fill(expected, apart)
+        assert torch.equal(layer(x), expected(x))
+
+
+def test_a_piece_is_whole_elements_of_its_tensor() -> None:
+    assert Piece(64, 32, 128).within(2) == (4, 8)  # an element stands for 16 outputs
+    assert Piece(0, 48, 96).within(48) == (0, 96)
+    with pytest.raises(ValueError, match="outputs 16 to 48 of 64 are not whole elements"):
+        Piece(16, 32, 64).within(1)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_partial_sums_of_a_row_layer_add_up(size: int) -> None:
     x = torch.randn(3, DIM)
@@ -134,18 +161,16 @@ def test_what_no_method_serves_alike_is_not_merged() -> None:
 def test_every_layer_says_what_it_keeps() -> None:
     b = make_builder()
     for heads, window in ((Heads(4, 2, 8), None), (Heads(4, 1, 8), 5)):
-        b.attention("a", heads, window=window)
+        b.attention("a", heads, Scores(scale=1.0, window=window))
     block = 2 * 16 * 8 * 2  # keys and values of a head, of 2 bytes
     assert b.caches() == (LayerCache(2 * block, None), LayerCache(block, 5))
 
 
-def test_a_backend_is_asked_for_the_narrowest_window() -> None:
+def test_a_backend_is_asked_for_every_kind_of_layer_once() -> None:
     b = make_builder()
-    b.attention("a", Heads(4, 2, 8))
-    assert b.attention_needs().window is None
-    b.attention("b", Heads(4, 2, 8), window=5)
-    b.attention("c", Heads(4, 2, 8), window=9)
-    assert b.attention_needs().window == 5
+    for name, window in (("a", None), ("b", 5), ("c", 9), ("d", 5)):
+        b.attention(name, Heads(4, 2, 8), Scores(scale=1.0, window=window))
+    assert [spec.window for spec in b.attention_needs()] == [None, 5, 9]
 
 
 def test_layers_with_equal_rotary_numbers_share_one_table() -> None:
@@ -164,7 +189,8 @@ def test_every_stage_knows_what_all_layers_keep(index: int) -> None:
     b = make_builder(stage=Stage(index, (1, 2)))
 
     def layer(i: int, at: Builder) -> Attention:
-        return at.attention("attn", Heads(4, (1, 2, 1)[i], 8), window=(7, 5, None)[i])
+        scores = Scores(scale=1.0, window=(7, 5, None)[i])
+        return at.attention("attn", Heads(4, (1, 2, 1)[i], 8), scores)
 
     (mine,) = b.layers(3, layer)
     assert isinstance(mine, Attention) and b.attention_layers == [mine]

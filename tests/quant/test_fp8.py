@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from pellucid import LLM, SamplingParams
 from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8_ref
+from pellucid.layers.activation import Act
 from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
-from pellucid.layers.norm import RMSNorm
+from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.quant import quantization as choice
 from pellucid.quant.base import Coords, LinearMethod, LinearShape, Split
 from pellucid.quant.codes import E4M3
@@ -94,7 +95,8 @@ SHARED = [QuantizedWhenLoaded(), *(Fp8(each) for each in (Fp8Format(), STATIC, F
 @pytest.mark.parametrize("index", range(len(SHARED)))
 def test_whoever_rounds_the_activations_the_product_is_the_same(index: int) -> None:
     up, down = (make_linear(deepcopy(SHARED[index]), torch.float32) for _ in range(2))
-    norm, mlp = RMSNorm(nn.Parameter(torch.rand(96)), 1e-6, PLAIN), GatedMLP(up, down, "silu", PLAIN)  # type: ignore[arg-type]
+    norm = RMSNorm(nn.Parameter(torch.rand(96)), NormSpec(1e-6), PLAIN)  # type: ignore[arg-type]
+    mlp = GatedMLP(up, down, Act("silu"), PLAIN)
     x = torch.randn(5, 96)
     plain, _ = norm(x)
     norm.serve(up)

@@ -273,7 +273,7 @@ def test_it_may_be_quantized_alone(tiny: Path, tiny_draft: Path) -> None:
     with LLM(str(tiny), **BASE) as llm:
         expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     with LLM(str(tiny), **BASE, speculative_config=spec) as llm:
-        schemes = [type(model.model.layers[0].qkv.method).__name__ for model in models_of(llm)]
+        schemes = [type(model.model.layers[0].attend.qkv.method).__name__ for model in models_of(llm)]
         assert [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)] == expected
     assert schemes[0] != schemes[1]
 

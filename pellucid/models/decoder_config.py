@@ -1,0 +1,167 @@
+"""A decoder in numbers: what a family declares, a layer at a time.  Its weights and kernels are elsewhere.
+
+A layer is a mixer of tokens and an MLP of each; another kind of either is a class more here, and a `case` in
+`models/decoder.py` that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from pellucid.attention.base import Heads, Scores
+from pellucid.layers.activation import Act
+from pellucid.layers.norm import NormSpec
+from pellucid.layers.rope import RopeConfig
+from pellucid.models.fields import Fields
+from pellucid.models.rope import rope_config
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GQA:
+    """Attention in which groups of query heads share a head of keys and values (Ainslie et al. 2023)."""
+
+    heads: Heads
+    scores: Scores
+    rope: RopeConfig | None
+    qk_norm: Literal["head"] | None = None  # of queries and keys, over each head
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Features of what it gives to the output projection."""
+        return self.heads.num * self.heads.dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A gated MLP that every token takes."""
+
+    hidden: int
+    act: Act
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """One layer: what mixes tokens, then what each takes alone."""
+
+    mixer: GQA
+    mlp: Dense
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """What the checkpoint calls the norms of a layer."""
+
+    before_attention: str = "input_layernorm"
+    before_mlp: str = "post_attention_layernorm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Embedding, layers, norm, head."""
+
+    vocab_size: int
+    hidden_size: int
+    tied: bool  # the head multiplies with the table of embeddings
+    layers: tuple[LayerConfig, ...]
+    norm: NormSpec
+    norms: Norms = Norms()
+
+
+class Sizes(TypedDict):
+    """What every family reads alike."""
+
+    vocab_size: int
+    hidden_size: int
+    tied: bool
+
+
+def sizes(config: Fields, *, tied: bool = False) -> Sizes:
+    """tied: whether head and embeddings share a table where config.json does not say."""
+    return Sizes(
+        vocab_size=config.size("vocab_size"),
+        hidden_size=config.size("hidden_size"),
+        tied=config.bool("tie_word_embeddings", tied),
+    )
+
+
+def heads_of(
+    config: Fields, *, num: int | None = None, num_kv: int | None = None, dim: int | None = None
+) -> Heads:
+    """The heads in config.json, and the family's where it is silent.
+
+    By default as many heads of keys as of queries, and heads that share the model's width.
+    """
+    num = config.size("num_attention_heads", num)
+    num_kv = config.size("num_key_value_heads", num_kv or num)
+    return Heads(num, num_kv, config.size("head_dim", dim or config.size("hidden_size") // num))
+
+
+def layer_types(config: Fields, default: Sequence[str] | None = None) -> list[str]:
+    """The kind of attention of each layer, `default` where config.json does not say, or full attention.
+
+    Raises ValueError for kinds that are not known.
+    """
+    num_layers = config.size("num_hidden_layers")
+    types = config.strs("layer_types") if config.has("layer_types") else default
+    types = ["full_attention"] * num_layers if types is None else list(types)
+    unknown = set(types) - set(LAYER_TYPES)
+    if unknown or len(types) != num_layers:
+        raise ValueError(
+            f"layer_types in config.json are {len(types)} of {sorted(set(types))} for {num_layers} layers "
+            f"(known: {', '.join(LAYER_TYPES)})"
+        )
+    return types
+
+
+def grouped_layers(
+    config: Fields,
+    heads: Heads,
+    *,
+    windows: Sequence[int | None] | None = None,
+    qk_norm: Literal["head"] | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+) -> tuple[GQA, ...]:
+    """The mixer of each layer where they differ in windows and ropes alone.
+
+    windows: tokens a query of each layer sees, itself included; None sees all.
+    """
+    types = layer_types(config)
+    return tuple(
+        GQA(
+            heads=heads,
+            scores=Scores(scale=heads.dim**-0.5, window=window),
+            rope=rope_config(config, heads.dim, kind),
+            qk_norm=qk_norm,
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
+        )
+        for kind, window in zip(types, windows or [None] * len(types), strict=True)
+    )
+
+
+def dense(config: Fields, *, act: str = "silu", bias: bool = False) -> Dense:
+    """The MLP of all layers; act: where config.json does not say."""
+    return Dense(hidden=config.size("intermediate_size"), act=Act(config.str("hidden_act", act)), bias=bias)
+
+
+def decoder_config(
+    config: Fields, mixers: Sequence[GQA], mlp: Dense | None = None, *, eps: float = 1e-6
+) -> DecoderConfig:
+    """The textbook pre-norm decoder of these mixers, with a dense MLP behind each.
+
+    eps: of its norms, where config.json does not say.
+    """
+    mlp = mlp or dense(config)
+    return DecoderConfig(
+        **sizes(config),
+        norm=NormSpec(config.float("rms_norm_eps", eps)),
+        layers=tuple(LayerConfig(mixer=mixer, mlp=mlp) for mixer in mixers),
+    )
