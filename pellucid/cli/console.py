@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from pellucid.server.parsers.base import Content, Event, ParserSetting, Reasoning
-from pellucid.server.parsers.qwen3 import END, START, Qwen3Parser
+from pellucid.server.parsers.think import END, START, ThinkParser
 from pellucid.types import RequestOutput
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class AnswerStream:
 
     def __init__(self) -> None:
         self.output: RequestOutput | None = None  # the last state seen, also after an interruption
-        self._parser = Qwen3Parser(ParserSetting())
+        self._parser = ThinkParser(ParserSetting())
         self._is_thinking = False
         self._length = 0  # characters of the answer taken so far
 
@@ -81,7 +81,7 @@ class AnswerStream:
         with closing(cast("Generator[RequestOutput]", stream)):
             for output in stream:
                 if self.output is None:
-                    self._parser = Qwen3Parser(ParserSetting(prompt=output.prompt or ""))
+                    self._parser = ThinkParser(ParserSetting(prompt=output.prompt or ""))
                 self.output = output
                 completion = output.outputs[0]
                 self.show(completion.text or " ".join(map(str, completion.token_ids)))

@@ -162,7 +162,8 @@ def _sampling(body: ChatRequest, renderer: Renderer) -> SamplingParams:
     wishes = (body.max_completion_tokens, body.max_tokens, defaults.max_tokens)
     wish = next((wish for wish in wishes if wish is not None), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling(defaults, max_tokens=most_tokens(wish, options), logprobs=logprobs)
+    sampling = body.sampling(defaults, max_tokens=most_tokens(wish, options), logprobs=logprobs)
+    return sampling.clone(skip_special_tokens=False) if renderer.shows_special_tokens else sampling
 
 
 def _tokenize(body: ChatRequest, sampling: SamplingParams, renderer: Renderer) -> TokenPrompt:

@@ -52,10 +52,13 @@ class ServeOptions:
     ssl_keyfile: str | None = option(None, "the certificate's key")
     reasoning_parser: str = option(
         "auto",
-        "how reasoning is told from the answer: qwen3, plain (not at all), auto (by the chat template)",
+        "how reasoning is told from the answer: vLLM's names (qwen3, deepseek_r1, ...), FILE.py:Class, plain "
+        "(not at all), auto (by the chat template)",
     )
     tool_call_parser: str = option(
-        "auto", "how tool calls are found: hermes, llama3_json, plain (not), auto (by the chat template)"
+        "auto",
+        "how tool calls are found: vLLM's names (hermes, mistral, ...), FILE.py:Class, plain (not), auto (by "
+        "the chat template)",
     )
     enable_auto_tool_choice: bool = option(True, "let the model itself decide whether to call a tool")
     access_log: bool = option(False, "log every request")

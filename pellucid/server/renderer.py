@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +60,12 @@ class Renderer:
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer; give token ids, or start it with tokenizer=FOLDER")
         return self._tokenizer
+
+    @cached_property
+    def shows_special_tokens(self) -> bool:
+        """Do the parsers read some of them?"""
+        ids = map(self.tokenizer.token_to_id, self.facts.parsers.keeps)
+        return any(id in self.tokenizer.special_ids for id in ids)
 
     def check_model(self, request: Named) -> str:
         """The model's name for the answer.  Raises a 404 for another model than this one."""

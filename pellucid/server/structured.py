@@ -12,6 +12,7 @@ from fastapi import Request
 from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.server.context import Server, client_of
 from pellucid.server.errors import ApiError
+from pellucid.server.parsers.compose import CHANNELS
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
 from pellucid.server.stream import while_there
 from pellucid.text.prompts import TokenPrompt
@@ -65,7 +66,15 @@ async def check_wish(
 
 
 def thinking_in(prompt: TokenPrompt, body: ChatRequest, server: Server) -> tuple[str | None, str] | None:
-    """The tokens around what the answer's language does not hold for; None if the answer does not think."""
+    """The tokens around what the answer's language does not hold for; None if the answer does not think.
+
+    Raises ValueError for a model that cannot be held to one.
+    """
+    if server.parsers.reasoning == CHANNELS:
+        raise ValueError(
+            "structured_outputs, response_format and a forced tool_choice cannot hold for this model, whose "
+            "answer begins behind several tokens of markup (harmony); ask for the form in words"
+        )
     tags = server.parsers.thinking
     if tags is None or any(server.llm.tokenizer.token_to_id(tag) is None for tag in tags):
         return None

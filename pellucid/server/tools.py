@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pellucid.server.parsers.base import TOOL_PARSERS, CallFrame
+from pellucid.server.parsers.base import CallFrame, tool_parser
 from pellucid.server.parsers.compose import NONE
 
 Tool = Mapping[str, object]
@@ -50,7 +50,7 @@ class ToolUse:
                 "tools cannot be called, for this model's chat template does not show how; "
                 "start the server with --tool-call-parser"
             )
-        if self.is_forced and TOOL_PARSERS.load(parser).frame is None:
+        if self.is_forced and tool_parser(parser).frame is None:
             raise ValueError(
                 f"tool_choice {self.choice!r} cannot be met: calls that the tool call parser {parser!r} "
                 "finds cannot be forced; use 'auto'"
@@ -64,7 +64,7 @@ def forced_calls(use: ToolUse, parser: str) -> str | None:
 
     None if the answer is free to be anything.  A named function is called once.
     """
-    frame = TOOL_PARSERS.load(parser).frame
+    frame = tool_parser(parser).frame
     if not use.is_forced or frame is None:
         return None
     tools = use.tools
@@ -79,11 +79,13 @@ def strict_calls(use: ToolUse, parser: str) -> str | None:
 
     The arguments of strict ones are of their schemas.  None if there is no such, or calls are forced anyway.
     """
-    frame = TOOL_PARSERS.load(parser).frame
+    frame = tool_parser(parser).frame
     functions = [_function(tool) for tool in use.tools]
     if use.choice != "auto" or frame is None or not any(map(_is_strict, functions)):
         return None
     tags = [_tag(each if _is_strict(each) else {"name": each["name"]}, frame) for each in functions]
+    if frame.opening:
+        tags = [_calls(tags, use, frame)]
     if frame.trigger is None:
         other = {"type": "regex", "pattern": rf"(\s*[^\s{re.escape(frame.begin[0])}][\s\S]*)?"}
         return _structural_tag({"type": "or", "elements": [_calls(tags, use, frame), other]})
@@ -97,20 +99,23 @@ def _structural_tag(form: Mapping[str, object]) -> str:
 
 def _calls(tags: Sequence[Mapping[str, object]], use: ToolUse, frame: CallFrame) -> dict[str, object]:
     """Nothing but calls, and at least one."""
-    return {
+    calls = {
         "type": "tags_with_separator",
         "tags": tags,
         "separator": frame.separator,
         "at_least_one": True,
         "stop_after_first": not use.is_parallel,
     }
+    if not frame.opening:
+        return calls
+    return {"type": "tag", "begin": frame.opening, "content": calls, "end": frame.closing}
 
 
 def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:
     schema = function.get("parameters") or {"type": "object"}
-    name = json.dumps(function["name"], ensure_ascii=False)
-    content = {"type": "json_schema", "json_schema": schema}
-    return {"type": "tag", "begin": frame.begin.replace("NAME", name), "content": content, "end": frame.end}
+    begin = frame.begin.replace("NAME", str(function["name"]))  # letters that JSON and XML leave as they are
+    content = {"type": "json_schema", "json_schema": schema, "style": frame.style}
+    return {"type": "tag", "begin": begin, "content": content, "end": frame.end}
 
 
 def _name(index: int, tool: Tool) -> str:

@@ -19,7 +19,7 @@ from pellucid.server import anthropic, chat, completions
 from pellucid.server.answer import Answer
 from pellucid.server.context import Server
 from pellucid.server.parsers.base import Parser, ParserSetting, PlainParser
-from pellucid.server.parsers.qwen3 import Qwen3Parser
+from pellucid.server.parsers.think import ThinkParser
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
 from pellucid.server.respond import Form, respond
 from pellucid.server.stream import FLOW, OPENAI_ENDING, Ending
@@ -167,7 +167,7 @@ def one_by_one(outputs: Callable[[], list[RequestOutput]]) -> Play:
     ],
 )
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("parser,texts", [(PlainParser, TEXTS), (Qwen3Parser, THOUGHT)])
+@pytest.mark.parametrize("parser,texts", [(PlainParser, TEXTS), (ThinkParser, THOUGHT)])
 def test_both_ways_write_the_same(
     make_form: FormMaker, n: int, parser: type[Parser], texts: list[str]
 ) -> None:

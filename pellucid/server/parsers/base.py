@@ -2,15 +2,20 @@
 
 A parser sees the text of one completion in pieces, cut anywhere, and must say the same for every cut.  There
 are two kinds: one tells reasoning from content, the other finds tool calls in that content.  To add one,
-write `parsers/<name>.py` and a line in `REASONING_PARSERS` or `TOOL_PARSERS`; `auto` chooses it once
-compose.py knows its markup in a chat template.
+write `parsers/<name>.py` (most are a script, as in script.py) and a line in `REASONING_PARSERS` or
+`TOOL_PARSERS`; `auto` chooses it once compose.py knows its markup in a chat template.  One in a file of one's
+own is named `FILE.py:Class`.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from pellucid.registry import Registry
 
@@ -31,7 +36,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The model calls a function; `id` is unique among all calls of all answers."""
+    """The model calls a function; `id` is unique among all calls, unless the model gives it."""
 
     id: str
     name: str
@@ -76,6 +81,7 @@ class PlainParser:
 
     tags: ClassVar[tuple[str, str] | None] = None
     frame: ClassVar[CallFrame | None] = None
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: ParserSetting) -> None:
         pass
@@ -91,10 +97,13 @@ class PlainParser:
 class CallFrame:
     """How a model writes a call around its arguments."""
 
-    begin: str  # with NAME where the function's name is, a JSON string
+    begin: str  # with NAME where the function's name is
     end: str
     separator: str  # between calls
-    trigger: str | None  # the beginning of `begin` that no other text has; None: a text is calls or has none
+    trigger: str | None  # what calls, and no other text, begin with; None: a text is calls or has none
+    opening: str = ""  # before the first call
+    closing: str = ""  # behind the last one
+    style: str = "json"  # of the arguments, as xgrammar calls it
 
 
 class ReasoningParserFactory(Protocol):
@@ -102,7 +111,12 @@ class ReasoningParserFactory(Protocol):
 
     @property
     def tags(self) -> tuple[str, str] | None:
-        """What reasoning begins and ends with; None if there is none."""
+        """The tokens that reasoning begins and ends with; None if there are none."""
+        ...
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Special tokens that it reads: where there is one of them, all such are left in the text."""
         ...
 
     def __call__(self, setting: ParserSetting, /) -> Parser: ...
@@ -116,24 +130,85 @@ class ToolParserFactory(Protocol):
         """None if calls cannot be forced."""
         ...
 
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """As a reasoning parser's."""
+        ...
+
     def __call__(self, setting: ParserSetting, /) -> Parser: ...
 
 
+# Names are vLLM's.
+ROOM = "pellucid.server.parsers"
 REASONING_PARSERS: Registry[ReasoningParserFactory] = Registry(
     "reasoning parser",
     {
-        "plain": "pellucid.server.parsers.base:PlainParser",
-        "qwen3": "pellucid.server.parsers.qwen3:Qwen3Parser",
+        "plain": f"{ROOM}.base:PlainParser",
+        "deepseek_r1": f"{ROOM}.think:ThinkParser",
+        "deepseek_v3": f"{ROOM}.think:ThinkParser",
+        "glm45": f"{ROOM}.think:ThinkParser",
+        "granite": f"{ROOM}.granite:GraniteReasoningParser",
+        "kimi_k2": f"{ROOM}.think:ThinkParser",
+        "minimax_m2": f"{ROOM}.think:ThinkParser",
+        "mistral": f"{ROOM}.think:MistralThinkParser",
+        "openai_gptoss": f"{ROOM}.harmony:HarmonyParser",
+        "qwen3": f"{ROOM}.think:ThinkParser",
     },
 )
 TOOL_PARSERS: Registry[ToolParserFactory] = Registry(
     "tool call parser",
     {
-        "plain": "pellucid.server.parsers.base:PlainParser",
-        "hermes": "pellucid.server.parsers.hermes:HermesParser",
-        "llama3_json": "pellucid.server.parsers.llama3_json:Llama3JsonParser",
+        "plain": f"{ROOM}.base:PlainParser",
+        "deepseek_v3": f"{ROOM}.deepseek_v3:DeepSeekV3Parser",
+        "deepseek_v31": f"{ROOM}.deepseek_v3:DeepSeekV31Parser",
+        "glm45": f"{ROOM}.glm45:Glm45Parser",
+        "glm47": f"{ROOM}.glm45:Glm45Parser",
+        "granite": f"{ROOM}.granite:GraniteParser",
+        "granite4": f"{ROOM}.hermes:HermesParser",
+        "hermes": f"{ROOM}.hermes:HermesParser",
+        "kimi_k2": f"{ROOM}.kimi_k2:KimiK2Parser",
+        "llama3_json": f"{ROOM}.llama3_json:Llama3JsonParser",
+        "llama4_json": f"{ROOM}.llama3_json:Llama3JsonParser",
+        "llama4_pythonic": f"{ROOM}.pythonic:PythonicParser",
+        "minimax_m2": f"{ROOM}.minimax_m2:MiniMaxM2Parser",
+        "mistral": f"{ROOM}.mistral:MistralParser",
+        "openai": f"{ROOM}.harmony:HarmonyParser",
+        "phi4_mini_json": f"{ROOM}.phi4_mini_json:Phi4MiniJsonParser",
+        "pythonic": f"{ROOM}.pythonic:PythonicParser",
+        "qwen3_coder": f"{ROOM}.qwen3_coder:Qwen3CoderParser",
+        "qwen3_xml": f"{ROOM}.qwen3_coder:Qwen3CoderParser",
     },
 )
+
+
+def reasoning_parser(name: str) -> ReasoningParserFactory:
+    """By a name of `REASONING_PARSERS`, or FILE.py:Class.  Raises ValueError for what there is not."""
+    return _own(name) if _is_own(name) else REASONING_PARSERS.load(name)
+
+
+def tool_parser(name: str) -> ToolParserFactory:
+    """By a name of `TOOL_PARSERS`, or FILE.py:Class.  Raises ValueError for what there is not."""
+    return _own(name) if _is_own(name) else TOOL_PARSERS.load(name)
+
+
+def _is_own(name: str) -> bool:
+    return name.rpartition(":")[0].endswith(".py")
+
+
+@functools.cache
+def _own(name: str) -> Any:
+    """A class in a file that its user has written."""
+    path, _, class_name = name.rpartition(":")
+    if not Path(path).is_file():
+        raise ValueError(f"parser {name!r}: {path!r} is no file; name one as FILE.py:Class")
+    spec = importlib.util.spec_from_file_location(f"own_parser_{Path(path).stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, class_name):
+        raise ValueError(f"parser {name!r}: the file has no {class_name!r}")
+    return getattr(module, class_name)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

@@ -33,7 +33,7 @@ class CallReader:
         self._held = ""
         self._num_read = 0  # characters held that brackets were counted in
         self._in_arguments = False
-        self._brackets = _Brackets()
+        self._brackets = Brackets()
 
     def feed(self, text: str) -> list[Event]:
         assert not self.is_done, f"text {text!r} behind a call"
@@ -50,7 +50,7 @@ class CallReader:
 
     def _begin(self, head: re.Match[str]) -> list[Event]:
         self.is_call = self._in_arguments = True
-        self._brackets = _Brackets(depth=1)
+        self._brackets = Brackets(depth=1)
         self._held = self._held[head.end() :]
         return [ToolCallStart(new_id(), head[1]), *self._read_arguments()]
 
@@ -94,7 +94,7 @@ class CallReader:
         return [Content(text)] if text and not (self.is_call and text.isspace()) else []
 
 
-class _Brackets:
+class Brackets:
     """Counts the open brackets of a JSON text, however it is cut."""
 
     def __init__(self, depth: int = 0) -> None:

@@ -9,18 +9,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pellucid.server.parsers.base import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
     Content,
     Event,
     Parser,
     ParserSetting,
     ToolCallArguments,
     ToolCallStart,
+    reasoning_parser,
+    tool_parser,
 )
 
 AUTO = "auto"
 NONE = "plain"
+CHANNELS = "openai_gptoss"  # the parser of answers whose parts no single token divides
+# What is found in the chat templates of models, the more special first.
+REASONING_MARKS = (
+    ("<|channel|>analysis", CHANNELS),
+    ("[THINK]", "mistral"),
+    ("Here is my thought process", "granite"),
+    ("</think>", "qwen3"),  # whose like many are
+)
+TOOL_MARKS = (
+    (("<|channel|>", "to=functions."), "openai"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<tool_call>", "<function="), "qwen3_coder"),  # some write XML within Hermes's tags
+    (("<tool_call>", "<arg_key>"), "glm45"),
+    (("<tool_call>",), "hermes"),
+    (("<|tool_call|>", "<|start_of_role|>"), "granite"),
+    (("<|tool|>",), "phi4_mini_json"),
+    (("[func_name1(",), "llama4_pythonic"),
+    (('"parameters": ', "<|eot_id|>"), "llama3_json"),
+    (('"parameters": ', "<|eot|>"), "llama4_json"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +57,36 @@ class Parsers:
     @property
     def thinking(self) -> tuple[str, str] | None:
         """What reasoning begins and ends with."""
-        return REASONING_PARSERS.load(self.reasoning).tags
+        return reasoning_parser(self.reasoning).tags
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Special tokens that they read."""
+        return reasoning_parser(self.reasoning).keeps + tool_parser(self.tools).keeps
 
     def make(self, setting: ParserSetting) -> Parser:
         """A new parser for one completion."""
-        reasoning = REASONING_PARSERS.load(self.reasoning)(setting)
+        reasoning = reasoning_parser(self.reasoning)(setting)
         if not setting.tools:
             return reasoning
-        return _InTurn(reasoning, TOOL_PARSERS.load(self.tools)(setting), setting)
+        return _InTurn(reasoning, tool_parser(self.tools)(setting), setting)
 
 
 def choose(template: str | None, *, reasoning: str = AUTO, tools: str = AUTO) -> Parsers:
     """`auto` is what the template's markup shows.  Raises ValueError for names that do not exist."""
     template = template or ""
     if reasoning == AUTO:
-        reasoning = "qwen3" if "</think>" in template else NONE
+        reasoning = next((name for mark, name in REASONING_MARKS if mark in template), NONE)
     if tools == AUTO:
         tools = _tools_of(template)
-    REASONING_PARSERS.check(reasoning)
-    TOOL_PARSERS.check(tools)
+    reasoning_parser(reasoning)
+    tool_parser(tools)
     return Parsers(reasoning, tools)
 
 
 def _tools_of(template: str) -> str:
-    """Some write XML within Hermes's tags, which is another convention."""
-    if "<tool_call>" in template and "<function=" not in template and "<arg_key>" not in template:
-        return "hermes"
-    if '"parameters": ' in template and "<|eot_id|>" in template:
-        return "llama3_json"
-    return NONE
+    """The first whose marks are all there."""
+    return next((name for marks, name in TOOL_MARKS if all(mark in template for mark in marks)), NONE)
 
 
 class _InTurn:
@@ -89,7 +114,7 @@ class _InTurn:
             if isinstance(event, Content):
                 read += self._counted(self._tools.feed(event.text))
             else:
-                read.append(event)
+                read += self._counted([event])  # some find calls among the thoughts
         return read
 
     def _counted(self, events: list[Event]) -> list[Event]:

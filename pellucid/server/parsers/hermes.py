@@ -20,8 +20,9 @@ class HermesParser(CallParser):
     """Whatever is no call stays in the content, its tags included."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
-        f'{START}\n{{"name": NAME, "arguments": ', f"}}\n{END}", "\n", START
+        f'{START}\n{{"name": "NAME", "arguments": ', f"}}\n{END}", "\n", START
     )
+    keeps: ClassVar[tuple[str, ...]] = (START, END)
 
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()

@@ -18,7 +18,8 @@ TAG = "<|python_tag|>"
 class Llama3JsonParser(CallParser):
     """An answer that does not begin with a call is content, and so is all behind the last call."""
 
-    frame: ClassVar[CallFrame | None] = CallFrame('{"name": NAME, "parameters": ', "}", "; ", None)
+    frame: ClassVar[CallFrame | None] = CallFrame('{"name": "NAME", "parameters": ', "}", "; ", None)
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()

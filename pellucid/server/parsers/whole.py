@@ -19,7 +19,7 @@ from pellucid.server.parsers.base import (
     joined,
 )
 from pellucid.server.parsers.compose import Parsers
-from pellucid.server.parsers.qwen3 import END, START
+from pellucid.server.parsers.think import END, START
 
 QWEN = Parsers("qwen3", "hermes")
 

@@ -1,4 +1,5 @@
-"""Tells thinking from the answer: `<think>...</think>`, as Qwen3, DeepSeek-R1 and the bundled model write it.
+"""Tells thinking from the answer: `<think>...</think>`, as Qwen3, DeepSeek-R1, GLM-4.5, Kimi K2, MiniMax M2 and
+the bundled model write it; Magistral has other tags.
 
 The white space around a tag belongs to the tag, but that behind the last one to an answer which is held to a
 language: it may be part of it.  Some templates write `<think>` into the prompt, and then the text begins with
@@ -16,13 +17,16 @@ START = "<think>"
 END = "</think>"
 
 
-class Qwen3Parser:
+class ThinkParser:
     """Thinking comes first or not at all; a tag amid the answer is a word like any other."""
 
     tags: ClassVar[tuple[str, str] | None] = (START, END)
+    keeps: ClassVar[tuple[str, ...]] = (START, END)
 
     def __init__(self, setting: ParserSetting) -> None:
-        self._is_opened = _is_opened(setting)
+        assert self.tags is not None
+        self._start, self._end = self.tags
+        self._is_opened = self._was_opened(setting)
         self._read_behind = self._read_answer if setting.is_constrained else self._read_answers_start
         self._held = ""
         self._events: list[Event] = []
@@ -44,10 +48,10 @@ class Qwen3Parser:
 
     def _read_start(self) -> bool:
         body = self._held.lstrip()
-        if START.startswith(body):
-            return False if body != START else self._go_on("", self._read_thoughts_start)
-        if body.startswith(START):
-            return self._go_on(body.removeprefix(START), self._read_thoughts_start)
+        if self._start.startswith(body):
+            return False if body != self._start else self._go_on("", self._read_thoughts_start)
+        if body.startswith(self._start):
+            return self._go_on(body.removeprefix(self._start), self._read_thoughts_start)
         if self._is_opened:
             return self._go_on(body, self._read_thoughts_start)
         return self._go_on(self._held, self._read_answer)
@@ -57,13 +61,13 @@ class Qwen3Parser:
         return bool(self._held) and self._go_on(self._held, self._read_thought)
 
     def _read_thought(self) -> bool:
-        at = self._held.find(END)
+        at = self._held.find(self._end)
         if at < 0:
-            safe = self._held[: len(self._held) - overlap(self._held, END)]
+            safe = self._held[: len(self._held) - overlap(self._held, self._end)]
             self._emit(Reasoning, len(safe.rstrip()))
             return False
         self._emit(Reasoning, len(self._held[:at].rstrip()))
-        return self._go_on(self._held.lstrip().removeprefix(END), self._read_behind)
+        return self._go_on(self._held.lstrip().removeprefix(self._end), self._read_behind)
 
     def _read_answers_start(self) -> bool:
         self._held = self._held.lstrip()
@@ -86,8 +90,15 @@ class Qwen3Parser:
         taken, self._events = self._events, []
         return taken
 
+    def _was_opened(self, setting: ParserSetting) -> bool:
+        """Has the prompt begun the thought?  What users write does not count."""
+        continued = setting.continued
+        is_continued = continued.rfind(self._start) > continued.rfind(self._end)
+        return setting.prompt.rstrip().endswith(self._start) or is_continued
 
-def _is_opened(setting: ParserSetting) -> bool:
-    """Has the prompt begun the thought?  What users write does not count."""
-    continued = setting.continued
-    return setting.prompt.rstrip().endswith(START) or continued.rfind(START) > continued.rfind(END)
+
+class MistralThinkParser(ThinkParser):
+    """Magistral's and Ministral's tags, which are special tokens."""
+
+    tags: ClassVar[tuple[str, str] | None] = ("[THINK]", "[/THINK]")
+    keeps: ClassVar[tuple[str, ...]] = ("[THINK]", "[/THINK]")

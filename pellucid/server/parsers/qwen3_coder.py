@@ -1,0 +1,77 @@
+"""Finds the calls of Qwen3-Coder and Qwen3.5: XML within the tags of Hermes.
+
+```
+<tool_call>
+<function=weather>
+<parameter=city>
+Paris
+</parameter>
+</function>
+</tool_call>
+```
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pellucid.server.parsers.base import CallFrame, ParserSetting
+from pellucid.server.parsers.script import NAME, Reading
+from pellucid.server.parsers.typed import TypedParser, parameters_of
+
+START, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+
+
+class Qwen3CoderParser(TypedParser):
+    """The outer tags may be missing, as they often are."""
+
+    frame: ClassVar[CallFrame | None] = CallFrame(
+        f"{START}\n{FUNCTION}NAME>\n",
+        f"\n{FUNCTION_END}\n{END}",
+        "\n",
+        f"{START}\n{FUNCTION}",
+        style="qwen_xml",
+    )
+    keeps: ClassVar[tuple[str, ...]] = (START, END)
+
+    def __init__(self, setting: ParserSetting) -> None:
+        super().__init__()
+        self._tools = setting.tools
+
+    def read(self) -> Reading[None]:
+        while tag := (yield from self._until(START, FUNCTION)):
+            if tag == START:
+                yield from self._skip_space()
+                if not (yield from self._accept(FUNCTION)):
+                    self._give_back()
+                    continue
+            name, _ = yield from self._head(">")
+            if not NAME.fullmatch(name):
+                self._give_back()
+                continue
+            self._start(name)
+            yield from self._parameters(name)
+            yield from self._skip_space()
+            yield from self._accept(END)
+            yield from self._skip_space()
+            self._drop()
+
+    def _parameters(self, function: str) -> Reading[None]:
+        schemas = parameters_of(self._tools, function)
+        self._begin_parameters()
+        while True:
+            yield from self._skip_space()
+            tag = yield from self._accept(PARAMETER, FUNCTION_END, END)
+            if tag != PARAMETER:
+                break
+            key, end = yield from self._head(">")
+            if not end:
+                return
+            if not (yield from self._parameter(key, schemas.get(key), (PARAMETER_END,), "\n")):
+                return
+        if tag == END:
+            self._at -= len(END)
+        if tag:
+            self._end_parameters()
