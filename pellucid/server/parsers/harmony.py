@@ -1,8 +1,8 @@
 """Tells thought, answer and calls apart in the messages that GPT-OSS writes (OpenAI's harmony format).
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`, where the channel
-`analysis` is thinking, `final` the answer, and a message to `functions.NAME` a call of it.  All this markup is
-special tokens.  One parser for both purposes: behind itself it finds nothing more.
+`analysis` is thinking, `final` the answer, and a message to `functions.NAME` a call of it.  All this markup
+is special tokens.  One parser for both purposes: behind itself it finds nothing more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OTHER_TOOL = re.compile(r"\bto=(?!functions\.)")
 
 
 class HarmonyParser(ScriptParser):
-    """What is said on `commentary` to nobody, before calls, is content; what goes to other tools is thinking."""
+    """What is said on `commentary` to nobody, before calls, is content; to other tools, thinking."""
 
     tags: ClassVar[tuple[str, str] | None] = None  # no single token ends what is thought
     frame: ClassVar[CallFrame | None] = None

@@ -1,6 +1,6 @@
 """Finds the calls of Kimi K2, which name themselves: `functions.NAME:NUMBER` is a call's id, too.
 
-`<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{...}` and so on.
+`<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{...}`, and on.
 Its template shows the model the ids of earlier calls, so they are handed out as they are.
 """
 

@@ -1,7 +1,7 @@
 """Parsers as scripts: each tells from top to bottom what its model writes, as if all of the text were there.
 
-`read` is a generator.  Where a script asks for more than has come, it stops and goes on with the next piece, so
-it says the same however a text is cut.
+`read` is a generator.  Where a script asks for more than has come, it stops and goes on with the next piece,
+so it says the same however a text is cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_HEAD = 256  # characters between what opens a call and its arguments
 
 
 class ScriptParser:
-    """What is held begins with what has been read since the last event: `_at` characters, which may be markup.
+    """What is held begins with what was read since the last event: `_at` characters, maybe markup.
 
     `_drop` says that they are, `_give_back` that they are content.
     """
@@ -97,7 +97,7 @@ class ScriptParser:
             yield
 
     def _head(self, *tags: str) -> Reading[tuple[str, str]]:
-        """Read a short text and the first of these tags behind it; two empty texts, and no step, if none is."""
+        """Read a short text and the first of these tags behind it; two empty texts if there is none."""
         while True:
             rest = self._held[self._at :]
             found = [(at, tag) for tag in tags if (at := rest.find(tag)) >= 0]

@@ -1,5 +1,5 @@
-"""Tells thinking from the answer: `<think>...</think>`, as Qwen3, DeepSeek-R1, GLM-4.5, Kimi K2, MiniMax M2 and
-the bundled model write it; Magistral has other tags.
+"""Tells thinking from the answer: `<think>...</think>`, as Qwen3, DeepSeek-R1, GLM-4.5, Kimi K2, MiniMax M2
+and the bundled model write it; Magistral has other tags.
 
 The white space around a tag belongs to the tag, but that behind the last one to an answer which is held to a
 language: it may be part of it.  Some templates write `<think>` into the prompt, and then the text begins with

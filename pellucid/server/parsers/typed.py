@@ -1,4 +1,4 @@
-"""Arguments that a model writes as plain text, between tags: what JSON they are is for the tool's schema to say."""
+"""Arguments that a model writes as plain text, between tags: what JSON they are, the tool's schema says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each family's models write, in their own public form: calls and thoughts are found, whole, cut and broken."""
+"""What each family's models write, in their own form: calls and thoughts are found, whole, cut and broken."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ FORMS = {
     ),
     "minimax_m2": (
         "<minimax:tool_call>\n",
-        '<invoke name="weather">\n<parameter name="city">Paris</parameter>\n<parameter name="days">2</parameter>\n'
-        "</invoke>\n",
+        '<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n',
         '<invoke name="time">\n</invoke>\n', "", "</minimax:tool_call>",
     ),
 }  # fmt: skip
