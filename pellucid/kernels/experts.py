@@ -1,0 +1,602 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Mixtures of gated MLPs: each token's k experts, weighed and added up (Shazeer et al. 2017).
+
+A few tokens are multiplied pair by pair, in two launches: a pair's gate and up in one, and in the other all
+that a token's experts give, added up in registers.  More are sorted by experts first (`sort_pairs`), so that
+an expert's weights are read once for all its tokens, as tiles of rows: gate and up, gated as they leave the
+tensor cores; down, back to the order of pairs; and the sum.  No copy of x is made, its rows are gathered.
+
+A pair is summed up over its inputs in one chain and rounded once, the pairs of a token in the order of falling
+scores in float32, what is added to them last: the same bits in every run.  Experts that no token goes to, and
+tokens that go to nobody, are not read.
+
+Gate and up lie in memory by turns, rows 2i and 2i + 1, so that what is gated lies side by side in a tile.
+
+Legend: T tokens, E experts, k of a token, P = T * k pairs, D model dim, I hidden features of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.language import tl, triton
+from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
+from pellucid.kernels.silu_mul import ACTIVATIONS, activate
+
+FEW_TOKENS = 4  # that are multiplied pair by pair
+MOST_TOKENS = 8192  # that are multiplied at once, which bounds the memory for pairs
+SUM_BLOCK = 1024  # features that a program of the sum adds up
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """act(gate) * up; with a limit min(gate, limit) * sigmoid(alpha * gate) * (1 + clamp(up)) (gpt-oss)."""
+
+    act: str  # one of ACTIVATIONS
+    limit: float | None = None
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """All experts that are here."""
+
+    gate_up: Tensor  # [E, 2 * I, D], gate and up by turns
+    down: Tensor  # [E, D, I]
+    gate_up_bias: Tensor | None = None  # [E, 2 * I]
+    down_bias: Tensor | None = None  # [E, D]
+
+
+class More(NamedTuple):
+    """What is added to the experts' sum: sigmoid(gate) times this, or just this."""
+
+    values: Tensor  # [T, D]
+    gate: Tensor | None = None  # [T, 1]
+
+
+class Tile(NamedTuple):
+    """How a grouped product is cut.  is_swapped: W is the left operand, for few rows."""
+
+    rows: int  # pairs of one expert
+    outs: int
+    step: int  # inputs at a time
+    num_warps: int
+    num_stages: int
+    is_swapped: bool
+    is_boxed: bool = False  # the TMA unit copies W
+
+
+def mix_experts(
+    x: Tensor,
+    chosen: Chosen,
+    experts: ExpertWeights,
+    gating: Gating,
+    *,
+    weighs_input: bool = False,
+    more: More | None = None,
+) -> Tensor:
+    """x [T, D] -> [T, D].  weighs_input: an expert's input is times its weight, not what it gives."""
+    if len(x) > MOST_TOKENS:
+        return in_slices(x, chosen, experts, gating, weighs_input=weighs_input, more=more)
+    if len(x) <= FEW_TOKENS:
+        hidden = gate_up_of_few(x, chosen, experts, gating, weighs_input=weighs_input)
+        return down_of_few(hidden, chosen, experts, weighs_input=weighs_input, more=more)
+    rows = rows_for(chosen.ids.numel(), len(experts.down))
+    places = sort_pairs(chosen, len(experts.down), rows)
+    up, down = tiles_for(rows, x.itemsize)
+    hidden = grouped_gate_up(x, chosen, places, experts, gating, up, weighs_input=weighs_input)
+    pairs = grouped_down(hidden, chosen, places, experts, down)
+    return sum_pairs(pairs, chosen, len(experts.down), weighs_input=weighs_input, more=more)
+
+
+def in_slices(
+    x: Tensor,
+    chosen: Chosen,
+    experts: ExpertWeights,
+    gating: Gating,
+    *,
+    weighs_input: bool,
+    more: More | None,
+) -> Tensor:
+    """`mix_experts` of more tokens than are multiplied at once."""
+    out = []
+    for first in range(0, len(x), MOST_TOKENS):
+        part = slice(first, first + MOST_TOKENS)
+        those = Chosen(chosen.ids[part], chosen.weights[part])
+        also = None if more is None else More(*(t if t is None else t[part] for t in more))
+        out.append(mix_experts(x[part], those, experts, gating, weighs_input=weighs_input, more=also))
+    return torch.cat(out)
+
+
+def mix_experts_ref(
+    x: Tensor,
+    chosen: Chosen,
+    experts: ExpertWeights,
+    gating: Gating,
+    *,
+    weighs_input: bool = False,
+    more: More | None = None,
+) -> Tensor:
+    """The same in plain torch, expert by expert of those that are hit: what CPUs run."""
+    num_here, top_k = len(experts.down), chosen.ids.shape[1]
+    pairs = x.new_zeros(len(x) * top_k, x.shape[1])
+    ids, weights = chosen.ids.flatten(), chosen.weights.flatten()
+    for expert in ids.unique().tolist():
+        if expert == num_here:
+            continue
+        mine = (ids == expert).nonzero()[:, 0]
+        inputs = x[mine // top_k]
+        if weighs_input:
+            inputs = (inputs.float() * weights[mine, None]).to(x.dtype)
+        hidden = gate_ref(F.linear(inputs, experts.gate_up[expert], row_of(experts.gate_up_bias, expert)), gating)
+        pairs[mine] = F.linear(hidden, experts.down[expert], row_of(experts.down_bias, expert))
+    return sum_pairs_ref(pairs.view(-1, top_k, x.shape[1]), chosen, weighs_input=weighs_input, more=more)
+
+
+def row_of(biases: Tensor | None, expert: int) -> Tensor | None:
+    return None if biases is None else biases[expert]
+
+
+def gate_ref(gate_up: Tensor, gating: Gating) -> Tensor:
+    """[..., 2 * I], gate and up by turns -> [..., I]."""
+    gate, up = gate_up[..., 0::2], gate_up[..., 1::2]
+    if gating.limit is None:
+        return ACTIVATIONS[gating.act](gate) * up
+    gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    return gate * torch.sigmoid(gating.alpha * gate) * (up + 1)
+
+
+def sum_pairs_ref(pairs: Tensor, chosen: Chosen, *, weighs_input: bool, more: More | None) -> Tensor:
+    """pairs [T, k, D], zeros where they are nobody's -> [T, D]."""
+    total = pairs.new_zeros(pairs.shape[0], pairs.shape[2], dtype=torch.float32)
+    for j in range(pairs.shape[1]):
+        part = pairs[:, j].float()
+        total = total + (part if weighs_input else part * chosen.weights[:, j, None])
+    if more is not None:
+        factor = 1.0 if more.gate is None else more.gate.float().sigmoid()
+        total = total + more.values.float() * factor
+    return total.to(pairs.dtype)
+
+
+def gate_up_of_few(
+    x: Tensor, chosen: Chosen, experts: ExpertWeights, gating: Gating, *, weighs_input: bool
+) -> Tensor:
+    """x [T, D] -> [P, I], pair by pair."""
+    num_experts, num_out, num_in = experts.gate_up.shape
+    hidden = x.new_empty(chosen.ids.numel(), num_out // 2)
+    assert x.stride(1) == 1 and experts.gate_up.is_contiguous(), x.stride()
+    if len(hidden):
+        outs = FEW.outs
+        few_gate_up_kernel[(len(hidden), triton.cdiv(num_out // 2, outs))](
+            x,
+            experts.gate_up,
+            experts.gate_up_bias,
+            chosen.ids,
+            chosen.weights,
+            hidden,
+            x.stride(0),
+            num_experts,
+            gating.limit or 0.0,
+            gating.alpha,
+            NUM_OUT=num_out,
+            NUM_IN=num_in,
+            TOP_K=chosen.ids.shape[1],
+            ACT=gating.act if gating.limit is None else None,
+            WEIGHS=weighs_input,
+            OUTS=outs,
+            STEP=min(FEW.step, triton.next_power_of_2(num_in)),
+            num_warps=FEW.num_warps,
+            **dependent(),
+        )
+    return hidden
+
+
+def down_of_few(
+    hidden: Tensor, chosen: Chosen, experts: ExpertWeights, *, weighs_input: bool, more: More | None
+) -> Tensor:
+    """hidden [P, I], pair by pair -> [T, D]."""
+    num_experts, num_out, num_in = experts.down.shape
+    num_tokens, top_k = chosen.ids.shape
+    out = hidden.new_empty(num_tokens, num_out)
+    assert experts.down.is_contiguous() and hidden.is_contiguous()
+    if num_tokens:
+        few_down_kernel[(num_tokens, triton.cdiv(num_out, FEW_DOWN.outs))](
+            hidden,
+            experts.down,
+            experts.down_bias,
+            chosen.ids,
+            chosen.weights,
+            *pointers_of(more),
+            out,
+            num_experts,
+            0 if more is None else more.values.stride(0),
+            NUM_OUT=num_out,
+            NUM_IN=num_in,
+            TOP_K=top_k,
+            WEIGHS=not weighs_input,
+            OUTS=FEW_DOWN.outs,
+            STEP=min(FEW_DOWN.step, triton.next_power_of_2(num_in)),
+            num_warps=FEW_DOWN.num_warps,
+            **dependent(),
+        )
+    return out
+
+
+def pointers_of(more: More | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if more is None else (more.values, more.gate)
+
+
+def grouped_gate_up(
+    x: Tensor,
+    chosen: Chosen,
+    places: Sorted,
+    experts: ExpertWeights,
+    gating: Gating,
+    tile: Tile,
+    *,
+    weighs_input: bool,
+) -> Tensor:
+    """x [T, D] -> [P, I], in the order of `places`."""
+    hidden = x.new_empty(chosen.ids.numel(), experts.gate_up.shape[1] // 2)
+    assert x.stride(1) == 1, x.stride()
+    weights = chosen.weights if weighs_input else None
+    return grouped(
+        x, experts.gate_up, experts.gate_up_bias, weights, chosen, places, hidden, tile, gating=gating
+    )
+
+
+def grouped_down(
+    hidden: Tensor, chosen: Chosen, places: Sorted, experts: ExpertWeights, tile: Tile
+) -> Tensor:
+    """hidden [P, I] in the order of `places` -> [P, D], pair by pair; what is nobody's stays garbage."""
+    pairs = hidden.new_empty(len(hidden), experts.down.shape[1])
+    return grouped(hidden, experts.down, experts.down_bias, None, chosen, places, pairs, tile)
+
+
+def grouped(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    chosen: Chosen,
+    places: Sorted,
+    out: Tensor,
+    tile: Tile,
+    *,
+    gating: Gating | None = None,
+) -> Tensor:
+    """Every pair's row times its expert's W [E, N, K].
+
+    gating: x has a row for each token, and `out` is in the order of `places`; None: the other way round.
+    """
+    num_experts, num_out, num_in = weight.shape
+    assert weight.is_contiguous() and out.is_contiguous() and x.shape[1] == num_in, (x.shape, weight.shape)
+    if len(places.tiles):
+        step = min(tile.step, max(16, triton.next_power_of_2(num_in)))
+        grouped_kernel[(len(places.tiles) * triton.cdiv(num_out, tile.outs),)](
+            x,
+            boxes_of(weight, tile.outs, step) if tile.is_boxed else weight,
+            bias,
+            weights,
+            places.order,
+            places.starts,
+            places.tiles,
+            out,
+            x.stride(0),
+            num_experts,
+            0.0 if gating is None else gating.limit or 0.0,
+            1.0 if gating is None else gating.alpha,
+            NUM_OUT=num_out,
+            NUM_IN=num_in,
+            TOP_K=chosen.ids.shape[1],
+            GATED=gating is not None,
+            ACT=None if gating is None or gating.limit is not None else gating.act,
+            ROWS=tile.rows,
+            OUTS=tile.outs,
+            STEP=step,
+            SWAPPED=tile.is_swapped,
+            BOXED=tile.is_boxed,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **dependent(),
+        )
+    return out
+
+
+def boxes_of(weight: Tensor, outs: int, step: int) -> Any:
+    """W [E, N, K] as one matrix, for copies by the TMA unit."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(weight.view(-1, weight.shape[2]), [outs, step])
+
+
+def sum_pairs(
+    pairs: Tensor, chosen: Chosen, num_experts: int, *, weighs_input: bool, more: More | None
+) -> Tensor:
+    """pairs [P, D] -> [T, D]."""
+    num_tokens, top_k = chosen.ids.shape
+    dim = pairs.shape[1]
+    out = pairs.new_empty(num_tokens, dim)
+    block = min(SUM_BLOCK, triton.next_power_of_2(dim))
+    if num_tokens:
+        sum_pairs_kernel[(num_tokens, triton.cdiv(dim, block))](
+            pairs,
+            chosen.ids,
+            chosen.weights,
+            *pointers_of(more),
+            out,
+            num_experts,
+            0 if more is None else more.values.stride(0),
+            DIM=dim,
+            TOP_K=top_k,
+            WEIGHS=not weighs_input,
+            BLOCK=block,
+            num_warps=4,
+            **dependent(),
+        )
+    return out
+
+
+FEW = Tile(1, 8, 512, 4, 1, is_swapped=False)  # outs: gated ones, of two rows of W each
+FEW_DOWN = Tile(1, 8, 1024, 4, 1, is_swapped=False)
+
+
+def rows_for(num_pairs: int, num_experts: int) -> int:
+    """Rows of a tile: twice what an expert has on average, so that most of them have one tile."""
+    average = max(1, -(-num_pairs // num_experts))
+    return min(128, max(16, 1 << (2 * average - 1).bit_length()))
+
+
+def tiles_for(rows: int, itemsize: int) -> tuple[Tile, Tile]:
+    """How gate_up and down are cut for tiles of so many rows."""
+    tiles = TILES[rows]
+    if itemsize > 2:  # in float32 the same take twice the room, and registers
+        return tuple(t._replace(step=32, outs=min(64, t.outs), num_stages=2) for t in tiles)  # type: ignore[return-value]
+    return tiles
+
+
+TILES: dict[int, tuple[Tile, Tile]] = {
+    16: (Tile(16, 64, 128, 4, 4, is_swapped=True), Tile(16, 64, 128, 4, 4, is_swapped=True)),
+    32: (Tile(32, 64, 128, 4, 4, is_swapped=True), Tile(32, 64, 128, 4, 4, is_swapped=True)),
+    64: (Tile(64, 128, 64, 4, 4, is_swapped=True), Tile(64, 128, 64, 4, 4, is_swapped=True)),
+    128: (Tile(128, 256, 64, 8, 3, is_swapped=False), Tile(128, 256, 64, 8, 3, is_swapped=False)),
+}
+
+
+@triton.jit
+def gated(gate, up, limit, alpha, ACT: tl.constexpr):
+    """As `gate_ref`, in float32.  ACT None: with a limit."""
+    if ACT is None:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        y = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+    else:
+        y = activate(gate, ACT) * up
+    return y
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def few_gate_up_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    x_stride,
+    num_experts,
+    limit,
+    alpha,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ACT: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a pair and block of gated outputs."""
+    let_next_start(DEPENDENT)
+    pair, block = tl.program_id(0), tl.program_id(1)
+    row = block * 2 * OUTS + tl.arange(0, 2 * OUTS)
+    k = tl.arange(0, STEP)
+    wait(DEPENDENT)
+    expert = tl.load(ids_ptr + pair).to(tl.int64)
+    if expert < num_experts:
+        x_at = x_ptr + (pair // TOP_K).to(tl.int64) * x_stride + k
+        w_at = weight_ptr + expert * NUM_OUT * NUM_IN + row[:, None] * NUM_IN + k[None, :]
+        sums = tl.zeros((2 * OUTS, STEP), tl.float32)
+        for start in tl.static_range(0, NUM_IN, STEP):
+            inside = start + k < NUM_IN
+            x = tl.load(x_at + start, mask=inside, other=0.0).to(tl.float32)
+            w = tl.load(w_at + start, mask=(row < NUM_OUT)[:, None] & inside[None, :], other=0.0)
+            sums += w.to(tl.float32) * x[None, :]
+        y = tl.sum(sums, 1)
+        if WEIGHS:
+            y *= tl.load(weights_ptr + pair)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + expert * NUM_OUT + row, mask=row < NUM_OUT, other=0.0).to(tl.float32)
+        gate, up = tl.split(y.reshape(OUTS, 2))
+        out = block * OUTS + tl.arange(0, OUTS)
+        hidden = gated(gate, up, limit, alpha, ACT)
+        at = out_ptr + pair.to(tl.int64) * (NUM_OUT // 2) + out
+        tl.store(at, hidden.to(out_ptr.dtype.element_ty), mask=out < NUM_OUT // 2)
+
+
+@triton.jit
+def plus_more(total, token, column, inside, more_ptr, more_gate_ptr, more_stride):
+    """`total` and what `More` has of these features of a token."""
+    if more_ptr is not None:
+        more = tl.load(more_ptr + token * more_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if more_gate_ptr is not None:
+            more = more / (1.0 + tl.exp(-tl.load(more_gate_ptr + token).to(tl.float32)))
+        total += more
+    return total
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def few_down_kernel(
+    hidden_ptr,
+    weight_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    more_ptr,
+    more_gate_ptr,
+    out_ptr,
+    num_experts,
+    more_stride,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a token and block of outputs: all its experts'."""
+    let_next_start(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    k = tl.arange(0, STEP)
+    wait(DEPENDENT)
+    dtype = out_ptr.dtype.element_ty
+    total = tl.zeros((OUTS,), tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = token * TOP_K + j
+        expert = tl.load(ids_ptr + pair).to(tl.int64)
+        num_in = tl.where(expert < num_experts, NUM_IN, 0)
+        w_at = weight_ptr + expert * NUM_OUT * NUM_IN + column[:, None] * NUM_IN + k[None, :]
+        sums = tl.zeros((OUTS, STEP), tl.float32)
+        for start in tl.static_range(0, NUM_IN, STEP):
+            inside = start + k < num_in
+            h = tl.load(hidden_ptr + pair * NUM_IN + start + k, mask=inside, other=0.0).to(tl.float32)
+            w = tl.load(w_at + start, mask=(column < NUM_OUT)[:, None] & inside[None, :], other=0.0)
+            sums += w.to(tl.float32) * h[None, :]
+        y = tl.sum(sums, 1)
+        if bias_ptr is not None:
+            mask = column < tl.where(expert < num_experts, NUM_OUT, 0)
+            y += tl.load(bias_ptr + expert * NUM_OUT + column, mask=mask, other=0.0).to(tl.float32)
+        y = y.to(dtype).to(tl.float32)
+        total += y * tl.load(weights_ptr + pair) if WEIGHS else y
+    total = plus_more(total, token, column, column < NUM_OUT, more_ptr, more_gate_ptr, more_stride)
+    tl.store(out_ptr + token * NUM_OUT + column, total.to(dtype), mask=column < NUM_OUT)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def grouped_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    weights_ptr,  # [P], what x is to be times, or None
+    order_ptr,
+    starts_ptr,
+    tiles_ptr,
+    out_ptr,
+    x_stride,
+    num_experts,
+    limit,
+    alpha,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    BOXED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a tile of pairs and block of outputs; the blocks of a tile are neighbours."""
+    let_next_start(DEPENDENT)
+    num_blocks = tl.cdiv(NUM_OUT, OUTS)
+    tile, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    wait(DEPENDENT)
+    expert = tl.load(tiles_ptr + 2 * tile)
+    if expert < num_experts:
+        place = tl.load(tiles_ptr + 2 * tile + 1) + tl.arange(0, ROWS)
+        known = place < tl.load(starts_ptr + expert + 1)
+        pair = tl.load(order_ptr + place, mask=known, other=0)
+        column, k = block * OUTS + tl.arange(0, OUTS), tl.arange(0, STEP)
+        x_row = pair // TOP_K if GATED else place
+        x_at = x_ptr + x_row.to(tl.int64)[:, None] * x_stride + k[None, :]
+        if not BOXED:
+            first = expert.to(tl.int64) * NUM_OUT
+            w_at = weight_ptr + (first + column)[:, None] * NUM_IN + k[None, :]
+        WHOLE_OUTS: tl.constexpr = NUM_OUT % OUTS == 0
+        WHOLE_STEPS: tl.constexpr = NUM_IN % STEP == 0
+        y = tl.zeros((OUTS, ROWS) if SWAPPED else (ROWS, OUTS), tl.float32)
+        for start in range(0, NUM_IN, STEP):
+            inside = start + k < NUM_IN
+            if BOXED:  # outputs beyond the last one are the next expert's, and not stored
+                w = weight_ptr.load([expert * NUM_OUT + block * OUTS, start])
+            elif WHOLE_OUTS and WHOLE_STEPS:
+                w = tl.load(w_at + start)
+            else:
+                w = tl.load(w_at + start, mask=(column < NUM_OUT)[:, None] & inside[None, :], other=0.0)
+            x = tl.load(x_at + start, mask=known[:, None] & inside[None, :], other=0.0)
+            if SWAPPED:
+                y = tl.dot(w, x.T, y, input_precision="ieee")
+            else:
+                y = tl.dot(x, w.T, y, input_precision="ieee")
+        if SWAPPED:
+            y = y.T
+        if weights_ptr is not None:
+            y *= tl.load(weights_ptr + pair, mask=known, other=0.0)[:, None]
+        if bias_ptr is not None:
+            bias = tl.load(bias_ptr + expert * NUM_OUT + column, mask=column < NUM_OUT, other=0.0)
+            y += bias.to(tl.float32)[None, :]
+        dtype = out_ptr.dtype.element_ty
+        if GATED:
+            gate, up = tl.split(y.reshape(ROWS, OUTS // 2, 2))
+            hidden = gated(gate, up, limit, alpha, ACT)
+            out = block * (OUTS // 2) + tl.arange(0, OUTS // 2)
+            at = out_ptr + place.to(tl.int64)[:, None] * (NUM_OUT // 2) + out[None, :]
+            tl.store(at, hidden.to(dtype), mask=known[:, None] & (out < NUM_OUT // 2)[None, :])
+        else:
+            at = out_ptr + pair.to(tl.int64)[:, None] * NUM_OUT + column[None, :]
+            tl.store(at, y.to(dtype), mask=known[:, None] & (column < NUM_OUT)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def sum_pairs_kernel(
+    pairs_ptr,
+    ids_ptr,
+    weights_ptr,
+    more_ptr,
+    more_gate_ptr,
+    out_ptr,
+    num_experts,
+    more_stride,
+    DIM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a token and block of features."""
+    let_next_start(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < DIM
+    wait(DEPENDENT)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = token * TOP_K + j
+        dim = tl.where(tl.load(ids_ptr + pair) < num_experts, DIM, 0)
+        part = tl.load(pairs_ptr + pair * DIM + column, mask=column < dim, other=0.0).to(tl.float32)
+        total += part * tl.load(weights_ptr + pair) if WEIGHS else part
+    total = plus_more(total, token, column, inside, more_ptr, more_gate_ptr, more_stride)
+    tl.store(out_ptr + token * DIM + column, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,363 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Which experts each token goes to, and the tokens of each expert side by side.
+
+A *pair* is a token and one of its experts, number token * k + j.  `route` chooses and weighs; `sort_pairs`
+puts the pairs in order of their experts, those of one expert by number, and cuts them into tiles.  One program
+an expert counts and places its own pairs, so nothing is added up by atomics, and the same tokens have the same
+order in every run.  All shapes follow from the number of tokens alone, as recorded graphs need it.
+
+Legend: T tokens, E experts, k chosen of a token, P = T * k pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.language import tl, triton
+from pellucid.kernels.noise import PRIME, keys_ref, uniform
+
+BLOCK = 1024  # pairs that a program counts at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How experts are chosen and weighed.
+
+    Softmax over the chosen ones is softmax over all of them, renormalised.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True  # weights add up to 1, before they are scaled
+    scale: float = 1.0
+    floor: float = 0.0  # added to the sum that weights are divided by
+    groups: int = 1  # of experts side by side
+    top_groups: int = 1  # of which experts may be chosen
+    group_score: Literal["max", "top2"] = "max"  # a group's best score, or the sum of its two best
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which experts are here: `num` from `first` on."""
+
+    first: int
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Choose by chance instead: what models with random weights do when their speed is measured."""
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int64
+    salt: int  # of the layer
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Of each token, in the order of falling scores."""
+
+    ids: Tensor  # [T, k] int32, numbers among the experts that are here; their number: nobody here
+    weights: Tensor  # [T, k] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The pairs by experts."""
+
+    order: Tensor  # [P] int32, pairs by (expert, number); behind those that are anybody's, garbage
+    starts: Tensor  # [E + 1] int32, where each expert's begin in `order`, and where the last one's end
+    tiles: Tensor  # [most tiles, 2] int32: an expert, and where in `order`; behind the last one E: nobody's
+
+
+def route(
+    logits: Tensor,
+    routing: Routing,
+    share: Share,
+    *,
+    bias: Tensor | None = None,
+    end: Tensor | None = None,
+    uniform: Uniform | None = None,
+) -> Chosen:
+    """logits [T, E].  bias [E] float32: to choose by, not to weigh with.
+
+    end: one integer; tokens from this number on are padding, which goes to nobody.
+    """
+    num_tokens, num_experts = logits.shape
+    assert num_experts == routing.num_experts and logits.stride(1) == 1, logits.shape
+    ids = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=logits.device)
+    if num_tokens:
+        route_kernel[(num_tokens,)](
+            logits,
+            bias,
+            end,
+            None if uniform is None else uniform.token_ids,
+            None if uniform is None else uniform.positions,
+            ids,
+            weights,
+            logits.stride(0),
+            0 if uniform is None else uniform.salt,
+            share.first,
+            share.num,
+            routing.scale,
+            routing.floor,
+            E=num_experts,
+            E_PADDED=triton.next_power_of_2(num_experts),
+            TOP_K=routing.top_k,
+            K_PADDED=triton.next_power_of_2(routing.top_k),
+            SIGMOID=routing.score == "sigmoid",
+            RENORMALISE=routing.renormalise,
+            GROUPS=routing.groups,
+            TOP_GROUPS=routing.top_groups,
+            TOP2=routing.group_score == "top2",
+            num_warps=1 if num_experts <= 128 else 2,
+            **dependent(),
+        )
+    return Chosen(ids, weights)
+
+
+def route_ref(
+    logits: Tensor,
+    routing: Routing,
+    share: Share,
+    *,
+    bias: Tensor | None = None,
+    end: Tensor | None = None,
+    uniform: Uniform | None = None,
+) -> Chosen:
+    """The same in plain torch: what CPUs run."""
+    logits = logits.float() if uniform is None else chances_ref(uniform, routing.num_experts)
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    liking = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        liking = in_best_groups_ref(liking, routing)
+    ids = liking.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = scores.gather(1, ids)
+    if routing.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.floor)
+    here = ids - share.first
+    nobody = (here < 0) | (here >= share.num)
+    if end is not None:
+        nobody |= (torch.arange(len(ids), device=ids.device) >= end)[:, None]
+    return Chosen(here.masked_fill(nobody, share.num).int(), weights * routing.scale)
+
+
+def chances_ref(uniform: Uniform, num_experts: int) -> Tensor:
+    """Numbers on [0, 1) in the place of logits, float32 [T, E]."""
+    purposes = torch.arange(num_experts, device=uniform.positions.device)[:, None]
+    seeds = uniform.token_ids.long() + uniform.salt * SALT.value
+    hashed = keys_ref(seeds, uniform.positions, purposes) * PRIME.value
+    return (hashed.float().abs() * 2.0**-63).T.contiguous()
+
+
+def in_best_groups_ref(liking: Tensor, routing: Routing) -> Tensor:
+    """liking [T, E], -inf outside of each token's best groups."""
+    by_group = liking.unflatten(1, (routing.groups, -1))
+    best = by_group.topk(min(2 if routing.group_score == "top2" else 1, by_group.shape[-1]), -1).values.sum(-1)
+    chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
+    is_open = torch.zeros_like(best, dtype=torch.bool).scatter_(1, chosen, value=True)
+    return by_group.masked_fill(~is_open[:, :, None], float("-inf")).flatten(1)
+
+
+def most_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
+    """So many tiles hold any pairs of any experts: each expert has at most one that is not full."""
+    return min(num_pairs, num_pairs // tile + num_experts)
+
+
+def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
+    """Order the pairs of so many experts, and cut each expert's into tiles of `tile`."""
+    ids = chosen.ids
+    num_pairs, device = ids.numel(), ids.device
+    num_tiles = most_tiles(num_pairs, num_experts, tile)
+    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
+    tiles = torch.empty((num_tiles, 2), dtype=torch.int32, device=device)
+    assert ids.is_contiguous()
+    if num_pairs:
+        sort_kernel[(num_experts + 1,)](
+            ids,
+            order,
+            starts,
+            tiles,
+            num_pairs,
+            num_tiles,
+            E=num_experts,
+            E_PADDED=triton.next_power_of_2(num_experts + 1),
+            TILE=tile,
+            BLOCK=min(BLOCK, max(32, triton.next_power_of_2(num_pairs))),
+            num_warps=4,
+            **dependent(),
+        )
+    return Sorted(order, starts, tiles)
+
+
+def sort_pairs_ref(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
+    """The same in plain torch."""
+    ids = chosen.ids.flatten()
+    order = ids.sort(stable=True).indices.int()
+    counts = torch.bincount(ids, minlength=num_experts + 1)[:num_experts]
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    tiles = torch.full((most_tiles(len(ids), num_experts, tile), 2), num_experts)
+    row = 0
+    for expert, (first, last) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
+        for at in range(first, last, tile):
+            tiles[row] = torch.tensor([expert, at])
+            row += 1
+    tiles[row:, 1] = 0
+    return Sorted(order, starts.int(), tiles.int())
+
+
+SALT = tl.constexpr(1 << 32)  # above all token ids
+NEVER = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def best_of(values):
+    """(largest, its place), the first one if there are several."""
+    return tl.max(values, 0), tl.argmax(values, 0)
+
+
+@triton.jit
+def in_best_groups(
+    liking, expert, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr
+):
+    """As `in_best_groups_ref`, of one token."""
+    SIZE: tl.constexpr = E // GROUPS
+    group = expert // SIZE
+    scores = tl.full(expert.shape, NEVER, tl.float32)  # of group g at place g
+    for g in tl.static_range(GROUPS):
+        members = tl.where(group == g, liking, NEVER)
+        score, place = best_of(members)
+        if TOP2 and SIZE > 1:
+            score += tl.max(tl.where(expert == place, NEVER, members), 0)
+        scores = tl.where(expert == g, score, scores)
+    is_open = expert < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        _, best = best_of(scores)
+        is_open = is_open | (group == best)
+        scores = tl.where(expert == best, NEVER, scores)
+    return tl.where(is_open, liking, NEVER)
+
+
+@triton.jit(do_not_specialize=["salt", "first", "num_here"])
+def route_kernel(
+    logits_ptr,
+    bias_ptr,  # [E] or None
+    end_ptr,  # one integer, or None
+    token_ids_ptr,  # [T], or None: choose by logits
+    positions_ptr,  # [T]
+    ids_ptr,
+    weights_ptr,
+    stride,
+    salt,
+    first,
+    num_here,
+    scale,
+    floor,
+    E: tl.constexpr,
+    E_PADDED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a token."""
+    let_next_start(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, E_PADDED)
+    place = tl.arange(0, K_PADDED)
+    inside = expert < E
+    bias = tl.load(bias_ptr + expert, mask=inside, other=0.0) if bias_ptr is not None else 0.0
+    wait(DEPENDENT)
+    if token_ids_ptr is None:
+        logits = tl.load(logits_ptr + token * stride + expert, mask=inside, other=NEVER).to(tl.float32)
+    else:
+        seed = tl.load(token_ids_ptr + token).to(tl.int64) + salt.to(tl.int64) * SALT
+        chance = uniform(seed, tl.load(positions_ptr + token), expert.to(tl.int64))
+        logits = tl.where(inside, chance, NEVER)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        powers = tl.exp(logits - tl.max(logits, 0))
+        scores = powers / tl.sum(powers, 0)
+    liking = tl.where(inside, scores + bias, NEVER)
+    if GROUPS > 1:
+        liking = in_best_groups(liking, expert, E, GROUPS, TOP_GROUPS, TOP2)
+    ids = tl.zeros((K_PADDED,), tl.int32)
+    weights = tl.zeros((K_PADDED,), tl.float32)
+    for j in tl.static_range(TOP_K):
+        _, best = best_of(liking)
+        score = tl.sum(tl.where(expert == best, scores, 0.0), 0)
+        ids = tl.where(place == j, best, ids)
+        weights = tl.where(place == j, score, weights)
+        liking = tl.where(expert == best, NEVER, liking)
+    if RENORMALISE:
+        weights = weights / (tl.sum(weights, 0) + floor)
+    here = ids - first
+    here = tl.where((here >= 0) & (here < num_here), here, num_here)
+    if end_ptr is not None:
+        here = tl.where(token < tl.load(end_ptr), here, num_here)
+    tl.store(ids_ptr + token * TOP_K + place, here, mask=place < TOP_K)
+    tl.store(weights_ptr + token * TOP_K + place, weights * scale, mask=place < TOP_K)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def sort_kernel(
+    ids_ptr,
+    order_ptr,
+    starts_ptr,
+    tiles_ptr,
+    num_pairs,
+    num_tiles,
+    E: tl.constexpr,
+    E_PADDED: tl.constexpr,  # with nobody
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program an expert, and the last one for the tiles that are nobody's."""
+    let_next_start(DEPENDENT)
+    mine = tl.program_id(0)
+    expert, lane = tl.arange(0, E_PADDED), tl.arange(0, BLOCK)
+    wait(DEPENDENT)
+    counts = tl.zeros((E_PADDED,), tl.int32)
+    for begin in range(0, num_pairs, BLOCK):
+        inside = begin + lane < num_pairs
+        ids = tl.load(ids_ptr + begin + lane, mask=inside, other=E)
+        counts += tl.histogram(ids, E_PADDED)
+    before = expert < mine
+    start = tl.sum(tl.where(before, counts, 0), 0)
+    tile = tl.sum(tl.where(before, (counts + TILE - 1) // TILE, 0), 0)
+    tl.store(starts_ptr + mine, start)
+    if mine == E:
+        for begin in range(tile, num_tiles, BLOCK):
+            at = begin + lane
+            tl.store(tiles_ptr + 2 * at, E, mask=at < num_tiles)
+            tl.store(tiles_ptr + 2 * at + 1, 0, mask=at < num_tiles)
+    else:
+        count = tl.sum(tl.where(expert == mine, counts, 0), 0)
+        for begin in range(0, count, BLOCK * TILE):
+            at = begin + lane * TILE
+            tl.store(tiles_ptr + 2 * (tile + at // TILE), mine, mask=at < count)
+            tl.store(tiles_ptr + 2 * (tile + at // TILE) + 1, start + at, mask=at < count)
+        if count > 0:
+            for begin in range(0, num_pairs, BLOCK):
+                inside = begin + lane < num_pairs
+                is_mine = (tl.load(ids_ptr + begin + lane, mask=inside, other=E) == mine).to(tl.int32)
+                place = start + tl.cumsum(is_mine, 0) - 1
+                tl.store(order_ptr + place, begin + lane, mask=is_mine != 0)
+                start += tl.sum(is_mine, 0)
