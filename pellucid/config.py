@@ -139,6 +139,9 @@ class ParallelConfig:
     pipeline_split: str | Sequence[int] | None = option(
         None, "layers of each pipeline stage, as 10,18; default as equal as can be"
     )
+    enable_expert_parallel: bool = option(
+        False, "GPUs that share each layer have whole experts, not slices of all of them"
+    )
     data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
     worker_timeout: float = option(
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"

@@ -9,9 +9,9 @@ that a token's experts give, added up in registers.  More are sorted by experts 
 an expert's weights are read once for all its tokens, as tiles of rows: gate and up, gated as they leave the
 tensor cores; down, back to the order of pairs; and the sum.  No copy of x is made, its rows are gathered.
 
-A pair is summed up over its inputs in one chain and rounded once, the pairs of a token in the order of falling
-scores in float32, what is added to them last: the same bits in every run.  Experts that no token goes to, and
-tokens that go to nobody, are not read.
+A pair is summed up over its inputs in one chain and rounded once, the pairs of a token in the order of
+falling scores in float32, what is added to them last: the same bits in every run.  Experts that no token goes
+to are not read, nor are any for tokens that go to nobody.
 
 Gate and up lie in memory by turns, rows 2i and 2i + 1, so that what is gated lies side by side in a tile.
 
@@ -137,7 +137,9 @@ def mix_experts_ref(
         inputs = x[mine // top_k]
         if weighs_input:
             inputs = (inputs.float() * weights[mine, None]).to(x.dtype)
-        hidden = gate_ref(F.linear(inputs, experts.gate_up[expert], row_of(experts.gate_up_bias, expert)), gating)
+        hidden = gate_ref(
+            F.linear(inputs, experts.gate_up[expert], row_of(experts.gate_up_bias, expert)), gating
+        )
         pairs[mine] = F.linear(hidden, experts.down[expert], row_of(experts.down_bias, expert))
     return sum_pairs_ref(pairs.view(-1, top_k, x.shape[1]), chosen, weighs_input=weighs_input, more=more)
 

@@ -5,9 +5,9 @@
 """Which experts each token goes to, and the tokens of each expert side by side.
 
 A *pair* is a token and one of its experts, number token * k + j.  `route` chooses and weighs; `sort_pairs`
-puts the pairs in order of their experts, those of one expert by number, and cuts them into tiles.  One program
-an expert counts and places its own pairs, so nothing is added up by atomics, and the same tokens have the same
-order in every run.  All shapes follow from the number of tokens alone, as recorded graphs need it.
+puts the pairs in order of their experts, those of one expert by number, and cuts them into tiles.  One
+program an expert counts and places its own pairs, so no atomics add anything up, and the same tokens have the
+same order in every run.  All shapes follow from the number of tokens alone, as recorded graphs need it.
 
 Legend: T tokens, E experts, k chosen of a token, P = T * k pairs.
 """
@@ -163,7 +163,9 @@ def chances_ref(uniform: Uniform, num_experts: int) -> Tensor:
 def in_best_groups_ref(liking: Tensor, routing: Routing) -> Tensor:
     """liking [T, E], -inf outside of each token's best groups."""
     by_group = liking.unflatten(1, (routing.groups, -1))
-    best = by_group.topk(min(2 if routing.group_score == "top2" else 1, by_group.shape[-1]), -1).values.sum(-1)
+    best = by_group.topk(min(2 if routing.group_score == "top2" else 1, by_group.shape[-1]), -1).values.sum(
+        -1
+    )
     chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
     is_open = torch.zeros_like(best, dtype=torch.bool).scatter_(1, chosen, value=True)
     return by_group.masked_fill(~is_open[:, :, None], float("-inf")).flatten(1)

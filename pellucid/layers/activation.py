@@ -19,6 +19,8 @@ class Act:
     """The activation of a gated MLP.  name: config.json's."""
 
     name: str
+    limit: float | None = None  # of gates from above and of what they open both ways: see kernels/experts.py
+    alpha: float = 1.0  # of the sigmoid, with a limit
 
     @property
     def kernel(self) -> str:

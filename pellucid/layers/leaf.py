@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.kernels.experts import mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
@@ -20,6 +21,7 @@ from pellucid.kernels.rms_norm import (
     add_rms_norm_fp8_ref,
     add_rms_norm_ref,
 )
+from pellucid.kernels.routing import Chosen, route, route_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
@@ -34,10 +36,14 @@ class Leaf:
     gated: Callable[[Tensor, str], Tensor]  # see silu_mul
     add_norm_fp8: AddNormFp8
     gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
+    route: Callable[..., Chosen]  # see route
+    mix: Callable[..., Tensor]  # see mix_experts
 
 
-PLAIN = Leaf(add_rms_norm_ref, silu_mul_ref, add_rms_norm_fp8_ref, silu_mul_fp8_ref)
-FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8)
+PLAIN = Leaf(
+    add_rms_norm_ref, silu_mul_ref, add_rms_norm_fp8_ref, silu_mul_fp8_ref, route_ref, mix_experts_ref
+)
+FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts)
 
 
 def choose_leaf(device: torch.device) -> Leaf:

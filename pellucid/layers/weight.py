@@ -7,7 +7,7 @@ from typing import Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pellucid.quant.base import Coords, ParamSpec, Sliced
+from pellucid.quant.base import Coords, KnowsWhole, ParamSpec
 
 
 class Weight(nn.Parameter):
@@ -40,7 +40,7 @@ class Weight(nn.Parameter):
 
     def whole_shape(self, part: int) -> tuple[int, ...]:
         """Of the checkpoint's matrix `sources[part]`, of which this rank has a slice."""
-        assert isinstance(self.spec.place, Sliced), self.sources
+        assert isinstance(self.spec.place, KnowsWhole), self.sources
         return self.spec.place.whole(self.spec.shape, part, self.coords[part])
 
     def check(self, part: int, shape: tuple[int, ...]) -> None:

@@ -70,6 +70,7 @@ class BuildOptions:
     stage: Stage = WHOLE_MODEL  # which of the layers are built
     num_spec: int = 0  # drafts that may reach past max_model_len
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
+    expert_parallel: bool = False  # the ranks of `group` have whole experts, not slices of all
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     seed: int = 0  # of dummy weights
     show_progress: bool = True
@@ -114,6 +115,7 @@ class ModelFactory:
             quantization=quantization,
             group=self.links.tp,
             stage=stage,
+            expert_parallel=resolved.user.parallel.enable_expert_parallel,
             tree_depth=tree_depth,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
@@ -149,6 +151,9 @@ def design(checkpoint: Checkpoint, platform: Platform, options: BuildOptions) ->
         stage=options.stage,
         num_spec=options.num_spec,
         leaf=options.leaf or choose_leaf(options.device),
+        stored=source.infos.keys(),
+        is_dummy=checkpoint.is_dummy,
+        expert_parallel=options.expert_parallel,
     )
     builder = Builder(context)
     return Design(family(Fields(checkpoint.config), builder), builder, source)

@@ -8,7 +8,7 @@ What another stage holds is built on the meta device, so that every stage knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeVar, cast
@@ -24,6 +24,7 @@ from pellucid.kv.layout import LayerCache
 from pellucid.layers.activation import Act
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
+from pellucid.layers.experts import Experts, Sparse
 from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
@@ -32,6 +33,7 @@ from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
 from pellucid.layers.weight import Weight
+from pellucid.models.make_experts import make_experts
 from pellucid.quant.base import (
     WHOLE,
     Coords,
@@ -71,6 +73,9 @@ class BuildContext:
     stage: Stage = WHOLE_MODEL  # which of the layers are here
     leaf: Leaf = PLAIN  # norms and activations
     num_spec: int = 0  # drafts that may reach past max_model_len
+    stored: Collection[str] = ()  # the checkpoint's tensors; none of a dummy
+    is_dummy: bool = False  # weights will be random
+    expert_parallel: bool = False  # ranks have whole experts, not slices of all
     attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     specs: list[AttentionSpec] = field(default_factory=list)  # of all stages' attention layers
@@ -172,11 +177,9 @@ class Builder:
             norm.serve(gate_up)
         return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.context.leaf)
 
-    def experts(self, name: str, dim: int, hidden: int, num_experts: int, top_k: int) -> nn.Module:
-        """A mixture of gated MLPs.  Raises ValueError: not served yet."""
-        raise ValueError(
-            f"{self._path(name)} mixes {num_experts} experts, which is not supported; use a dense model"
-        )
+    def experts(self, name: str, dim: int, sparse: Sparse) -> Experts:
+        """A mixture of gated MLPs, called as mlp(x, fwd).  Its parts are below `name`."""
+        return make_experts(self.at(name), dim, sparse)
 
     def rope(self, config: RopeConfig) -> Tensor:
         """The table of a rotary embedding; layers that ask for the same numbers share one."""
@@ -258,6 +261,32 @@ class Builder:
     def caches(self) -> tuple[LayerCache, ...]:
         """What the attention layers of all stages keep."""
         return tuple(spec.cache for spec in self.context.specs)
+
+    # What those who make larger layers call
+
+    def path(self, name: str) -> str:
+        """The checkpoint's name of what is called `name` here."""
+        return self._path(name)
+
+    def share(self, features: int) -> int:
+        """Of so many features those of this rank.  Raises ValueError if they cannot be split."""
+        return self._share(features)
+
+    def weight(self, spec: ParamSpec, sources: tuple[str, ...], coords: Coords = WHOLE) -> Weight:
+        """A parameter of tensors by the checkpoint's names, and this rank's slice of each."""
+        return Weight.of(spec, sources, (coords,) * len(sources), self.context.device)
+
+    def linear_of(self, name: str, shape: LinearShape, method: LinearMethod, *, bias: bool) -> Linear:
+        """A linear layer of which every rank has the whole, served by `method`."""
+        self._note_format(self._path(name), "linear")
+        return self._make_linear((self._path(name),), shape, method, bias, (WHOLE,))
+
+    def note_experts(self, paths: tuple[str, ...], *, is_here: bool = True) -> None:
+        """Matrices of experts: how they are stored, and whether this rank has them."""
+        for path in paths:
+            self._note_format(path, "experts")
+            if not is_here:
+                self.context.elsewhere.add(f"{path}.weight")
 
     # How
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
+from pellucid.layers.experts import Sparse
 from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
 from pellucid.models.builder import Builder
@@ -61,6 +62,8 @@ def make_mlp(cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNor
     match layer.mlp:
         case Dense() as mlp:
             return b.gated_mlp("mlp", cfg.hidden_size, mlp.hidden, mlp.act, bias=mlp.bias, norm=norm)
+        case Sparse() as mlp:
+            return b.experts("mlp", cfg.hidden_size, mlp)
 
 
 class GroupedAttention(nn.Module):

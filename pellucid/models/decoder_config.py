@@ -12,6 +12,7 @@ from typing import Literal, TypedDict
 
 from pellucid.attention.base import Heads, Scores
 from pellucid.layers.activation import Act
+from pellucid.layers.experts import Sparse
 from pellucid.layers.norm import NormSpec
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.fields import Fields
@@ -46,12 +47,15 @@ class Dense:
     bias: bool = False
 
 
+MLP = Dense | Sparse
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """One layer: what mixes tokens, then what each takes alone."""
 
     mixer: GQA
-    mlp: Dense
+    mlp: MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +157,16 @@ def dense(config: Fields, *, act: str = "silu", bias: bool = False) -> Dense:
 
 
 def decoder_config(
-    config: Fields, mixers: Sequence[GQA], mlp: Dense | None = None, *, eps: float = 1e-6
+    config: Fields, mixers: Sequence[GQA], mlp: MLP | Sequence[MLP] | None = None, *, eps: float = 1e-6
 ) -> DecoderConfig:
-    """The textbook pre-norm decoder of these mixers, with a dense MLP behind each.
+    """The textbook pre-norm decoder of these mixers, with an MLP behind each, by default a dense one.
 
-    eps: of its norms, where config.json does not say.
+    mlp: of all layers, or of each.  eps: of its norms, where config.json does not say.
     """
     mlp = mlp or dense(config)
+    mlps = mlp if isinstance(mlp, Sequence) else [mlp] * len(mixers)
     return DecoderConfig(
         **sizes(config),
         norm=NormSpec(config.float("rms_norm_eps", eps)),
-        layers=tuple(LayerConfig(mixer=mixer, mlp=mlp) for mixer in mixers),
+        layers=tuple(LayerConfig(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)),
     )

@@ -5,7 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class Fields:
@@ -54,6 +54,12 @@ class Fields:
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list")
         return [str(item) for item in value]
+
+    def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
+        value = self._value(name, default)
+        if not isinstance(value, Sequence) or not all(isinstance(item, int) for item in value):
+            raise self._wrong(name, value, "a list of integers")
+        return list(value)
 
     def part(self, name: str) -> Fields:
         """A nested object."""

@@ -43,5 +43,8 @@ MODELS: Registry[type[Model]] = Registry(
         "MistralForCausalLM": "pellucid.models.mistral:Mistral",
         "Qwen2ForCausalLM": "pellucid.models.qwen2:Qwen2",
         "Qwen3ForCausalLM": "pellucid.models.qwen3:Qwen3",
+        "Qwen2MoeForCausalLM": "pellucid.models.qwen_moe:Qwen2Moe",
+        "Qwen3MoeForCausalLM": "pellucid.models.qwen_moe:Qwen3Moe",
+        "MixtralForCausalLM": "pellucid.models.mixtral:Mixtral",
     },
 )

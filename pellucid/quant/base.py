@@ -93,6 +93,15 @@ class Place(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsWhole(Protocol):
+    """A place of matrices, which may be stored in codes: they are decoded by their shape."""
+
+    def whole(self, shape: tuple[int, ...], part: int, coords: Coords) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor, of which a parameter of `shape` has this rank's slice."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
     """One parameter of a layer, as this rank holds it, and the rule that fills it."""

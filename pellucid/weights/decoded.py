@@ -17,6 +17,7 @@ from pellucid.weights.source import TensorSource
 
 WEIGHT = ".weight"
 PLAIN = ("F32", "F16", "BF16")
+JOINED = ("_blocks", "_scales")  # ends of names of experts' codes, which no dot precedes
 GIB = 1 << 30
 
 
@@ -35,7 +36,7 @@ class Matrix:
         return f"{self.path}{self.layout.joint}{suffix}"
 
     def specs(self, shape: tuple[int, ...]) -> dict[str, TensorSpec]:
-        return self.layout.params(self.format, MatrixShape(*shape))
+        return self.layout.params(self.format, matrix_shape(shape))
 
 
 class Decoded:
@@ -97,7 +98,7 @@ class Decoded:
         return self._source.read(name)
 
     def decode(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """A matrix of codes, float32 [N, K] on the device, where it is decoded."""
+        """A matrix of codes, float32 [N, K] or [E, N, K] on the device, where it is decoded."""
         matrix = self.matrices[name]
         names = {suffix: matrix.name(suffix) for suffix in matrix.specs(shape)}
         with device:
@@ -106,7 +107,7 @@ class Decoded:
                 for suffix, name in names.items()
                 if name in self._source.infos
             }
-            return matrix.layout.decode(raw, matrix.format, MatrixShape(*shape)).dequantized()
+            return matrix.layout.decode(raw, matrix.format, matrix_shape(shape)).dequantized()
 
     def lines(self) -> Iterator[str]:
         """For the log: what becomes plain, and what it takes in files."""
@@ -121,10 +122,18 @@ class Decoded:
 
 def paths_of(name: str) -> Iterator[str]:
     """The paths that a tensor's name begins with."""
+    for joined in JOINED:
+        if name.endswith(joined):
+            yield name.removesuffix(joined)
     end = name.rfind(".")
     while end > 0:
         yield name[:end]
         end = name.rfind(".", 0, end)
+
+
+def matrix_shape(shape: tuple[int, ...]) -> MatrixShape:
+    """[N, K], or with experts before them."""
+    return MatrixShape(*shape[-2:], *shape[:-2])
 
 
 def without_ones(shape: Iterable[int]) -> list[int]:

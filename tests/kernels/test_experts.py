@@ -145,7 +145,9 @@ def choose(num_tokens: int, num_experts: int, top_k: int) -> Chosen:
     return Chosen(ids.int().to(DEVICE), torch.rand(num_tokens, top_k, device=DEVICE))
 
 
-def assert_mixed_alike(x: Tensor, chosen: Chosen, experts: ExpertWeights, gating: Gating, **options: object) -> None:
+def assert_mixed_alike(
+    x: Tensor, chosen: Chosen, experts: ExpertWeights, gating: Gating, **options: object
+) -> None:
     actual = mix_experts(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
     expected = mix_experts_ref(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-5)

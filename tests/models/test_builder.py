@@ -179,11 +179,6 @@ def test_layers_with_equal_rotary_numbers_share_one_table() -> None:
     assert b.rope(make_rope(8)) is not b.rope(make_rope(4))
 
 
-def test_experts_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="model.layers.0.mlp mixes 8 experts, which is not supported"):
-        make_builder().experts("mlp", DIM, 16, 8, 2)
-
-
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_every_stage_knows_what_all_layers_keep(index: int) -> None:
     b = make_builder(stage=Stage(index, (1, 2)))

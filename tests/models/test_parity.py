@@ -57,6 +57,10 @@ def llama3() -> dict[str, object]:
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3} | {
+    "norm_topk_prob": True
+}
+SHARED = {"shared_expert_intermediate_size": 40}
 CASES = [
     Case("qwen3", "Qwen3", {"head_dim": 32}),
     Case("qwen3 with one kv head", "Qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
@@ -90,6 +94,24 @@ CASES = [
     Case("mistral with a narrow window", "Mistral", {"sliding_window": 5, "head_dim": 32}),
     Case("mistral with yarn", "Mistral", {"sliding_window": 12, **yarn(attention_factor=0.8)}),
     Case("mistral with gelu", "Mistral", {"hidden_act": "gelu", "sliding_window": 64}),
+    Case("qwen3moe", "Qwen3Moe", MOE),
+    Case(
+        "qwen3moe with dense layers, unnormalised, with biases",
+        "Qwen3Moe",
+        {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+        | {"norm_topk_prob": False, "attention_bias": True},
+    ),
+    Case(
+        "qwen3moe with windows everywhere, tied", "Qwen3Moe", {**MOE, **WINDOW, "tie_word_embeddings": True}
+    ),
+    Case("qwen2moe", "Qwen2Moe", {**MOE, **SHARED, "norm_topk_prob": False}),
+    Case(
+        "qwen2moe with windows in even layers, no bias, an odd number of experts",
+        "Qwen2Moe",
+        {**MOE, **SHARED, **WINDOW, "qkv_bias": False, "num_hidden_layers": 3, "num_experts": 7},
+    ),
+    Case("mixtral", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Case("mixtral with a window", "Mixtral", {"num_local_experts": 3, "sliding_window": 9}),
 ]
 
 
@@ -190,3 +212,15 @@ def test_bfloat16_logits_are_near_those_in_float32(tmp_path: Path) -> None:
 
 def assert_close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours.float(), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+def test_experts_in_one_tensor_are_those_of_many(family: str, tmp_path: Path) -> None:
+    reference = Reference(family, MOE | {"num_local_experts": 6}, tmp_path)
+    (one_by_one,) = Harness(load(tmp_path, max_model_len=MAX_LEN), num_seqs=1, max_len=MAX_LEN).step(
+        {0: reference.prompts[0]}
+    )
+    reference.model.save_pretrained(tmp_path, save_original_format=False)
+    built = load(tmp_path, max_model_len=MAX_LEN)
+    (all_in_one,) = Harness(built, num_seqs=1, max_len=MAX_LEN).step({0: reference.prompts[0]})
+    assert torch.equal(one_by_one, all_in_one)

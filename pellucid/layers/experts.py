@@ -1,0 +1,139 @@
+"""A mixture of experts: a router, gated MLPs of which each token takes a few, perhaps one that all take."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pellucid.dist.collectives import Group
+from pellucid.forward import ForwardInput
+from pellucid.kernels.experts import ExpertWeights, Gating, More
+from pellucid.kernels.routing import Chosen, Routing, Share, Uniform
+from pellucid.layers.activation import Act
+from pellucid.layers.leaf import Leaf
+from pellucid.layers.linear import Linear, Unsummed
+from pellucid.layers.mlp import GatedMLP
+from pellucid.layers.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpert:
+    """A gated MLP that every token takes, beside those that it is sent to.
+
+    hidden: features, of all of them if they are several.  gate: the matrix [1, D] whose sigmoid weighs it.
+    """
+
+    hidden: int
+    name: str = "shared_experts"
+    gate: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sparse:
+    """A mixture of experts in numbers, with the checkpoint's names for its parts."""
+
+    hidden: int  # features of one expert
+    act: Act
+    routing: Routing
+    shared: SharedExpert | None = None
+    bias: bool = False  # of every expert's matrices
+    weighs_input: bool = False  # an expert's input is times its weight, not what it gives
+    router: str = "gate"
+    router_bias: bool = False
+    router_is_wide: bool = False  # its product is in float32
+    choice_bias: str | None = None  # what is added to scores to choose by, not to weigh with
+    transposed: bool = False  # where all experts are one tensor, inputs come before outputs
+    by_turns: bool = False  # and rows of gate and up come by turns
+
+
+class Router(nn.Module):
+    """Scores the experts for each token, and chooses.
+
+    is_uniform: by chance, with dummy weights, whose scores would favour a few experts.
+    """
+
+    def __init__(
+        self,
+        linear: Linear,
+        sparse: Sparse,
+        share: Share,
+        bias: Weight | None,
+        leaf: Leaf,
+        *,
+        name: str,
+        is_uniform: bool,
+    ) -> None:
+        super().__init__()
+        self.linear, self.bias = linear, bias
+        self.routing, self.share = sparse.routing, share
+        self.is_wide, self.is_uniform = sparse.router_is_wide, is_uniform
+        self.leaf, self.name = leaf, name
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Chosen:
+        """x [T, D]"""
+        logits = self.linear(x.float() if self.is_wide else x, fwd)
+        is_whole = len(x) == fwd.num_tokens  # else those that are wanted, and padding is not told apart
+        return self.leaf.route(
+            logits,
+            self.routing,
+            self.share,
+            bias=self.bias,
+            end=fwd.cu_seqlens_q[-1:] if is_whole else None,
+            uniform=self._chances(fwd, is_whole=is_whole) if self.is_uniform else None,
+        )
+
+    def _chances(self, fwd: ForwardInput, *, is_whole: bool) -> Uniform:
+        ids, positions = fwd.input_ids, fwd.positions
+        if not is_whole:
+            ids, positions = fwd.wanted(ids), fwd.wanted(positions)
+        return Uniform(ids, positions, zlib.crc32(self.name.encode()) >> 2)
+
+
+class Experts(nn.Module):
+    """x [T, D] -> [T, D], for a norm.  Called as mlp(x, fwd)."""
+
+    def __init__(
+        self,
+        router: Router,
+        sparse: Sparse,
+        weights: dict[str, Weight],
+        shared: GatedMLP | None,
+        shared_gate: Linear | None,
+        group: Group,
+        leaf: Leaf,
+    ) -> None:
+        super().__init__()
+        self.router, self.shared, self.shared_gate = router, shared, shared_gate
+        for name, weight in weights.items():
+            self.register_parameter(name, weight)
+        self.gating = Gating(sparse.act.kernel, sparse.act.limit, sparse.act.alpha)
+        self.weighs_input = sparse.weighs_input
+        self.group, self.leaf = group, leaf
+
+    @property
+    def weights(self) -> ExpertWeights:
+        params = self._parameters
+        gate_up, down = params["gate_up"], params["down"]
+        assert gate_up is not None and down is not None
+        return ExpertWeights(gate_up, down, params.get("gate_up_bias"), params.get("down_bias"))
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Unsummed:
+        mixed = self.leaf.mix(
+            x,
+            self.router(x, fwd),
+            self.weights,
+            self.gating,
+            weighs_input=self.weighs_input,
+            more=self._shared(x, fwd),
+        )
+        return mixed if self.group.size == 1 else Unsummed(mixed, self.group)
+
+    def _shared(self, x: Tensor, fwd: ForwardInput) -> More | None:
+        """This rank's part of what the shared expert gives."""
+        if self.shared is None:
+            return None
+        given = self.shared(x, fwd)
+        values = given.part if isinstance(given, Unsummed) else given
+        return More(values, None if self.shared_gate is None else self.shared_gate(x, fwd))

@@ -1,0 +1,165 @@
+"""A layer of experts, from what a model declares and how its checkpoint holds it; see `Builder.experts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pellucid.layers.experts import Experts, Router, Share, Sparse
+from pellucid.layers.linear import Linear
+from pellucid.layers.weight import Weight
+from pellucid.quant.base import WHOLE, Coords, LinearShape, ParamSpec, Place, Replicated
+from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne
+from pellucid.quant.unquantized import Unquantized
+
+if TYPE_CHECKING:
+    from pellucid.models.builder import Builder
+
+GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
+
+
+def make_experts(b: Builder, dim: int, sparse: Sparse) -> Experts:
+    """b: at the name of the layer.  Raises ValueError if experts cannot be divided among the ranks."""
+    maker = Maker(b, dim, sparse, share_of(b, sparse))
+    shared, gate = sparse.shared, None
+    if shared is not None and shared.gate is not None:
+        gate = maker.plain_linear(shared.gate, 1)
+    return Experts(
+        maker.router(),
+        sparse,
+        maker.weights(),
+        None if shared is None else b.gated_mlp(shared.name, dim, shared.hidden, sparse.act),
+        gate,
+        b.context.group,
+        b.context.leaf,
+    )
+
+
+def share_of(b: Builder, sparse: Sparse) -> Share:
+    """Which experts this rank has."""
+    num, size = sparse.routing.num_experts, b.context.coords.size
+    if not b.context.expert_parallel:
+        return Share(0, num)
+    if num % size:
+        raise ValueError(
+            f"enable_expert_parallel divides {num} experts among {size} ranks, which is not whole; "
+            "leave it out, or use another tensor_parallel_size"
+        )
+    return Share(b.context.coords.rank * (num // size), num // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the parts of one layer."""
+
+    b: Builder
+    dim: int
+    sparse: Sparse
+    share: Share
+
+    def router(self) -> Router:
+        sparse, b = self.sparse, self.b
+        num = sparse.routing.num_experts
+        bias = None
+        if sparse.choice_bias is not None:
+            spec = ParamSpec(shape=(num,), dtype=torch.float32, place=Replicated())
+            bias = b.weight(spec, (b.path(sparse.choice_bias),))
+        return Router(
+            self.plain_linear(sparse.router, num, bias=sparse.router_bias, wide=sparse.router_is_wide),
+            sparse,
+            self.share,
+            bias,
+            b.context.leaf,
+            name=b.path(sparse.router),
+            is_uniform=b.context.is_dummy,
+        )
+
+    def plain_linear(self, name: str, out: int, *, bias: bool = False, wide: bool = False) -> Linear:
+        """A small matrix of which every rank has the whole, and which no scheme quantizes while it loads."""
+        dtype = torch.float32 if wide else self.b.context.dtype
+        shape = LinearShape(in_features=self.dim, out_partitions=(out,), split="out", dtype=dtype)
+        return self.b.linear_of(name, shape, Unquantized(), bias=bias)
+
+    def weights(self) -> dict[str, Weight]:
+        """Every matrix and bias, by what `Experts` calls it."""
+        weights = {"gate_up": self._matrix(GATE_UP), "down": self._matrix(DOWN)}
+        if self.sparse.bias:
+            weights |= {"gate_up_bias": self._bias(GATE_UP), "down_bias": self._bias(DOWN)}
+        return weights
+
+    @property
+    def _coords(self) -> Coords:
+        """Of slices of I: the rank's, unless it has whole experts."""
+        return WHOLE if self.b.context.expert_parallel else self.b.context.coords
+
+    @property
+    def _hidden(self) -> int:
+        return self.b.share(self.sparse.hidden) if self._coords is not WHOLE else self.sparse.hidden
+
+    def _matrix(self, matrices: tuple[str, ...]) -> Weight:
+        sources, place = self._one_by_one(matrices) or self._all_in_one(matrices)
+        rows, inputs = (2 * self._hidden, self.dim) if matrices is GATE_UP else (self.dim, self._hidden)
+        spec = ParamSpec(shape=(self.share.num, rows, inputs), dtype=self.b.context.dtype, place=place)
+        return self.b.weight(spec, sources, self._coords)
+
+    def _one_by_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], Place] | None:
+        """The names and rule of a checkpoint with a tensor for each expert's matrix; None: it has others."""
+        b, num = self.b, self.sparse.routing.num_experts
+        if not b.context.stored or any(self._name(name) for name in (*matrices, "gate_up_proj")):
+            return None
+        for expert in range(num):
+            paths = tuple(b.path(f"experts.{expert}.{name}") for name in matrices)
+            b.note_experts(paths, is_here=self.share.first <= expert < self.share.first + self.share.num)
+        here = range(self.share.first, self.share.first + self.share.num)
+        names = (b.path(f"experts.{expert}.{name}.weight") for expert in here for name in matrices)
+        return tuple(names), OneByOne(len(matrices), "out" if matrices is GATE_UP else "in")
+
+    def _all_in_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], Place]:
+        """The same of one with all experts in a tensor, of each matrix or of those that are merged."""
+        apart = matrices if all(self._name(name) for name in matrices) else ()
+        names = apart or (("gate_up_proj",) if matrices is GATE_UP else DOWN)
+        sources = tuple(self._name(name) or self.b.path(f"experts.{name}") for name in names)
+        is_coded = any(source.endswith(".weight") for source in sources)  # codes have outputs first
+        self.b.note_experts(tuple(source.removesuffix(".weight") for source in sources))
+        return sources, AllInOne(
+            num_merged=len(matrices),
+            num_tensors=len(names),
+            split="out" if matrices is GATE_UP else "in",
+            first=self.share.first,
+            num_experts=self.sparse.routing.num_experts,
+            by_turns=self.sparse.by_turns,
+            transposed=self.sparse.transposed and not is_coded,
+        )
+
+    def _name(self, matrix: str) -> str | None:
+        """By which the tensor of all experts' matrices is read; None if there is none.
+
+        Codes are read by the name of the matrix that they are.
+        """
+        stored, path = self.b.context.stored, self.b.path(f"experts.{matrix}")
+        if path in stored:
+            return path
+        is_coded = f"{path}_blocks" in stored or any(
+            f"{path}.{end}" in stored for end in ("weight", "qweight")
+        )
+        return f"{path}.weight" if is_coded else None
+
+    def _bias(self, matrices: tuple[str, ...]) -> Weight:
+        name = self.b.path(f"experts.{'gate_up_proj' if matrices is GATE_UP else 'down_proj'}_bias")
+        num = self.sparse.routing.num_experts
+        if matrices is DOWN:
+            place: Place = AddedOnce(self.share.first, num, self.b.context.expert_parallel)
+            shape = (self.share.num, self.dim)
+        else:
+            place = AllInOne(
+                num_merged=2,
+                split="out",
+                first=self.share.first,
+                num_experts=num,
+                by_turns=self.sparse.by_turns,
+            )
+            shape = (self.share.num, 2 * self._hidden)
+        spec = ParamSpec(shape=shape, dtype=self.b.context.dtype, place=place)
+        return self.b.weight(spec, (name,), self.b.context.coords if matrices is DOWN else self._coords)

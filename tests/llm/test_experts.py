@@ -1,0 +1,76 @@
+"""Models with experts in the whole engine: alone, in company, and however ranks divide them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pellucid import LLM
+from tests.llm.test_invariance import BASE, NGRAM, assert_same, random_requests, run
+from tests.tiny import write_checkpoint
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six experts, three of a token, beside a shared one; a layer without any; and a tokenizer."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("sparse"))
+    torch.manual_seed(0)
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=320,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        eos_token_id=0,
+    )
+    model = transformers.Qwen2MoeForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(sparse: Path):
+    """24 requests, each run by itself."""
+    prompts, params = random_requests(24, seed=5)
+    with LLM(str(sparse), **BASE, enable_prefix_caching=False) as llm:
+        tokens = [
+            llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
+    return prompts, params, tokens
+
+
+COMPANIES = {
+    "all at once": {},
+    "drafts, small chunks": {"speculative_config": NGRAM, "depth": 2, "max_num_batched_tokens": 24},
+    "slices on two ranks": {"tensor_parallel_size": 2},
+    "whole experts on two ranks": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "two stages": {"pipeline_parallel_size": 2, "num_gpu_blocks_override": 60},
+}
+
+
+@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def test_tokens_are_the_same_in_any_company_and_on_any_ranks(sparse: Path, alone, options: dict) -> None:
+    prompts, params, expected = alone
+    assert_same(sparse, prompts, params, run(sparse, prompts, params, **options), expected)
+
+
+def test_experts_that_ranks_cannot_divide_are_refused(sparse: Path) -> None:
+    options = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
+    with pytest.raises(ValueError, match="enable_expert_parallel divides 6 experts among 4 ranks"):
+        LLM(str(sparse), **BASE, **options)

@@ -1,0 +1,84 @@
+"""However a checkpoint holds its experts, every rank has the same slices of them in the same places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.quant.base import WHOLE, Coords
+from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne
+
+E, HIDDEN, DIM = 3, 4, 5
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+GATE, UP, DOWN = random(E, HIDDEN, DIM), random(E, HIDDEN, DIM) + 1, random(E, DIM, HIDDEN)
+FORMS = {
+    "one by one": (OneByOne(2, "out"), [m[e] for e in range(E) for m in (GATE, UP)]),
+    "merged": (
+        AllInOne(num_merged=2, split="out", first=0, num_experts=E),
+        [torch.cat([GATE, UP], 1)],
+    ),
+    "by turns, inputs first": (
+        AllInOne(num_merged=2, split="out", first=0, num_experts=E, by_turns=True, transposed=True),
+        [torch.stack([GATE, UP], 2).flatten(1, 2).transpose(1, 2)],
+    ),
+    "a tensor a matrix": (
+        AllInOne(num_merged=2, num_tensors=2, split="out", first=0, num_experts=E),
+        [GATE, UP],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("coords", [WHOLE, Coords(0, 2), Coords(1, 2)], ids=["all", "first", "second"])
+def test_gate_and_up_lie_by_turns(form: str, coords: Coords) -> None:
+    place, tensors = FORMS[form]
+    local = HIDDEN // coords.size
+    mine = slice(coords.rank * local, (coords.rank + 1) * local)
+    param = torch.zeros(E, 2 * local, DIM)
+    for part, tensor in enumerate(tensors):
+        assert place.whole(tuple(param.shape), part, coords) == tuple(tensor.shape)
+        place(param, part, tensor, coords)
+    assert torch.equal(param[:, 0::2], GATE[:, mine]) and torch.equal(param[:, 1::2], UP[:, mine])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_down_is_cut_along_its_inputs(transposed: bool) -> None:
+    place = AllInOne(num_merged=1, split="in", first=0, num_experts=E, transposed=transposed)
+    param = torch.zeros(E, DIM, 2)
+    place(param, 0, DOWN.transpose(1, 2) if transposed else DOWN, Coords(1, 2))
+    assert torch.equal(param, DOWN[:, :, 2:])
+    each = OneByOne(1, "in")
+    for expert in range(E):
+        each(param, expert, DOWN[expert], Coords(0, 2))
+    assert torch.equal(param, DOWN[:, :, :2])
+
+
+def test_a_rank_may_have_some_experts_whole() -> None:
+    place = AllInOne(num_merged=2, split="out", first=1, num_experts=E)
+    param = torch.zeros(2, 2 * HIDDEN, DIM)
+    place(param, 0, torch.cat([GATE, UP], 1), WHOLE)
+    assert torch.equal(param[:, 0::2], GATE[1:]) and torch.equal(param[:, 1::2], UP[1:])
+
+
+def test_biases_of_slices_are_slices_and_of_sums_the_first_ranks() -> None:
+    bias = random(E, 2 * HIDDEN)
+    place = AllInOne(num_merged=2, split="out", first=0, num_experts=E, by_turns=True)
+    param = torch.zeros(E, HIDDEN)
+    place(param, 0, bias, Coords(1, 2))
+    assert torch.equal(param, bias[:, HIDDEN:])
+    for rank, every_rank, expected in ((0, False, bias), (1, False, bias * 0), (1, True, bias)):
+        param = torch.full_like(bias, 7.0)
+        AddedOnce(0, E, every_rank)(param, 0, bias, Coords(rank, 2))
+        assert torch.equal(param, expected)
+
+
+def test_a_wrong_shape_is_told() -> None:
+    place, _ = FORMS["merged"]
+    with pytest.raises(ValueError, match=r"has shape \(3, 8, 6\), this model expects \(3, 8, 5\)"):
+        place(torch.zeros(E, 2 * HIDDEN, DIM), 0, torch.zeros(E, 2 * HIDDEN, DIM + 1), WHOLE)
