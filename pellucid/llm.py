@@ -10,6 +10,7 @@ from numbers import Integral
 from types import TracebackType
 from typing import Self, TypeGuard, TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
 from pellucid.config import EngineConfig
@@ -70,6 +71,10 @@ class LLM:
 
         chat_template_kwargs: for the template, such as {"enable_thinking": False}.
         """
+        if not isinstance(messages, Sequence):
+            raise ValueError(
+                f"messages is a {type(messages).__name__}, must be a list of messages or of lists"
+            )
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokens = [
             self.llm_engine.tokenize_chat(
@@ -253,10 +258,22 @@ def short_collections() -> Iterator[None]:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (text, a dict, token ids) or many, as a list."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
+    """One prompt (text, a dict, token ids) or many, as a list.  Raises ValueError for what has no order."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not is_ordered(prompts):
+        raise ValueError(
+            f"prompts is {prompts!r:.100}, must be text, token ids, a dict, or a list of these: outputs come "
+            "in the order of the prompts"
+        )
+    if len(prompts) and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def is_ordered(values: object) -> TypeGuard[Sequence[object]]:
+    """A list, tuple, range or array, rather than a set, an iterator or no container at all?"""
+    return isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim > 0)
 
 
 def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:

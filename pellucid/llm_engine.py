@@ -183,6 +183,8 @@ class LLMEngine:
         grammar: as `queue` has it.  Raises ValueError for parameters that this model cannot serve.
         """
         sampling = self.default_sampling_params() if sampling is None else sampling
+        if not isinstance(sampling, SamplingParams):
+            raise ValueError(f"sampling_params has {sampling!r:.100}, must be SamplingParams")
         sampling = sampling.clone()  # which checks all that needs no model
         sampling.check_token_ids(self.vocab_size)
         if self.tokenizer is None and (sampling.stop or sampling.bad_words):

@@ -87,6 +87,8 @@ def render(
             "continue_final_message and add_generation_prompt exclude each other; "
             "set add_generation_prompt=False to continue the last message"
         )
+    if not isinstance(messages, Sequence):
+        raise ValueError(f"messages is a {type(messages).__name__}, must be a list of messages")
     if not messages:
         raise ValueError("messages is empty; a chat needs at least one message")
     plain = [_plain_message(i, message) for i, message in enumerate(messages)]

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,23 @@ def test_an_abort_that_is_cut_short_leaves_no_reader(llm: LLM, monkeypatch: pyte
 def test_a_parameter_of_a_wrong_type_is_a_value_error(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {3, 4}, {"text": 1}.keys(), iter([3, 4]), np.array(5)])
+def test_prompts_without_an_order_are_a_value_error(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(ValueError, match="prompts is .*, must be"):
+        llm.generate(wrong, GREEDY)
+    assert len(llm.generate(np.array([PROMPT, PROMPT]), GREEDY, use_tqdm=False)) == 2  # type: ignore[arg-type]
+
+
+def test_so_is_what_is_no_list_of_messages_and_what_are_no_parameters(llm: LLM) -> None:
+    wrong: Any
+    for wrong in (None, iter([]), {3}):
+        with pytest.raises(ValueError, match="messages is a"):
+            llm.chat(wrong)
+    for wrong in ({"max_tokens": 3}, [5]):
+        with pytest.raises(ValueError, match="must be SamplingParams"):
+            llm.generate([PROMPT], wrong)
 
 
 def test_numpys_integers_are_integers(llm: LLM) -> None:
