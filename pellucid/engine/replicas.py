@@ -72,12 +72,12 @@ class Replica:
         self._grace = GRACE if has_workers else 0.0
         self._outbox: list[Order] = []
         self._num_sent = 0  # `Orders`
-        self._is_quiet = True  # has it said, after the last of them, that it has no work?
+        self._is_idle = True  # has it said, after the last of them, that it has no work?
         self._heard = time.monotonic()
 
     @property
     def has_work(self) -> bool:
-        return self._member.failure is None and (bool(self._outbox) or not self._is_quiet)
+        return self._member.failure is None and (bool(self._outbox) or not self._is_idle)
 
     def post(self, order: Order) -> None:
         """To be sent with the next `flush`."""
@@ -89,18 +89,18 @@ class Replica:
             self._member.send(encode(Orders(self._outbox)))
             self._outbox = []
             self._num_sent += 1
-            self._heard = time.monotonic() if self._is_quiet else self._heard
-            self._is_quiet = False
+            self._heard = time.monotonic() if self._is_idle else self._heard
+            self._is_idle = False
 
     def note(self, turn: Turn) -> None:
         """It has spoken."""
         self._heard = time.monotonic()
         self.stats = turn.stats
-        self._is_quiet = not turn.has_work and turn.num_heard == self._num_sent
+        self._is_idle = not turn.has_work and turn.num_heard == self._num_sent
 
     def describe_silence(self) -> str | None:
         """What is wrong if it has been silent for too long, and has not ended."""
-        if self._is_quiet or self._member.failure is not None:
+        if self._is_idle or self._member.failure is not None:
             return None
         silence = time.monotonic() - self._heard
         if silence <= self._max_silence:

@@ -38,7 +38,7 @@ class Handover(Protocol[Y_contra]):
         """Bytes of device memory that messages under way may take, beside those of one step."""
         ...
 
-    def learn(self, newest: int) -> None:
+    def apply_feedback(self, newest: int) -> None:
         """Bring the slots up to what was sampled in plans up to number `newest`."""
         ...
 
@@ -63,7 +63,7 @@ class NoHandover:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
 
-    def learn(self, newest: int) -> None:
+    def apply_feedback(self, newest: int) -> None:
         """The step itself has written it into the slots."""
 
     def receive(self, counts: StepCounts) -> None:
@@ -152,7 +152,7 @@ class EarlyStage:
     def reserve(self) -> int:
         return self._outbox.reserve
 
-    def learn(self, newest: int) -> None:
+    def apply_feedback(self, newest: int) -> None:
         while self._due and self._due[0].plan_id <= newest:
             due = self._due.popleft()
             due.message.wait()
@@ -165,7 +165,7 @@ class EarlyStage:
             feedback = replace(feedback, output=replace(feedback.output, num_new=num_new))
         tables = tuple(table[feedback.slots] for table in self.slots.block_tables)
         self.layout.move_accepted(tables, feedback.roots, feedback.output)
-        self.slots.learn(feedback)
+        self.slots.apply(feedback)
 
     def receive(self, counts: StepCounts) -> None:
         self.source.receive(counts.num_tokens)
@@ -210,7 +210,7 @@ class LastStage:
     def reserve(self) -> int:
         return self._outbox.reserve
 
-    def learn(self, newest: int) -> None:
+    def apply_feedback(self, newest: int) -> None:
         """The step itself has written it into the slots."""
 
     def receive(self, counts: StepCounts) -> None:

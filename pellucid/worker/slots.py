@@ -161,7 +161,7 @@ class Slots:
             drafts=F.pad(drafts, (0, shape.num_drafts - drafts.shape[1])),
         ).pack()
 
-    def learn(self, feedback: Feedback) -> None:
+    def apply(self, feedback: Feedback) -> None:
         """Do as the stage did that sampled: `advance` and `write_drafts`."""
         slots, roots, num_new = feedback.slots, feedback.roots, feedback.output.num_new
         append_ref(self.token_ids, slots, roots, feedback.output.tokens, num_new)

@@ -283,7 +283,7 @@ class Worker:
     def _try(self, plan: StepPlan) -> None:
         """Run a step that is no sequence's, and forget it."""
         self.runner.execute(plan).result()
-        self.runner.handover.learn(plan.id)  # nothing is under way any more
+        self.runner.handover.apply_feedback(plan.id)  # nothing is under way any more
         self.runner.slots.retire(plan.rows.slots.tolist())
 
     def _bind_kv(self, num_pages: int) -> None:

@@ -71,10 +71,10 @@ def test_feedback_writes_tokens_and_drafts_and_moves_no_kv_of_a_slot_that_has_di
         drafts=torch.tensor([[31, 32, 33], [41, 42, 43]]),
     )
     MailChannel(mail, 1).send(feedback.pack(), 0)
-    stage.learn(6)
+    stage.apply_feedback(6)
     assert not layout.seen, "it came too early"
     slots.retire([1])
-    stage.learn(7)
+    stage.apply_feedback(7)
     assert layout.seen == [([4, 4], [2, 0])]
     assert slots.token_ids[0, :10].tolist() == [1, 2, 3, 4, 5, 11, 12, 31, 32, 33]
     assert slots.num_computed[0] == 6

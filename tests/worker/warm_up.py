@@ -121,7 +121,7 @@ def warm_up(workers: list[Worker]) -> None:
         for result in [worker.runner.execute(plan) for worker in workers]:
             result.result()
         for worker in workers:
-            worker.runner.handover.learn(plan.id)
+            worker.runner.handover.apply_feedback(plan.id)
             worker.runner.slots.retire(plan.rows.slots.tolist())
 
 

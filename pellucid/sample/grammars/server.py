@@ -113,8 +113,8 @@ class GrammarServer:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(owner, selectors.EVENT_READ, None)
         while True:
-            is_quiet = not self._is_sharing_out and not self._dying
-            for key, _ in self._selector.select(None if is_quiet else TICK):
+            is_idle = not self._is_sharing_out and not self._dying
+            for key, _ in self._selector.select(None if is_idle else TICK):
                 if key.data is None:
                     self._end()
                     return
