@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pellucid.config import EngineConfig as EngineConfig
     from pellucid.llm import LLM as LLM
     from pellucid.llm_engine import LLMEngine as LLMEngine
+    from pellucid.lora.request import LoRARequest as LoRARequest
     from pellucid.sampling_params import SamplingParams as SamplingParams
     from pellucid.sampling_params import StructuredOutputsParams as StructuredOutputsParams
     from pellucid.types import RequestOutput as RequestOutput
@@ -25,6 +26,7 @@ __all__ = [
     "AsyncLLM",
     "EngineConfig",
     "LLMEngine",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -34,6 +36,7 @@ _HOMES = {
     "LLM": "pellucid.llm",
     "AsyncLLM": "pellucid.async_llm",
     "LLMEngine": "pellucid.llm_engine",
+    "LoRARequest": "pellucid.lora.request",
     "EngineConfig": "pellucid.config",
     "SamplingParams": "pellucid.sampling_params",
     "StructuredOutputsParams": "pellucid.sampling_params",

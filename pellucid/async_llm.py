@@ -21,6 +21,7 @@ from pellucid.engine.replicas import Replicas, start_replicas
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
+from pellucid.lora.request import LoRARequest
 from pellucid.resolve import Resolved
 from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import ChatOptions, Message
@@ -151,6 +152,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         kind: OutputKind = OutputKind.CUMULATIVE,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, output by output.  Leaving the iteration early aborts the request.
 
@@ -160,7 +162,13 @@ class AsyncLLM:
         (tokens,) = await self.tokenize([prompt])
         grammar = await self.check_grammar(sampling_params)
         mailbox = self.open(
-            [tokens], sampling_params, grammar=grammar, request_id=request_id, priority=priority, kind=kind
+            [tokens],
+            sampling_params,
+            grammar=grammar,
+            lora=self._front.adapter(lora_request),
+            request_id=request_id,
+            priority=priority,
+            kind=kind,
         )
         async for output in self._outputs(mailbox):
             yield output
@@ -190,11 +198,12 @@ class AsyncLLM:
         priority: int = 0,
         kind: OutputKind = OutputKind.DELTA,
         grammar: str | None = None,
+        lora: str | None = None,
     ) -> Mailbox:
         """Queue prompts that `tokenize` has checked; the mailbox of their outputs.
 
-        grammar: what `check_grammar` has returned.  Close the mailbox when done.  Raises ValueError, and
-        queues nothing, for parameters that cannot be served.
+        grammar: what `check_grammar` has returned.  lora: what `adapter` has.  Close the mailbox when done.
+        Raises ValueError, and queues nothing, for parameters that cannot be served.
         """
         self._attach()
         if sampling_params is not None and sampling_params.structured_outputs and grammar is None:
@@ -204,7 +213,13 @@ class AsyncLLM:
         try:
             for prompt in prompts:
                 added = self._front.queue(
-                    prompt, sampling, request_id=request_id, priority=priority, kind=kind, grammar=grammar
+                    prompt,
+                    sampling,
+                    request_id=request_id,
+                    priority=priority,
+                    kind=kind,
+                    grammar=grammar,
+                    lora=lora,
                 )
                 mailbox.expect(added)
                 self._mailboxes[added] = mailbox
@@ -343,6 +358,10 @@ class AsyncLLM:
         )
         assert check is not None, "there are structured_outputs"
         return check.passed(await self._front.grammars.ask_async(check.question, check.ref.address))
+
+    def adapter(self, request: LoRARequest | None) -> str | None:
+        """What `open` takes as the adapter.  Raises ValueError for one that is not served."""
+        return self._front.adapter(request)
 
     # Life
 

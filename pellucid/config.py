@@ -160,6 +160,18 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Adapters beside the model: low-rank additions to its layers, another one for each request."""
+
+    enable_lora: bool = option(False, "make room for LoRA adapters")
+    max_loras: int = option(4, "most adapters in one step; each has memory on the device")
+    max_lora_rank: int = option(16, "largest rank of an adapter")
+    max_cpu_loras: int | None = option(
+        None, "adapters that are kept in host memory, the least recently used one goes; default max_loras"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeOptions:
     """Several tokens a step: cheap guesses, verified by the model.
 
@@ -355,13 +367,22 @@ def _json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, o
     return value
 
 
-Section = ModelConfig | CacheConfig | SchedulerConfig | DeviceConfig | ParallelConfig | SpeculativeOptions
+Section = (
+    ModelConfig
+    | CacheConfig
+    | SchedulerConfig
+    | DeviceConfig
+    | ParallelConfig
+    | LoraConfig
+    | SpeculativeOptions
+)
 SECTIONS: dict[str, type[Section]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
     "parallel": ParallelConfig,
+    "lora": LoraConfig,
     "speculative": SpeculativeOptions,
 }
 
@@ -375,6 +396,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
 
     @classmethod

@@ -68,6 +68,9 @@ class ForwardInput:
     # Set by the attention backend's plan(), per block table:
     attn: tuple[object, ...] = ()
 
+    # Set by a feature: of each token its adapter's place in the banks, -1 for none; None: no token has one.
+    adapters: Tensor | None = None  # [T] int32
+
     # Filled while the model runs: hidden states that a proposer asked for, by layer name.
     taps: dict[str, Tensor] = field(default_factory=dict)
 
@@ -84,6 +87,12 @@ class ForwardInput:
         if self.all_wanted:
             return x
         return self.sampled(x) if len(self.logits_index) else x[:1]
+
+    def adapters_of(self, x: Tensor) -> Tensor | None:
+        """Of the tokens of x, all [T, D] or those that are `wanted`; None: none has an adapter."""
+        if self.adapters is None or len(x) == self.num_tokens:
+            return self.adapters
+        return self.wanted(self.adapters)
 
     def sampled(self, x: Tensor) -> Tensor:
         """Of x, all rows [T, D] or those that are `wanted`, the ones whose logits are sampled, [S, D]."""

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
 from pellucid.llm_engine import LLMEngine
+from pellucid.lora.request import LoRARequest
 from pellucid.progress import tell
 from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import Message
@@ -45,17 +46,18 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
         prompts: text, token ids, dicts, or a list of any mixture of them.  sampling_params: one for all or
-        one for each; None takes the checkpoint's recommendation.  Raises ValueError, before anything runs,
-        for a prompt or a parameter that cannot be served.
+        one for each; None takes the checkpoint's recommendation.  lora_request: the adapter, likewise.
+        Raises ValueError, before anything runs, for a prompt or a parameter that cannot be served.
         """
         tokens = self.llm_engine.tokenize(as_list(prompts))
-        return self._run(tokens, sampling_params, use_tqdm, priority)
+        return self._run(tokens, sampling_params, use_tqdm, priority, lora_request)
 
-    def chat(
+    def chat(  # noqa: PLR0913  vLLM's
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -66,6 +68,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template.
 
@@ -87,7 +90,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(tokens, sampling_params, use_tqdm, None)
+        return self._run(tokens, sampling_params, use_tqdm, None, lora_request)
 
     def stream(
         self,
@@ -146,16 +149,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
     ) -> list[RequestOutput]:
         """Run all prompts to their ends.  Interrupted, it aborts them, so that the next call starts clean."""
         params = one_for_each(sampling_params, len(prompts), "sampling_params")
         priorities = one_for_each(0 if priority is None else priority, len(prompts), "priority")
         own = self._own_sampling(params)
+        wishes = one_for_each(lora_request, len(prompts), "lora_request")
+        adapters = [self.llm_engine.adapter(wish) for wish in wishes]
         ids: list[str] = []
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(prompts), desc="prompts", disable=not use_tqdm, dynamic_ncols=True)
         with short_collections(), bar:
-            for output in self._outputs(ids, lambda: self._add_all(ids, prompts, own, priorities)):
+            for output in self._outputs(ids, lambda: self._add_all(ids, prompts, own, priorities, adapters)):
                 done[output.request_id] = output
                 bar.update(1)
         if self.llm_engine.engine.error is not None:
@@ -176,12 +182,12 @@ class LLM:
         prompts: Sequence[TokenPrompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
+        adapters: Sequence[str | None],
     ) -> None:
         """Queue all prompts, and add their ids to `ids`."""
-        for prompt, sampling, level in zip(prompts, params, priorities, strict=True):
-            ids.append(
-                self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=OutputKind.FINAL_ONLY)
-            )
+        kind = OutputKind.FINAL_ONLY
+        for prompt, sampling, level, lora in zip(prompts, params, priorities, adapters, strict=True):
+            ids.append(self.llm_engine.queue(prompt, sampling, priority=level or 0, kind=kind, lora=lora))
             held_back.let_through()
 
     def _abort_all(self, ids: Collection[str]) -> None:

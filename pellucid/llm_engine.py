@@ -20,6 +20,7 @@ from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
 from pellucid.engine.statistics import EngineStats
 from pellucid.interrupts import held_back
+from pellucid.lora.request import AdapterRef, LoRARequest
 from pellucid.resolve import Resolved
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient, Question
@@ -120,11 +121,12 @@ class LLMEngine:
         priority: int = 0,
         kind: OutputKind = OutputKind.CUMULATIVE,
         grammar: str | None = None,
+        lora: str | None = None,
     ) -> str:
         """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it.
 
-        grammar: what `check_grammar` has returned for it, if that is at hand.  Raises ValueError for a
-        priority that is no integer.
+        grammar: what `check_grammar` has returned for it, if that is at hand.  lora: what `adapter` has
+        returned.  Raises ValueError for a priority that is no integer.
         """
         self._check_priority(priority)
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
@@ -142,6 +144,7 @@ class LLMEngine:
             bad_words_token_ids=self.spell(sampling.bad_words or ()),
             cache_salt=prompt.cache_salt,
             grammar=grammar,
+            lora=lora,
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
             is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=int(priority),
@@ -232,6 +235,20 @@ class LLMEngine:
         """Load what the first grammar would wait for.  Any thread may call it, and waits some seconds."""
         if self.tokenizer is not None:
             self.grammars.warm_up()
+
+    def adapter(self, request: LoRARequest | None) -> str | None:
+        """What `queue` takes as the adapter; None: there is none.
+
+        Raises ValueError for a folder without an adapter that is served, as far as its config tells.
+        """
+        if request is None:
+            return None
+        lora = self.resolved.user.lora
+        if not lora.enable_lora:
+            raise ValueError(
+                f"adapter {request.lora_name!r}: the engine has no room for any; start with enable_lora=True"
+            )
+        return AdapterRef.find(request, lora.max_lora_rank).encode()
 
     def default_sampling_params(
         self, *, max_tokens: int | None = SamplingParams.max_tokens

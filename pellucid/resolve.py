@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import index
 
-from pellucid.config import FP8, EngineConfig, ParallelConfig, SpeculativeConfig
+from pellucid.config import FP8, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform, check_platform
 
+MOST_LORAS = 128  # a step's kernels look for each
+MOST_RANK = 512
 MOST_LISTED = 1 << 20  # 20 MiB for each request that runs
 
 
@@ -140,6 +142,7 @@ def resolve(
         stage_layers=stage_layers,
         speculative=_resolve_speculation(user, draft, max_model_len),
         draft=draft,
+        features=tuple(name for name in FEATURES if name != "lora" or user.lora.enable_lora),
     )
 
 
@@ -167,6 +170,7 @@ def _check_supported(user: EngineConfig) -> None:
             "enable_chunked_prefill=False is not supported: prompts are always computed in chunks; "
             "raise max_num_batched_tokens to make the chunks as long as the prompts"
         )
+    _check_lora(user.lora)
     num_blocks = user.cache.num_gpu_blocks_override
     if num_blocks not in (None, -1) and num_blocks < 1:
         raise ValueError(f"num_gpu_blocks_override is {num_blocks}, must be at least 1 (or -1 to measure)")
@@ -175,6 +179,18 @@ def _check_supported(user: EngineConfig) -> None:
         raise ValueError(f"cpu_kv_cache_gib is {cpu_gib}, must be above 0 (GiB)")
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def _check_lora(lora: LoraConfig) -> None:
+    if not 1 <= lora.max_loras <= MOST_LORAS:
+        raise ValueError(f"max_loras is {lora.max_loras}, must be in [1, {MOST_LORAS}]")
+    if not 1 <= lora.max_lora_rank <= MOST_RANK:
+        raise ValueError(f"max_lora_rank is {lora.max_lora_rank}, must be in [1, {MOST_RANK}]")
+    if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
+        raise ValueError(
+            f"max_cpu_loras is {lora.max_cpu_loras}, must be at least max_loras, {lora.max_loras}: those on "
+            "the device are kept in host memory, too"
+        )
 
 
 def _resolve_stages(parallel: ParallelConfig, num_layers: int) -> tuple[int, ...]:

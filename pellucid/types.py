@@ -36,7 +36,7 @@ class Request:
     seed: int = 0  # of the noise; already drawn if the user gave none
     eos_token_ids: tuple[int, ...] = ()  # the model's; they end the text unless sampling.ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    lora: str | None = None  # an adapter's name; no layer applies one yet
+    lora: str | None = None  # an adapter: `AdapterRef.encode` of features/lora
     cache_salt: str | None = None
     grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
     is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest

@@ -9,12 +9,14 @@ request's life:
     worker  admit           it is in a slot
     host    ride            its row is planned: what the plan carries along
     worker  before          before the forward
+            extend          its input is there: what layers are to see beside it
     host    late            what follows the plan while the forward runs
     worker  fill            it has come, before the logits are used
             between         the logits are there, nothing is sampled yet
             after           tokens and drafts are there: what goes home beside them
     host    land            the plan is committed
             leave           it has ended, for whatever reason
+    worker  retire          its slot has nobody
 
 A half defines the hooks that it needs; the others are never called.  What `asks`, `prepare` and `enter` raise
 ends the request alone; the other hooks must not fail.  State is kept by request, slot or plan:
@@ -25,7 +27,7 @@ and `leave` lets go of all that a feature holds.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from pellucid.forward import ForwardInput
+    from pellucid.lora.bank import LoraBank
     from pellucid.resolve import Resolved
     from pellucid.sample.output import SampleOutput
     from pellucid.sample.sampler import Sampler
@@ -164,6 +168,9 @@ class WorkerFacts:
     sampler: Sampler
     head: Callable[[Tensor], Tensor]  # hidden states [p, D] -> logits [p, V], of the whole vocabulary
     shape: DraftShape
+    lora_banks: Sequence[LoraBank]  # of the target's layers that are here
+    modules: Set[str]  # of all its layers: paths that a checkpoint's weights have
+    resolved: Resolved
 
 
 class WorkerFeature:
@@ -177,14 +184,21 @@ class WorkerFeature:
     def make_room(self, most: int) -> None:
         """Lay out what recordings will read, for steps of so many logits: it never moves."""
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Sequence[Admission]) -> Mapping[int, str] | None:
         """Those that ask for it are in their slots; in the warm-up without a ride.
 
         Who does not ask is not told of: what is kept by slot may be that of a request which has left.
+        Returns, by slot, what is wrong with whom, who then ends with that error; every rank finds the same.
         """
+
+    def retire(self, slots: Sequence[int]) -> None:
+        """Those in these slots have left; called before others are admitted, also for who did not ask."""
 
     def before(self, counts: StepCounts, ride: Any) -> None:
         """ride: what the host's half has sent with the plan; None in the warm-up."""
+
+    def extend(self, rows: StepRows, fwd: ForwardInput) -> None:
+        """Add to what the forward sees.  Steps are recorded with it and without."""
 
     def fill(self, counts: StepCounts, late: Any) -> None:
         """late: what the host's half has sent behind the plan."""
@@ -209,6 +223,7 @@ class Feature(NamedTuple):
 FEATURES: Registry[Feature] = Registry(
     "feature",
     {
+        "lora": "pellucid.features.lora:LORA",
         "grammar": "pellucid.features.grammar:GRAMMAR",
         "logprobs": "pellucid.features.logprobs:LOGPROBS",
         "prompt_logprobs": "pellucid.features.logprobs:PROMPT_LOGPROBS",

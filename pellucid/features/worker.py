@@ -26,6 +26,7 @@ class Riders:
     asked: np.ndarray = field(default_factory=lambda: NOBODY)  # [B], each row's bits
     halves: Halves = Halves.WHOLE  # what of a recording may be replayed
     before: Named = ()
+    extend: Named = ()
     fill: Named = ()
     between: Named = ()
     after: Named = ()
@@ -49,6 +50,8 @@ class WorkerFeatures:
         self._asked = np.zeros(num_slots, dtype=np.int64)  # by slot
         self.split_bits = self._bits_with(Halves.SPLIT)
         self.eager_bits = self._bits_with(Halves.EAGER)
+        # Of those that change what the forward sees: each step is recorded with them and without.
+        self.forward_bits = sum(bit for name, bit in self._bits.items() if defines(features[name], "extend"))
 
     @classmethod
     def of(cls, names: Sequence[str], facts: WorkerFacts) -> Self:
@@ -64,14 +67,21 @@ class WorkerFeatures:
         for _, feature in self._hooks.of(FEATURE_BITS, "make_room"):
             feature.make_room(most)
 
-    def admit(self, admissions: list[Admission]) -> None:
-        """These are in their slots."""
-        union = 0
+    def admit(self, admissions: list[Admission]) -> dict[int, str]:
+        """These are in their slots; by slot, what is wrong with whom."""
+        union, failed = 0, dict[int, str]()
         for admission in admissions:
             self._asked[admission.slot] = admission.asked
             union |= admission.asked
         for name, feature in self._hooks.of(union, "admit"):
-            feature.admit([admission for admission in admissions if admission.asked & self._bits[name]])
+            failed |= feature.admit([each for each in admissions if each.asked & self._bits[name]]) or {}
+        return failed
+
+    def retire(self, slots: list[int]) -> None:
+        """Nobody is in these slots any more."""
+        if slots:
+            for _, feature in self._hooks.of(FEATURE_BITS, "retire"):
+                feature.retire(slots)
 
     def riders(self, plan: StepPlan) -> Riders:
         """What this plan's rows ask for."""
@@ -86,11 +96,16 @@ class WorkerFeatures:
             asked=asked,
             halves=max(halves_of(each) for name, each in self._features.items() if self._bits[name] & bits),
             before=self._hooks.of(bits, "before"),
+            extend=self._hooks.of(bits, "extend"),
             fill=self._hooks.of(bits, "fill"),
             between=self._hooks.of(bits, "between"),
             after=self._hooks.of(bits, "after"),
             bit_of=self._bits,
         )
+
+    def forward_riders(self, num_rows: int) -> Riders:
+        """All that change what the forward sees, asked for by nobody."""
+        return self.with_bits(self.forward_bits, np.zeros(num_rows, dtype=np.int64))
 
     def split_riders(self, num_rows: int) -> Riders:
         """All whose second half is recorded, asked for by nobody."""

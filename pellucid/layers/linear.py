@@ -12,6 +12,7 @@ from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.layers.weight import Weight
+from pellucid.lora.bank import LoraBank
 from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, choose_product
 
 
@@ -19,9 +20,16 @@ class Linear(nn.Module):
     """y = x W^T + bias, on this rank's slice of W, into which several matrices may be merged."""
 
     def __init__(
-        self, shape: LinearShape, method: LinearMethod, weights: dict[str, Weight], bias: Weight | None = None
+        self,
+        shape: LinearShape,
+        method: LinearMethod,
+        weights: dict[str, Weight],
+        bias: Weight | None = None,
+        lora: LoraBank | None = None,
     ) -> None:
+        """lora: what tokens' adapters add; None: there are never any."""
         super().__init__()
+        self.lora = lora
         self.shape = shape
         self.method = method
         for name, weight in weights.items():
@@ -39,11 +47,20 @@ class Linear(nn.Module):
 
     def finish(self) -> None:
         self.method.finish(self)
+        if self.lora is not None:
+            self.lora.make_room()
 
     @property
     def rounding(self) -> Callable[[], Rounding] | None:
-        """How rows may be rounded to FP8 already, known once weights are loaded; None: they may not."""
-        if isinstance(self.method, TakesRounded) and self.method.takes_rounded(self.shape):
+        """How rows may be rounded to FP8 already, known once weights are loaded; None: they may not.
+
+        Adapters take them as they were.
+        """
+        if (
+            self.lora is None
+            and isinstance(self.method, TakesRounded)
+            and self.method.takes_rounded(self.shape)
+        ):
             return self.method.rounding
         return None
 
@@ -52,11 +69,14 @@ class Linear(nn.Module):
         if isinstance(x, Rounded):
             assert isinstance(self.method, TakesRounded), self.method
             return self.method.apply_rounded(self, x)
-        return self.method.apply(self, x, fwd)
+        y = self.method.apply(self, x, fwd)
+        if self.lora is not None and fwd is not None:
+            self.lora.add(y, x, fwd)
+        return y
 
     def gated(self, x: Tensor | Rounded, act: str) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where no kernel does it in one pass."""
-        if isinstance(x, Rounded) or not isinstance(self.method, Gates):
+        if isinstance(x, Rounded) or self.lora is not None or not isinstance(self.method, Gates):
             return None
         return self.method.apply_gated(self, x, act)
 

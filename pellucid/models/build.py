@@ -19,6 +19,7 @@ from pellucid.layers.attention import Attention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
+from pellucid.lora.bank import AdapterLimits, LoraBank
 from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -46,6 +47,8 @@ class BuiltModel:
     inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
+    lora_banks: tuple[LoraBank, ...] = ()  # of the layers that are here
+    modules: frozenset[str] = frozenset()  # of all pipeline stages: paths that a checkpoint's weights have
 
     def run(self, fwd: ForwardInput) -> Tensor:
         """Hidden states [T, D], or of the tokens that are wanted.
@@ -72,6 +75,7 @@ class BuildOptions:
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     expert_parallel: bool = False  # the ranks of `group` have whole experts, not slices of all
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
+    adapters: AdapterLimits | None = None  # that its layers are to have room for
     seed: int = 0  # of dummy weights
     show_progress: bool = True
 
@@ -89,7 +93,9 @@ class ModelFactory:
         tree_depth: of the drafts that it verifies, if they are trees.
         """
         checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
-        return self._build(checkpoint, quantization, self.stage, tree_depth=tree_depth)
+        lora = self.resolved.user.lora
+        limits = AdapterLimits(lora.max_loras, lora.max_lora_rank) if lora.enable_lora else None
+        return self._build(checkpoint, quantization, self.stage, tree_depth=tree_depth, adapters=limits)
 
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
@@ -102,7 +108,13 @@ class ModelFactory:
         return self._build(draft, self.resolved.speculative.quantization, stage)
 
     def _build(
-        self, checkpoint: Checkpoint, quantization: str | None, stage: Stage, *, tree_depth: int = 0
+        self,
+        checkpoint: Checkpoint,
+        quantization: str | None,
+        stage: Stage,
+        *,
+        tree_depth: int = 0,
+        adapters: AdapterLimits | None = None,
     ) -> BuiltModel:
         resolved = self.resolved
         options = BuildOptions(
@@ -117,6 +129,7 @@ class ModelFactory:
             stage=stage,
             expert_parallel=resolved.user.parallel.enable_expert_parallel,
             tree_depth=tree_depth,
+            adapters=adapters,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
@@ -150,6 +163,7 @@ def design(checkpoint: Checkpoint, platform: Platform, options: BuildOptions) ->
         group=options.group,
         stage=options.stage,
         num_spec=options.num_spec,
+        adapters=options.adapters,
         leaf=options.leaf or choose_leaf(options.device),
         stored=source.infos.keys(),
         is_dummy=checkpoint.is_dummy,
@@ -199,6 +213,14 @@ def build(
         inlet=context.inlet,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
+        lora_banks=tuple(context.lora_banks),
+        modules=frozenset(
+            name.rpartition(".")[0]
+            for name in {
+                *context.elsewhere,
+                *(name for weight in weights_of(model) for name in weight.sources),
+            }
+        ),
     )
 
 

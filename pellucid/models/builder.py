@@ -34,6 +34,7 @@ from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
 from pellucid.layers.weight import Weight
 from pellucid.models.make_experts import make_experts
+from pellucid.lora.bank import AdapterLimits, LoraBank
 from pellucid.quant.base import (
     WHOLE,
     Coords,
@@ -76,6 +77,8 @@ class BuildContext:
     stored: Collection[str] = ()  # the checkpoint's tensors; none of a dummy
     is_dummy: bool = False  # weights will be random
     expert_parallel: bool = False  # ranks have whole experts, not slices of all
+    adapters: AdapterLimits | None = None  # None: layers have no room for any
+    lora_banks: list[LoraBank] = field(default_factory=list)  # of the layers that are here
     attention_layers: list[Attention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     specs: list[AttentionSpec] = field(default_factory=list)  # of all stages' attention layers
@@ -85,7 +88,7 @@ class BuildContext:
 
     def shadow(self) -> BuildContext:
         """Where a layer of another stage is built, for what there is to know of it."""
-        return replace(self, device=META, attention_layers=[], ropes={})
+        return replace(self, device=META, attention_layers=[], ropes={}, lora_banks=[])
 
 
 class Builder:
@@ -380,11 +383,23 @@ class Builder:
             return Weight.of(spec, sources, coords, self.context.device)
 
         weights = {name: weight(name, spec) for name, spec in method.params(shape).items()}
+        lora = self._lora_bank(shape, prefixes, coords)
         if not bias:
-            return Linear(shape, method, weights)
+            return Linear(shape, method, weights, lora=lora)
         place = vector(shape) if shape.split == "out" else OnFirstRank()
         spec = ParamSpec(shape=(shape.out_features,), dtype=shape.dtype, place=place)
-        return Linear(shape, method, weights, weight("bias", spec))
+        return Linear(shape, method, weights, weight("bias", spec), lora)
+
+    def _lora_bank(
+        self, shape: LinearShape, prefixes: tuple[str, ...], coords: tuple[Coords, ...]
+    ) -> LoraBank | None:
+        """Room for adapters, if there may be any, beside a layer that is given the step."""
+        context = self.context
+        if context.adapters is None or not self.in_layer:
+            return None
+        bank = LoraBank(shape, prefixes, coords, context.adapters, context.device)
+        context.lora_banks.append(bank)
+        return bank
 
 
 def pieces_of(shape: LinearShape, coords: tuple[Coords, ...]) -> tuple[Coords, ...]:

@@ -9,6 +9,7 @@ says what is wrong.  Every rank finds the same, because nothing here depends on 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +45,10 @@ class Admitter:
         ready = [self._prepare(admission) for admission in admissions]
         self.slots.admit([admission for admission, _ in ready])
         self.state.admit([parameters for _, parameters in ready])
+
+    def fail(self, failed: Mapping[int, str]) -> None:
+        """These have something wrong with them, by slot, and end with their first row."""
+        self._failed.update(failed)
 
     def tell(self, counts: StepCounts, pending: Pending) -> Pending:
         """A step's result, with what is wrong with its rows' requests."""

@@ -62,6 +62,8 @@ class Forward:
         fwd.tiles = tiles
         are_read = self.needs.hidden or bool(self.needs.taps)
         fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
+        for _, feature in rows.counts.riders.extend:
+            feature.extend(rows, fwd)
         fwd.attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
         return step
 

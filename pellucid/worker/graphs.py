@@ -10,59 +10,22 @@ second one without features.  Whatever is not recorded is launched kernel by ker
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
-from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from pellucid.features.base import Halves
-from pellucid.features.worker import Riders, WorkerFeatures
-from pellucid.forward import TileMaps
+from pellucid.features.worker import NO_RIDERS, WorkerFeatures
 from pellucid.sample.state import Feature, SamplingState
-from pellucid.worker.inputs import InputBuilder, StepCounts, StepRows
+from pellucid.worker.inputs import InputBuilder, StepCounts
+from pellucid.worker.recordings import B, Recorder, Recording, Recordings, Run, Step, T, Y
 from pellucid.worker.shapes import StepShape
 from pellucid.worker.static_rows import StaticRows
 
-T = TypeVar("T")
-B = TypeVar("B")  # what a step's first half hands to its second
-Y = TypeVar("Y")  # what a step yields, on the device
 Y_co = TypeVar("Y_co", covariant=True)
-Run = Callable[[], T]
-
-
-class Recorder(Protocol):
-    """Turns what launches kernels on memory that stays in its place into its replay."""
-
-    def __call__(self, run: Run[T]) -> Run[T]: ...
-
-
-class Step(Protocol[B, Y]):
-    """The device's part of a step, in two halves: device_step.py."""
-
-    def begin(self, rows: StepRows, tiles: TileMaps | None = None) -> B:
-        """Up to the forward's end.  tiles: of a forward that is recorded for any chunks."""
-        ...
-
-    def finish(self, rows: StepRows, begun: B) -> Y:
-        """What follows."""
-        ...
-
-    def among(self, yielded: Y, places: np.ndarray) -> Y:
-        """What rows have yielded that are at these places, between padding."""
-        ...
-
-    def alone(self, rows: StepRows, begun: B) -> B:
-        """What `begin` gives for these rows, from what it gave for them among padding."""
-        ...
-
-    def num_bytes(self, begun: B) -> int:
-        """That are kept from one half to the other."""
-        ...
 
 
 class Launcher(Protocol[Y_co]):
@@ -106,55 +69,6 @@ class EagerLauncher(Generic[B, Y]):
         """There is nothing to record."""
 
 
-class Recording(Generic[B, Y]):
-    """The replays of a step of one shape: the whole, and perhaps its forward and then the rest.
-
-    Nothing in it refers to itself: a graph that the garbage collector lets go spoils the one being recorded.
-    """
-
-    def __init__(self, rows: StaticRows, record: Recorder, step: Step[B, Y]) -> None:
-        self.rows, self._record, self._step = rows, record, step
-        self._whole: Run[Y] | None = None
-        self._first: Run[B] | None = None
-        self._rest: Run[Y] | None = None  # behind `first`
-        self.begun: list[B] = []  # what the last replay of a forward has begun
-        if rows.shape.samples_all:
-            view = rows.view()
-            self._whole = record(lambda: step.finish(view, step.begin(view, rows.tiles)))
-        else:
-            self.record_halves()
-
-    def record_halves(self, riders: Riders | None = None) -> None:
-        """riders: what the second half is to have beside tokens."""
-        rows, step = self.rows, self._step
-        view = rows.view()
-        with_riders = view if riders is None else rows.view(riders=riders)
-        self._first = self._record(lambda: step.begin(view, rows.tiles))
-        self.first()
-        self._rest = self._record(lambda: step.finish(with_riders, self.begun[0]))
-
-    @property
-    def has_halves(self) -> bool:
-        return self._first is not None
-
-    def first(self) -> None:
-        """The forward of the rows that have been loaded."""
-        assert self._first is not None, f"{self.rows.shape} is recorded whole"
-        self.begun = [self._first()]
-
-    def rest(self) -> Y:
-        """What follows it."""
-        assert self._rest is not None, f"{self.rows.shape} is recorded whole"
-        return self._rest()
-
-    def whole(self) -> Y:
-        """All of the step."""
-        if self._whole is not None:
-            return self._whole()
-        self.first()
-        return self.rest()
-
-
 class GraphLauncher(Generic[B, Y]):
     """Replays a recording where there is one for the step; launches kernels one by one where there is none.
 
@@ -169,10 +83,8 @@ class GraphLauncher(Generic[B, Y]):
     ) -> None:  # fmt: skip
         self.eager, self.shapes, self.state, self.features = eager, shapes, state, features
         self._make_recorder = make_recorder
-        self._recordings: dict[StepShape, Recording[B, Y]] = {}
-        # Of these, ascending: of decodes and verifications alone, and for steps with chunks.
-        self._sampling: list[StepShape] = []
-        self._chunked: list[StepShape] = []
+        # By the bits of features that change what the forward sees: none, and perhaps all of them.
+        self._recordings: dict[int, Recordings[B, Y]] = {}
         features.make_room(max(shape.num_logits for shape in shapes))
 
     def __call__(self, counts: StepCounts) -> Y:
@@ -207,12 +119,8 @@ class GraphLauncher(Generic[B, Y]):
         """The smallest recording with room for the step; None: there is none."""
         if counts.any_scores:
             return None
-        shapes = self._chunked if counts.has_chunks else self._sampling
-        least = bisect_left(shapes, (counts.num_tokens,))
-        fits = (self._recordings[shape] for shape in islice(shapes, least, None) if has_room(shape, counts))
-        if counts.has_chunks:  # as many short rows as may be, for they are attended to as such
-            return min(fits, key=lambda recording: order(recording.rows, counts), default=None)
-        return next((found for found in fits if found.has_halves or not by_halves), None)
+        recordings = self._recordings.get(counts.riders.bits & self.features.forward_bits)
+        return None if recordings is None else recordings.find(counts, by_halves=by_halves)
 
     def _may_replay(self, counts: StepCounts) -> Halves:
         """A row that samples with more than a temperature, or a feature, may ask for kernels of its own."""
@@ -226,12 +134,12 @@ class GraphLauncher(Generic[B, Y]):
         self._capture(of_kind.values())
         num_bytes = torch.cuda.memory_reserved() - before
         for kind, largest in of_kind.items():
-            kept = self.eager.step.num_bytes(self._recordings[largest].begun[0]) / largest.num_tokens
             others = (shape.num_tokens for shape in self.shapes if shape.samples_all is kind)
-            num_bytes += int(kept * (sum(others) - largest.num_tokens))
+            num_others = sum(others) - largest.num_tokens
+            for recordings in self._recordings.values():
+                kept = self.eager.step.num_bytes(recordings[largest].begun[0]) / largest.num_tokens
+                num_bytes += int(kept * num_others)
         self._recordings.clear()
-        self._sampling.clear()
-        self._chunked.clear()
         return num_bytes
 
     def capture(self) -> None:
@@ -242,29 +150,22 @@ class GraphLauncher(Generic[B, Y]):
     def _capture(self, shapes: Iterable[StepShape]) -> None:
         record, slots = self._make_recorder(), self.eager.inputs.slots
         self.state.features[slots.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
-        for shape in sorted(shapes, reverse=True):
-            rows = StaticRows(shape, slots.spare, slots.device)
-            recording = self._recordings[shape] = Recording(rows, record, self.eager.step)
-            if shape.samples_all and self.shapes[shape]:
-                recording.record_halves(self.features.split_riders(shape.num_rows))
-        self._sampling = sorted(shape for shape in self._recordings if shape.samples_all)
-        self._chunked = sorted(shape for shape in self._recordings if not shape.samples_all)
+        for bits in {0, self.features.forward_bits}:
+            recordings = {
+                shape: self._record(shape, record, has_forward=bits > 0)
+                for shape in sorted(shapes, reverse=True)
+            }
+            self._recordings[bits] = Recordings(recordings)
         torch.cuda.empty_cache()  # of what ran before it was recorded
 
-
-def has_room(shape: StepShape, counts: StepCounts) -> bool:
-    """Is there a place for each row, token and logit, and do drafts follow if they are wanted?"""
-    num_short = min(counts.num_leading(shape.max_query), shape.num_short)
-    return (
-        counts.num_tokens <= shape.num_tokens
-        and counts.num_rows - num_short <= shape.num_chunks
-        and counts.num_logits <= shape.num_logits
-        and (shape.max_query > 1 or not counts.num_propose)
-    )
-
-
-def order(rows: StaticRows, counts: StepCounts) -> tuple[int, int, StepShape]:
-    return rows.shape.num_tokens, -rows.num_short(counts), rows.shape
+    def _record(self, shape: StepShape, record: Recorder, *, has_forward: bool) -> Recording[B, Y]:
+        """has_forward: with what features change of the forward."""
+        slots, features = self.eager.inputs.slots, self.features
+        forward = features.forward_riders(shape.num_rows) if has_forward else NO_RIDERS
+        recording = Recording(StaticRows(shape, slots.spare, slots.device), record, self.eager.step, forward)
+        if shape.samples_all and self.shapes[shape]:
+            recording.record_halves(features.split_riders(shape.num_rows))
+        return recording
 
 
 class CudaRecorder:

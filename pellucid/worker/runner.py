@@ -38,8 +38,9 @@ class ModelRunner(Generic[Y]):
         with self._inference:
             self.handover.apply_feedback(max(plan.id - self.num_stages, plan.committed))  # law 6: before what follows
             self.admitter.retire(plan.retired)
+            self.features.retire(plan.retired)
             self.admitter.admit(plan.admitted)
-            self.features.admit(plan.admitted)
+            self.admitter.fail(self.features.admit(plan.admitted))
             self.slots.grow(plan.grown)
             if not plan.rows:
                 return EmptyResult(plan.id)

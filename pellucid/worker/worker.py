@@ -176,6 +176,9 @@ class Worker:
             sampler=sampler,
             head=lambda hidden: sampler.vocabulary.whole(target.model.logits(hidden)),
             shape=proposer.shape,
+            lora_banks=target.lora_banks,
+            modules=target.modules,
+            resolved=resolved,
         )
         features = WorkerFeatures.of(resolved.features, facts)
         shapes = self._recorded_shapes(target, proposer.shape)
@@ -259,7 +262,8 @@ class Worker:
             return 0
         self._tell("compiling and warming up kernels")
         self._bind_kv(0)
-        given = self.resolved, self.layout.pages_a_block, self.runner.features.eager_bits
+        features = self.runner.features
+        given = self.resolved, self.layout.pages_a_block, features.eager_bits | features.forward_bits
         with compiled_together(self.device, running=self._running(), compilers=compilers):
             with self.abridged():
                 for plan in warm_up_steps(*given):
@@ -285,6 +289,7 @@ class Worker:
         self.runner.execute(plan).result()
         self.runner.handover.apply_feedback(plan.id)  # nothing is under way any more
         self.runner.slots.retire(plan.rows.slots.tolist())
+        self.runner.features.retire(plan.rows.slots.tolist())
 
     def _bind_kv(self, num_pages: int) -> None:
         """Make so many pages and the padding page 0, zeros, and give every layer its view of them."""

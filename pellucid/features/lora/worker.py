@@ -1,0 +1,143 @@
+"""Adapters on their way from files to the device, and which token has which.
+
+Those in use are in the banks of the layers, each at its place; the others are in host memory, the least
+recently used ones in files alone.  All ranks admit the same requests in the same order, so they put an
+adapter to the same place without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pellucid.features.base import WorkerFacts, WorkerFeature
+from pellucid.forward import ForwardInput
+from pellucid.kernels.gather_rows import owners
+from pellucid.lora.bank import LowRank
+from pellucid.lora.peft import read_adapter
+from pellucid.lora.request import AdapterRef
+from pellucid.schedule.plan import Admission
+from pellucid.transfer import refill
+from pellucid.worker.inputs import StepCounts, StepRows
+
+logger = logging.getLogger(__name__)
+NONE = -1  # the place of no adapter
+
+
+class Adapters:
+    """All that have been read, and the places of those on the device."""
+
+    def __init__(self, facts: WorkerFacts) -> None:
+        lora = facts.resolved.user.lora
+        self._banks, self._modules, self._pins = facts.lora_banks, facts.modules, facts.device.type == "cuda"
+        self._most = lora.max_cpu_loras or lora.max_loras
+        self._held: OrderedDict[str, dict[str, LowRank]] = OrderedDict()  # the least recently used first
+        self._places: OrderedDict[str, int] = OrderedDict()  # the same
+        self._free = list(reversed(range(lora.max_loras)))
+
+    def place(self, ref: str, in_use: Sequence[int]) -> int:
+        """Where an adapter is, brought there if need be, for which one that is not `in_use` gives way.
+
+        Raises ValueError for one that cannot be read or does not fit the model.
+        """
+        if ref not in self._places:
+            adapter = self._read(ref)
+            place = self._make_room(in_use)
+            for bank in self._banks:
+                bank.put(place, [adapter.get(prefix) for prefix in bank.prefixes])
+            self._places[ref] = place
+        self._places.move_to_end(ref)
+        return self._places[ref]
+
+    def _make_room(self, in_use: Sequence[int]) -> int:
+        if self._free:
+            return self._free.pop()
+        oldest = next(ref for ref, place in self._places.items() if place not in in_use)
+        return self._places.pop(oldest)
+
+    def _read(self, ref: str) -> dict[str, LowRank]:
+        """From host memory, or from its files."""
+        if ref not in self._held:
+            named = AdapterRef.decode(ref)
+            adapter = read_adapter(Path(named.path))
+            self._check(named, adapter)
+            if self._pins:
+                adapter = {
+                    name: LowRank(*(each.pin_memory() for each in pair)) for name, pair in adapter.items()
+                }
+            self._held[ref] = adapter
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        self._held.move_to_end(ref)
+        return self._held[ref]
+
+    def _check(self, named: AdapterRef, adapter: Mapping[str, LowRank]) -> None:
+        """Raise ValueError if some of it fits no layer."""
+        unknown = sorted(adapter.keys() - self._modules)
+        if unknown:
+            raise ValueError(
+                f"adapter {named.name!r} changes {unknown[0]}, which this model does not have "
+                f"({len(unknown)} such modules)"
+            )
+        served = {prefix for bank in self._banks for prefix in bank.prefixes}
+        for prefix in adapter.keys() - served:
+            if not in_layers(prefix):
+                raise ValueError(
+                    f"adapter {named.name!r} changes {prefix}; adapters of linear layers alone are served, "
+                    "not of embedding and head"
+                )
+        for bank in self._banks:
+            for part, prefix in enumerate(bank.prefixes):
+                if prefix in adapter:
+                    bank.check(part, adapter[prefix])
+
+
+def in_layers(path: str) -> bool:
+    """Is this module in a layer, here or on another pipeline stage?"""
+    return any(part.isdigit() for part in path.split("."))
+
+
+class Lora(WorkerFeature):
+    """Tells the layers which token has which adapter."""
+
+    def __init__(self, facts: WorkerFacts) -> None:
+        self._adapters = Adapters(facts)
+        num_slots = facts.slots.num_slots + 1
+        self._place_of = np.full(num_slots, NONE, dtype=np.int64)  # by slot, of those that have asked
+        self._sent = np.full(num_slots, NONE, dtype=np.int32)  # the same of all, as the device has it
+        self._table = torch.full((num_slots,), NONE, dtype=torch.int32, device=facts.device)
+
+    def admit(self, admissions: Sequence[Admission]) -> Mapping[int, str]:
+        failed: dict[int, str] = {}
+        for admission in admissions:
+            self._place_of[admission.slot] = NONE
+            ref = admission.ride.get("lora")
+            if ref is None:  # the warm-up: banks are zeros
+                self._place_of[admission.slot] = 0
+                continue
+            try:
+                self._place_of[admission.slot] = self._adapters.place(ref, self._place_of.tolist())
+            except (ValueError, OSError) as error:
+                logger.warning("%s", error)
+                failed[admission.slot] = str(error)
+        return failed
+
+    def retire(self, slots: Sequence[int]) -> None:
+        self._place_of[slots] = NONE
+
+    def before(self, counts: StepCounts, ride: None) -> None:
+        """Rows of the step that ask have an adapter, the others none."""
+        slots = counts.slots
+        places = np.where(counts.riders.asked & counts.riders.bit_of["lora"], self._place_of[slots], NONE)
+        if not np.array_equal(self._sent[slots], places):
+            self._sent[slots] = places
+            refill(self._table, self._sent.copy())
+
+    def extend(self, rows: StepRows, fwd: ForwardInput) -> None:
+        _, row = owners(rows.cu_query, rows.num_tokens)
+        fwd.adapters = self._table[rows.slots[row]]

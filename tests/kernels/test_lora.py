@@ -1,0 +1,50 @@
+"""Low-rank additions: the kernels against the plain reference, and each token by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pellucid.kernels.lora import add_lora, add_lora_ref
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank
+    "q, k, v of a decode": (5, 80, (64, 16, 16), 3, 16),
+    "one matrix, many tiles": (37, 600, (72,), 2, 32),
+    "gate and up": (16, 64, (96, 96), 4, 16),
+}
+
+
+@pytest.mark.parametrize(("num_tokens", "num_in", "parts", "num", "rank"), SHAPES.values(), ids=SHAPES.keys())
+def test_kernels_are_as_the_reference(
+    num_tokens: int, num_in: int, parts: tuple[int, ...], num: int, rank: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    x, y = normal(num_tokens, num_in), normal(num_tokens, sum(parts))
+    a, b = normal(num, len(parts), rank, num_in) * num_in**-0.5, normal(num, sum(parts), rank)
+    adapters = torch.randint(-1, num, (num_tokens,), generator=generator).to(torch.int32)
+    adapters[0], adapters[-1] = -1, num - 1
+    adapters = adapters.to(DEVICE)
+    expected, found = y.clone(), y.clone()
+    add_lora_ref(expected, x, adapters, a, b, parts)
+    add_lora(found, x, adapters, a, b, parts)
+    assert torch.equal(found[0], y[0]), "a token without an adapter has changed"
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_token_does_not_depend_on_its_neighbours() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, a = torch.randn(16, 64, generator=generator), torch.randn(3, 1, 16, 64, generator=generator)
+    b = torch.randn(3, 48, 16, generator=generator)
+    x, a, b = x.to(DEVICE), a.to(DEVICE), b.to(DEVICE)
+    alone, together = torch.zeros(16, 48, device=DEVICE), torch.zeros(16, 48, device=DEVICE)
+    adapters = torch.arange(16, device=DEVICE, dtype=torch.int32) % 3
+    add_lora(together, x, adapters, a, b, (48,))
+    only = torch.full_like(adapters, -1)
+    only[7] = adapters[7]
+    add_lora(alone, x, only, a, b, (48,))
+    assert torch.equal(alone[7], together[7])

@@ -1,0 +1,147 @@
+"""Adapters as peft writes them: tokens are those of the model with the adapter merged into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pellucid import LLM, LoRARequest, SamplingParams
+from pellucid.lora.peft_config import read_config
+from tests.tiny import write_checkpoint
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+BASE: dict[str, object] = {"enable_lora": True, "max_loras": 2, "block_size": 16, "cpu_kv_cache_gib": 0.01}
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+TARGETS = {
+    "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "some": ["q_proj", "v_proj", "down_proj"],
+    "one": ["k_proj"],
+}
+PROMPTS = [[*range(5 + i, 40 + 3 * i)] for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random adapters of peft's own making, and beside each the model with it merged in."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    found: dict[str, Path] = {}
+    for seed, (name, targets) in enumerate(TARGETS.items()):
+        torch.manual_seed(seed)
+        folder = tmp_path_factory.mktemp(name)
+        config = LoraConfig(
+            r=(4, 8, 6)[seed], lora_alpha=12, target_modules=targets, use_rslora=name == "some",
+            rank_pattern={"q_proj": 2} if name == "all" else {}, init_lora_weights=False,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        tuned = get_peft_model(model, config)
+        tuned.save_pretrained(folder / "adapter")
+        tuned.merge_and_unload().save_pretrained(folder / "merged")
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / "merged" / file).write_text((tiny / file).read_text())
+        found[name] = folder
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path, adapters: dict[str, Path]) -> dict[str | None, list[list[int]]]:
+    models = {None: tiny} | {name: folder / "merged" for name, folder in adapters.items()}
+    return {name: ask(LLM(str(model), cpu_kv_cache_gib=0.01), [None] * 6) for name, model in models.items()}
+
+
+def ask(llm: LLM, wishes: list[LoRARequest | None]) -> list[list[int]]:
+    with llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=wishes)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def wish(adapters: dict[str, Path], name: str | None) -> LoRARequest | None:
+    return None if name is None else LoRARequest(name, 1, str(adapters[name] / "adapter"))
+
+
+COMPANIES = {
+    "plain": {},
+    "overlapped, small chunks": {"depth": 2, "max_num_batched_tokens": 24},
+    "few slots": {"max_num_seqs": 2},
+    "one at a time": {"max_loras": 1},
+    "drafts": {"speculative_config": NGRAM, "depth": 2},
+    "few blocks": {"num_gpu_blocks_override": 12, "depth": 2},
+    "tp": {"tensor_parallel_size": 2},
+    "pp": {"pipeline_parallel_size": 2},
+    "in its own process": {"executor": "multiproc"},
+}
+
+
+@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def test_each_request_has_its_own(tiny: Path, adapters, expected, options: dict) -> None:
+    names = ["all", None, "some", "one", "some", "all"]
+    tokens = ask(LLM(str(tiny), **{**BASE, **options}), [wish(adapters, name) for name in names])
+    assert tokens == [expected[name][i] for i, name in enumerate(names)]
+    assert expected["all"] != expected[None] != expected["one"], "the adapters change nothing"
+
+
+def test_prefixes_are_not_shared_across_adapters(tiny: Path, adapters, expected) -> None:
+    with LLM(str(tiny), **BASE) as llm:
+        found = [
+            llm.generate([PROMPTS[5]], GREEDY, use_tqdm=False, lora_request=wish(adapters, name))[0]
+            for name in ("all", None, "all")
+        ]
+    assert [output.num_cached_tokens for output in found] == [0, 0, 32]
+    assert [output.outputs[0].token_ids for output in found] == [
+        expected[name][5] for name in ("all", None, "all")
+    ]
+
+
+def test_an_adapter_that_does_not_fit_ends_its_request_alone(
+    tiny: Path, adapters, expected, tmp_path
+) -> None:
+    wider = write_checkpoint(tmp_path / "wider", hidden_size=64, num_hidden_layers=1)
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(wider, dtype=torch.float32)
+    get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    with LLM(str(tiny), **BASE) as llm:
+        wrong = LoRARequest("wider", 1, str(tmp_path / "adapter"))
+        outputs = llm.generate(
+            PROMPTS[:2], GREEDY, use_tqdm=False, lora_request=[wrong, wish(adapters, "all")]
+        )
+    assert "q_proj" in (outputs[0].error or "") and outputs[0].outputs[0].finish_reason == "error"
+    assert outputs[1].outputs[0].token_ids == expected["all"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "lm_head"),
+        ({"r": 0}, "r is 0"),
+    ],
+    ids=["dora", "another kind", "biases", "whole modules", "no rank"],
+)
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, change: dict, says: str) -> None:
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, **change}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=says):
+        read_config(tmp_path)
+
+
+def test_refusals_before_anything_runs(tiny: Path, adapters) -> None:
+    with LLM(str(tiny), **(BASE | {"max_lora_rank": 4})) as llm:
+        with pytest.raises(ValueError, match="rank 8, above max_lora_rank 4"):
+            llm.generate([[1, 2]], GREEDY, lora_request=wish(adapters, "some"))
+        with pytest.raises(ValueError, match="no LoRA adapter"):
+            llm.generate([[1, 2]], GREEDY, lora_request=LoRARequest("x", 1, "/nowhere"))
+    with LLM(str(tiny), cpu_kv_cache_gib=0.01) as llm, pytest.raises(ValueError, match="enable_lora"):
+        llm.generate([[1, 2]], GREEDY, lora_request=wish(adapters, "all"))
