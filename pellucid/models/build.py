@@ -196,7 +196,10 @@ def build(
     if options.show_progress:
         for line in lines(products_of(torch_module(model))):
             logger.info("%s", line)
-    weight_bytes = sum(weight.nbytes for weight in weights_of(model))
+    weights = weights_of(model)
+    weight_bytes = sum(weight.nbytes for weight in weights)
+    named = context.elsewhere.union(*(weight.sources for weight in weights))
+    modules = frozenset(name.rpartition(".")[0] for name in named)
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
     else:
@@ -214,13 +217,7 @@ def build(
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
         lora_banks=tuple(context.lora_banks),
-        modules=frozenset(
-            name.rpartition(".")[0]
-            for name in {
-                *context.elsewhere,
-                *(name for weight in weights_of(model) for name in weight.sources),
-            }
-        ),
+        modules=modules,
     )
 
 
