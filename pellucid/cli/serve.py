@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from pellucid.async_llm import AsyncLLM
 
-LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_hosts")  # options with several values
+# Options with several values.
+LISTS = ("served_model_name", "lora_modules", "api_key", "allowed_origins", "allowed_hosts")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
-from pellucid.server import anthropic, chat, completions, models, ops, pages, tokens, xray
+from pellucid.server import adapters, anthropic, chat, completions, models, ops, pages, tokens, xray
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
@@ -27,6 +27,7 @@ ROUTERS = (
     chat.router,
     anthropic.router,
     models.router,
+    adapters.router,
     tokens.router,
     ops.router,
     pages.router,
@@ -49,6 +50,7 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     shown = template or (llm.tokenizer.chat_template(tools=True) if llm.has_tokenizer else None)
     facts = ModelFacts(
         names=names,
+        has_adapters=llm.resolved.user.lora.enable_lora,
         options=options,
         tokenizer_path=llm.resolved.checkpoint.tokenizer_path,
         vocab_size=llm.vocab_size,
@@ -64,6 +66,7 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
         metrics=Metrics(llm, names[0]),
         preprocessor=Preprocessor(renderer),
         names=names,
+        adapters=adapters.named(llm, options.lora_modules, names),
         parsers=facts.parsers,
     )
 

@@ -132,7 +132,12 @@ async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
     grammar = await check_wish(body, sampling, server, request)
     await server.llm.spell(sampling)
     mailbox = server.submit(
-        [prompt], sampling, priority=body.priority, is_streamed=bool(body.stream), grammar=grammar
+        [prompt],
+        sampling,
+        priority=body.priority,
+        is_streamed=bool(body.stream),
+        grammar=grammar,
+        model=work.model,
     )
     # What a structural tag leaves free is text as any other.
     is_constrained = wish is not None and wish.structural_tag is None

@@ -73,7 +73,12 @@ async def answer(work: CompletionWork, request: Request) -> Response:
     grammar = await check_wish(body, sampling, server, request)
     await server.llm.spell(sampling)
     mailbox = server.submit(
-        work.prompts, sampling, priority=body.priority, is_streamed=bool(body.stream), grammar=grammar
+        work.prompts,
+        sampling,
+        priority=body.priority,
+        is_streamed=bool(body.stream),
+        grammar=grammar,
+        model=work.model,
     )
     answer = Answer(mailbox, work.prompts, sampling.n)
     form = _CompletionForm(body, answer, work.model, server, work.texts, answer_id("cmpl", request, body))

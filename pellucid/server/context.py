@@ -10,8 +10,9 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from pellucid.async_llm import AsyncLLM, Mailbox
+from pellucid.lora.request import LoRARequest
 from pellucid.sampling_params import SamplingParams
-from pellucid.server.errors import ApiError, overloaded, users_fault
+from pellucid.server.errors import ApiError, overloaded, unknown_model, users_fault
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import Parsers
@@ -29,6 +30,7 @@ class Server:
     metrics: Metrics
     preprocessor: Preprocessor
     names: tuple[str, ...]  # of the model; answers carry the first
+    adapters: dict[str, LoRARequest] = field(default_factory=dict[str, LoRARequest])  # by name
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False  # takes nothing new
@@ -42,10 +44,14 @@ class Server:
         priority: int | None,
         is_streamed: bool,
         grammar: str | None = None,
+        model: str | None = None,
     ) -> Mailbox:
-        """Hand prompts to the engine.  grammar: what `check_wish` has returned.
+        """Hand prompts to the engine.
 
-        Raises a 400 for what it cannot serve, a 503 if it cannot now."""
+        grammar: what `check_wish` has returned.  model: one of its names or an adapter's.  Raises a 400 for
+        what it cannot serve, a 404 for another model, a 503 if it cannot now.
+        """
+        lora = self.adapter(model)
         with users_fault(sampling.__dict__):
             if sampling.logprobs is not None and not self.llm.has_tokenizer:
                 raise ValueError("logprobs are shown with text, but this server has no tokenizer")
@@ -54,7 +60,18 @@ class Server:
             self.metrics.accepted(sampling.n)
         kind = OutputKind.DELTA if is_streamed else OutputKind.FINAL_ONLY
         with users_fault({**sampling.__dict__, "priority": priority}):
-            return self.llm.open(prompts, sampling, priority=priority or 0, kind=kind, grammar=grammar)
+            return self.llm.open(
+                prompts, sampling, priority=priority or 0, kind=kind, grammar=grammar, lora=lora
+            )
+
+    def adapter(self, model: str | None) -> str | None:
+        """What the engine takes as the adapter of this name; None: it is the model's."""
+        if model is None or model in self.names:
+            return None
+        if model not in self.adapters:
+            raise unknown_model(model)
+        with users_fault({"model": None}):
+            return self.llm.adapter(self.adapters[model])
 
     def check_room(self, num_new: int) -> None:
         """Raise a 503 if the engine is gone, or too many completions wait for it."""

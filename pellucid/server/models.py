@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model, by all of its names."""
+"""GET /v1/models: the one model, by all of its names, and its adapters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ router = APIRouter()
 @router.get("/v1/models", summary="List the models")
 async def list_models(request: Request) -> Response:
     server = server_of(request)
-    return json_response(ModelList([_card(server, name) for name in server.names]))
+    return json_response(ModelList([_card(server, name) for name in (*server.names, *server.adapters)]))
 
 
 @router.get("/v1/models/{name:path}", summary="Describe a model")
 async def show_model(name: str, request: Request) -> Response:
     server = server_of(request)
-    if name not in server.names:
+    if name not in server.names and name not in server.adapters:
         raise unknown_model(name)
     return json_response(_card(server, name))
 
 
 def _card(server: Server, name: str) -> ModelCard:
-    root = server.llm.resolved.user.model.model
-    return ModelCard(name, server.created, root, server.llm.max_model_len)
+    length = server.llm.max_model_len
+    if name in server.names:
+        return ModelCard(name, server.created, server.llm.resolved.user.model.model, length)
+    return ModelCard(name, server.created, server.adapters[name].lora_path, length, parent=server.names[0])

@@ -25,6 +25,9 @@ class ServeOptions:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine's")
     port: int = option(8000, "port to listen on; 0 takes a free one")
     served_model_name: tuple[str, ...] = option((), "names that requests may call the model by")
+    lora_modules: tuple[str, ...] = option(
+        (), "adapters that requests may name as their model from the start, as NAME=FOLDER; with enable_lora"
+    )
     api_key: tuple[str, ...] = option((), "keys, one of which a request must bring; also PELLUCID_API_KEY")
     allowed_origins: tuple[str, ...] = option(
         (), "web pages that may call this server, such as https://a.org"

@@ -38,6 +38,7 @@ class ModelFacts:
     """What prompts of a served model depend on; can be sent to another process."""
 
     names: tuple[str, ...]  # of the model; answers carry the first
+    has_adapters: bool = False  # names of which come and go: whoever hands requests to the engine knows them
     options: ServeOptions
     tokenizer_path: Path | None
     vocab_size: int
@@ -68,11 +69,11 @@ class Renderer:
         return any(id in self.tokenizer.special_ids for id in ids)
 
     def check_model(self, request: Named) -> str:
-        """The model's name for the answer.  Raises a 404 for another model than this one."""
+        """The model's name for the answer, or an adapter's.  Raises a 404 for what can be neither."""
         names = self.facts.names
         if not request.model:
             return names[0]
-        if request.model not in names:
+        if request.model not in names and not self.facts.has_adapters:
             raise unknown_model(request.model)
         return request.model
 

@@ -15,41 +15,7 @@ from tests.tiny import write_checkpoint
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 BASE: dict[str, object] = {"enable_lora": True, "max_loras": 2, "block_size": 16, "cpu_kv_cache_gib": 0.01}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-TARGETS = {
-    "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    "some": ["q_proj", "v_proj", "down_proj"],
-    "one": ["k_proj"],
-}
 PROMPTS = [[*range(5 + i, 40 + 3 * i)] for i in range(6)]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random adapters of peft's own making, and beside each the model with it merged in."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    found: dict[str, Path] = {}
-    for seed, (name, targets) in enumerate(TARGETS.items()):
-        torch.manual_seed(seed)
-        folder = tmp_path_factory.mktemp(name)
-        config = LoraConfig(
-            r=(4, 8, 6)[seed], lora_alpha=12, target_modules=targets, use_rslora=name == "some",
-            rank_pattern={"q_proj": 2} if name == "all" else {}, init_lora_weights=False,
-        )  # fmt: skip
-        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-        tuned = get_peft_model(model, config)
-        tuned.save_pretrained(folder / "adapter")
-        tuned.merge_and_unload().save_pretrained(folder / "merged")
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / "merged" / file).write_text((tiny / file).read_text())
-        found[name] = folder
-    return found
 
 
 @pytest.fixture(scope="module")

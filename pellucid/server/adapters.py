@@ -1,0 +1,83 @@
+"""POST /v1/load_lora_adapter, /v1/unload_lora_adapter: what else than the model requests may name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+from pydantic import BaseModel
+
+from pellucid.async_llm import AsyncLLM
+from pellucid.lora.request import LoRARequest
+from pellucid.sampling_params import SamplingParams
+from pellucid.server.context import Server, server_of
+from pellucid.server.errors import ApiError, users_fault
+
+router = APIRouter()
+
+
+class LoadRequest(BaseModel):
+    """An adapter's name and its folder on the server's machine."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False  # in the place of one of that name
+
+
+class UnloadRequest(BaseModel):
+    """An adapter's name."""
+
+    lora_name: str
+
+
+def named(llm: AsyncLLM, modules: Sequence[str], names: Sequence[str]) -> dict[str, LoRARequest]:
+    """Adapters that are there from the start, by name.  Raises ValueError for one that is not served."""
+    found: dict[str, LoRARequest] = {}
+    for module in modules:
+        name, equals, path = module.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"lora_modules has {module!r}, must be NAME=FOLDER")
+        if name in found or name in names:
+            raise ValueError(f"lora_modules names {name!r}, which is another one's name already")
+        found[name] = LoRARequest(name, len(found) + 1, path)
+        llm.adapter(found[name])
+    return found
+
+
+@router.post("/v1/load_lora_adapter", summary="Have requests name an adapter as their model")
+async def load(body: LoadRequest, request: Request) -> Response:
+    server = server_of(request)
+    if body.lora_name in server.names or (body.lora_name in server.adapters and not body.load_inplace):
+        raise ApiError(400, f"there is a model {body.lora_name!r} already; unload it, or take another name")
+    if not body.lora_name:
+        raise ApiError(400, "lora_name is empty", param="lora_name")
+    adapter = LoRARequest(body.lora_name, len(server.adapters) + 1, body.lora_path)
+    await _try(server, adapter)
+    server.adapters[body.lora_name] = adapter
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added.")
+
+
+@router.post("/v1/unload_lora_adapter", summary="Forget an adapter")
+async def unload(body: UnloadRequest, request: Request) -> Response:
+    if server_of(request).adapters.pop(body.lora_name, None) is None:
+        raise ApiError(404, f"there is no adapter {body.lora_name!r}; /v1/models lists those that there are")
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed.")
+
+
+async def _try(server: Server, adapter: LoRARequest) -> None:
+    """Have the engine read it, and run a token with it.  Raises a 400 if it does not fit the model."""
+    with users_fault(_FIELDS):
+        lora = server.llm.adapter(adapter)
+    server.check_room(1)
+    (prompt,) = await server.llm.tokenize([{"prompt_token_ids": [0]}])
+    mailbox = server.llm.open([prompt], SamplingParams(max_tokens=1, temperature=0), lora=lora)
+    try:
+        async for output in mailbox:
+            if output.error is not None:
+                raise ApiError(400, output.error, param="lora_path")
+    finally:
+        mailbox.close()
+
+
+_FIELDS: Mapping[str, object] = LoadRequest.model_fields

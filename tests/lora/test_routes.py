@@ -1,0 +1,61 @@
+"""Adapters over HTTP: listed, named as a model, loaded and unloaded while the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from pellucid import LLM, SamplingParams
+from tests.patience import PATIENCE
+from tests.server.conftest import Running, running
+
+PROMPT = list(range(5, 60))
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Path, adapters: dict[str, Path]) -> Generator[Running, None, None]:
+    lora = ("--enable-lora", "--max-loras", "1", "--lora-modules", f"all={adapters['all'] / 'adapter'}")
+    with running("--model", str(tiny), "--served-model-name", "base", *lora) as server:
+        yield server
+
+
+def text(server: Running, model: str) -> str:
+    answer = server.client().completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def alone(model: Path) -> str:
+    with LLM(str(model), cpu_kv_cache_gib=0.01) as llm:
+        return llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12))[0].outputs[0].text
+
+
+def post(server: Running, path: str, **body: object) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
+
+
+def test_an_adapter_is_a_model_to_requests(served: Running, tiny: Path, adapters: dict[str, Path]) -> None:
+    listed = {model.id: model for model in served.client().models.list().data}
+    assert listed.keys() == {"base", "all"} and listed["all"].model_extra["parent"] == "base"
+    assert text(served, "base") == alone(tiny)
+    assert text(served, "all") == alone(adapters["all"] / "merged") != alone(tiny)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        text(served, "nobody")
+
+
+def test_adapters_come_and_go(served: Running, adapters: dict[str, Path], tmp_path: Path) -> None:
+    path = str(adapters["one"] / "adapter")
+    assert post(served, "/v1/load_lora_adapter", lora_name="new", lora_path=path).status_code == 200
+    assert text(served, "new") == alone(adapters["one"] / "merged")
+    again = post(served, "/v1/load_lora_adapter", lora_name="new", lora_path=path)
+    assert again.status_code == 400 and "already" in again.json()["error"]["message"]
+    assert post(served, "/v1/unload_lora_adapter", lora_name="new").status_code == 200
+    with pytest.raises(openai.NotFoundError):
+        text(served, "new")
+    assert post(served, "/v1/unload_lora_adapter", lora_name="new").status_code == 404
+    nowhere = post(served, "/v1/load_lora_adapter", lora_name="x", lora_path=str(tmp_path))
+    assert nowhere.status_code == 400 and "no LoRA adapter" in nowhere.json()["error"]["message"]
