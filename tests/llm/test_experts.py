@@ -74,3 +74,15 @@ def test_experts_that_ranks_cannot_divide_are_refused(sparse: Path) -> None:
     options = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
     with pytest.raises(ValueError, match="enable_expert_parallel divides 6 experts among 4 ranks"):
         LLM(str(sparse), **BASE, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("options", [{"depth": 2}, {"enforce_eager": True}], ids=["recorded", "eager"])
+def test_tokens_on_a_gpu_are_those_of_the_cpu(sparse: Path, alone, options: dict) -> None:
+    prompts, params, expected = alone
+    with LLM(str(sparse), **(BASE | {"device": "cuda", "num_gpu_blocks_override": 4096} | options)) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert llm.llm_engine.stats.num_late_compilations == 0
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
