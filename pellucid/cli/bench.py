@@ -143,6 +143,7 @@ ROWS = (
     ("cached tokens", "num_cached_tokens", "{:,}"),
     ("preemptions", "num_preemptions", "{:,}"),
     ("kernels compiled late", "num_late_compilations", "{:,}"),
+    ("experts of a layer read by a step, by chance", "experts_read_per_layer_and_step", "{:,.1f}"),
     ("bytes to move, GB", "limit_gigabytes", "{:,.1f}"),
     ("TFLOPs to compute", "limit_teraflops", "{:,.2f}"),
     ("machine GB/s", "machine_gigabytes_per_second", "{:,.1f}"),

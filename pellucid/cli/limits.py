@@ -63,14 +63,17 @@ class ModelCost:
 
     def step(self, step: Step) -> tuple[float, float]:
         """(bytes, FLOPs) of one step."""
-        hit = 0.0
-        if self.num_experts:
-            hit = self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** step.num_tokens)
-        weights = self.dense_weights + self.head_weights + hit * self.expert_weights
+        weights = self.dense_weights + self.head_weights + self.num_hit(step) * self.expert_weights
         moved = weights * self.bytes_per_weight + (step.read + step.num_tokens) * self.kv_bytes_per_token
         each = self.dense_weights + self.num_chosen * self.expert_weights
         computed = 2 * (each * step.num_tokens + self.head_weights * step.num_samples)
         return moved, computed + self.attention_flops * step.pairs
+
+    def num_hit(self, step: Step) -> float:
+        """Experts of a layer that a step reads, on average, if each token chooses its own by chance."""
+        if not self.num_experts:
+            return 0.0
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** step.num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +94,21 @@ class Limit:
     num_bytes: float
     flops: float
     num_steps: int
+    num_hit: float  # experts of a layer that a step reads, the mean over steps
 
 
 def run_limit(
     cost: ModelCost, requests: Sequence[tuple[int, int]], max_num_seqs: int, machine: Machine
 ) -> Limit:
     """The least time for requests of (prompt tokens, output tokens), `max_num_seqs` at a time."""
-    costs = [cost.step(step) for step in ideal_steps(requests, max_num_seqs)]
+    steps = list(ideal_steps(requests, max_num_seqs))
+    costs = [cost.step(step) for step in steps]
     return Limit(
         seconds=sum(max(moved / machine.bandwidth, flops / machine.flops) for moved, flops in costs),
         num_bytes=sum(moved for moved, _ in costs),
         flops=sum(flops for _, flops in costs),
         num_steps=len(costs),
+        num_hit=sum(map(cost.num_hit, steps)) / max(1, len(steps)),
     )
 
 

@@ -23,6 +23,7 @@ from pellucid.types import RequestOutput
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 LIMITS: tuple[str, ...] = (
+    "experts_read_per_layer_and_step",
     "limit_gigabytes",
     "limit_teraflops",
     "machine_gigabytes_per_second",
@@ -244,6 +245,7 @@ def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) 
     ]
     limit_seconds = max(limit.seconds for limit in limits)
     figures = (
+        sum(limit.num_hit for limit in limits) / num_engines if cost.num_experts else None,
         sum(limit.num_bytes for limit in limits) / 1e9,
         sum(limit.flops for limit in limits) / 1e12,
         whole.bandwidth / 1e9,

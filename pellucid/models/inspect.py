@@ -9,13 +9,15 @@ from math import prod
 import torch
 
 from pellucid.layers.embedding import VocabEmbedding
+from pellucid.layers.experts import Experts
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.models.build import BuildOptions, design
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.loader import torch_module
 from pellucid.platform import Platform
-from pellucid.weights.decoded import describe
+from pellucid.weights.decoded import describe, paths_of
+from pellucid.weights.source import Header
 
 BLOCK_SIZE = 64  # of a KV cache that nobody makes
 
@@ -55,17 +57,20 @@ def inspect(
     )
     model, builder, source = design(checkpoint, platform, options)
     formats, kinds = builder.context.formats, dict[tuple[str, str, str], Kind]()
+    below: dict[str, list[Header]] = {}
+    for name, info in source.infos.items():
+        for path in paths_of(name):
+            below.setdefault(path, []).append(info)
     for names, served, weight in matrices(torch_module(model)):
         for name, parts in weight.parts().items():
             part, path = parts[0], name.removesuffix(".weight")
             format = formats.get(path)
-            below = [info for name, info in source.infos.items() if name.startswith(f"{path}.")]
-            info = source.infos.get(f"{path}.weight")
+            info = source.infos.get(name)
             plain = info.type if info else str(dtype).removeprefix("torch.")
             stored = plain if format is None else describe(format)
             kind = kinds.setdefault((names, stored, served), Kind(names, stored, served))
             kind.num_matrices += 1
-            kind.file_bytes += sum(info.nbytes for info in below)
+            kind.file_bytes += sum(info.nbytes for info in below.get(path, [info] if info else []))
             num_weights = prod(weight.whole_shape(part))
             kind.num_weights += num_weights
             kind.kept_bytes += num_weights * weight.itemsize
@@ -76,6 +81,8 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
     """Of each layer with a matrix: what its parts are called, what multiplies it, its weight."""
     seen = set[int]()
     for layer in model.modules():
+        if isinstance(layer, Experts):
+            yield from experts_of(layer)
         if not isinstance(layer, Linear | VocabEmbedding):
             continue
         weight = next((p for p in layer.parameters(recurse=False) if isinstance(p, Weight)), None)
@@ -85,3 +92,12 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
         names = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
         product = layer.product if isinstance(layer, Linear) else None
         yield names, f"{product.kind}: {product.multiplier.value}" if product else "looked up", weight
+
+
+def experts_of(layer: Experts) -> Iterator[tuple[str, str, Weight]]:
+    """The same of a mixture's matrices, whichever expert's."""
+    for weight in (layer.weights.gate_up, layer.weights.down):
+        assert isinstance(weight, Weight)
+        last = (name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
+        dtype = str(weight.dtype).removeprefix("torch.")
+        yield f"{', '.join(dict.fromkeys(last))} of experts", f"{dtype}: grouped products", weight

@@ -82,7 +82,7 @@ def test_rope_numbers_may_differ_by_layer_type(folder: Folder) -> None:
     assert open_folder(folder).max_position_embeddings == 128
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-4b", "qwen3-8b", "qwen3-32b", "Qwen3-8B"])
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-4b", "qwen3-8b", "Qwen3-8B", "qwen3-30b-a3b"])
 def test_a_shape_has_neither_weights_nor_tokenizer(shape: str) -> None:
     checkpoint = Checkpoint.open(ModelConfig(model=f"shape:{shape}"))
     assert checkpoint.is_dummy
@@ -156,8 +156,7 @@ def test_rotary_embeddings_that_are_not_served_are_refused(
     [
         ("/nowhere/at/all", "no folder '/nowhere/at/all'; give a folder with config.json"),
         ("just-a-word", "no folder 'just-a-word'; give .* a hub id such as"),
-        ("shape:gpt-9", "unknown shape 'shape:gpt-9' .known: qwen3-0.6b"),
-        ("shape:qwen3-30b-a3b", "unknown model architecture 'Qwen3MoeForCausalLM'; did you mean"),
+        ("shape:gpt-9", "unknown shape 'shape:gpt-9' .known: .*qwen3-0.6b"),
     ],
 )
 def test_names_that_lead_nowhere_are_refused(name: str, words: str) -> None:

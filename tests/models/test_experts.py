@@ -1,0 +1,112 @@
+"""Experts that checkpoints hold in codes, of all in one tensor or of each; and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pellucid.cli.main import main
+from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
+from pellucid.quant.layouts import layout_of
+from pellucid.quant.layouts.base import LayerFormat
+from tests.models.harness import Harness, load
+from tests.models.test_coded import GPTQ, rounded
+
+transformers = pytest.importorskip("transformers")
+MX_EXPERTS = LayerFormat(layout="mx-experts", code=E2M1, group=Group(1, 32))
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def save_model(folder: Path, *, one_by_one: bool) -> dict[str, Tensor]:
+    """A random Qwen3-MoE; its tensors."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        moe_intermediate_size=32,
+        num_experts=3,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+    )
+    model = transformers.Qwen3MoeForCausalLM(config)
+    model.save_pretrained(folder, save_original_format=one_by_one)
+    return load_file(folder / "model.safetensors")
+
+
+def rewrite(folder: Path, tensors: dict[str, Tensor], quantization: dict[str, object] | None) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    file.write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def mxfp4(weight: Tensor) -> Codes:
+    """The nearest numbers of four bits, with a power of two for each 32 inputs."""
+    groups = weight.float().unflatten(-1, (-1, 32))
+    exponent = (groups.abs().amax(-1) / 6).log2().ceil()
+    table = torch.tensor(E2M1_NUMBERS)
+    q = (groups[..., None] / exponent.exp2()[..., None, None] - table).abs().argmin(-1).to(torch.uint8)
+    scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return Codes(q=q.flatten(-2), code=E2M1, group=MX_EXPERTS.group, scale=Scales(scale))
+
+
+def logits_of(folder: Path) -> Tensor:
+    return Harness(load(folder, max_model_len=32), num_seqs=1, max_len=32).step({0: TOKENS})[0]
+
+
+def test_mxfp4_experts_compute_what_their_numbers_say(tmp_path: Path) -> None:
+    plain = save_model(tmp_path, one_by_one=False)
+    coded: dict[str, Tensor] = {}
+    for name, tensor in list(plain.items()):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            codes = mxfp4(tensor)
+            plain[name] = codes.dequantized()
+            written = layout_of(MX_EXPERTS).encode(codes, MX_EXPERTS)
+            coded |= {f"{name}_{suffix}": part for suffix, part in written.items()}
+        else:
+            coded[name] = tensor
+    assert len(coded) == len(plain) + 4
+    rewrite(tmp_path, plain, None)
+    expected = logits_of(tmp_path)
+    rewrite(tmp_path, coded, {"quant_method": "mxfp4"})
+    assert torch.equal(logits_of(tmp_path), expected)
+
+
+def test_experts_in_codes_one_by_one_do_so_too(tmp_path: Path) -> None:
+    plain = save_model(tmp_path, one_by_one=True)
+    format = LayerFormat(layout="gptq", code=rounded(torch.zeros(1, 8)).code, group=Group(1, 8))
+    coded: dict[str, Tensor] = {}
+    for name, tensor in list(plain.items()):
+        if ".experts." in name:
+            codes = rounded(tensor)
+            plain[name] = codes.dequantized()
+            written = layout_of(format).encode(codes, format)
+            coded |= {name.replace("weight", suffix): part for suffix, part in written.items()}
+        else:
+            coded[name] = tensor
+    rewrite(tmp_path, plain, None)
+    expected = logits_of(tmp_path)
+    dense = {r"-:.*self_attn.*": {}, r"-:.*mlp\.gate$": {}}
+    rewrite(tmp_path, coded, GPTQ | {"dynamic": dense})
+    assert torch.equal(logits_of(tmp_path), expected)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_experts_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_by_one: bool) -> None:
+    save_model(tmp_path, one_by_one=one_by_one)
+    assert main(["inspect", str(tmp_path), "--json", "--device", "cpu"]) == 0
+    rows = {row["names"]: row for row in json.loads(capsys.readouterr().out)["matrices"]}
+    name = "gate_proj, up_proj of experts" if one_by_one else "gate_up_proj of experts"
+    assert rows[name]["num_weights"] == 2 * 3 * 2 * 32 * 32
+    assert rows[name]["served"].endswith("grouped products") and rows[name]["bits"] == 32
