@@ -10,7 +10,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
-from pellucid.server import adapters, anthropic, chat, completions, models, ops, pages, tokens, xray
+from pellucid.server import (
+    adapters,
+    anthropic,
+    chat,
+    completions,
+    models,
+    ops,
+    pages,
+    responses,
+    tokens,
+    xray,
+)
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
@@ -20,12 +31,14 @@ from pellucid.server.parsers.compose import choose
 from pellucid.server.preprocess import Preprocessor
 from pellucid.server.renderer import ModelFacts, Renderer
 from pellucid.server.shortcut import Shortcut
+from pellucid.server.stored_responses import StoredResponses
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
 ROUTERS = (
     completions.router,
     chat.router,
     anthropic.router,
+    responses.router,
     models.router,
     adapters.router,
     tokens.router,
@@ -36,6 +49,7 @@ ROUTERS = (
 ROUTES = {  # of all requests that have a body
     "/v1/completions": completions.ROUTE,
     "/v1/chat/completions": chat.ROUTE,
+    "/v1/responses": responses.ROUTE,
     "/v1/messages": anthropic.MESSAGES,
     "/v1/messages/count_tokens": anthropic.COUNT,
     "/tokenize": tokens.TOKENIZE,
@@ -68,6 +82,7 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
         names=names,
         adapters=adapters.named(llm, options.lora_modules, names),
         parsers=facts.parsers,
+        responses=StoredResponses(options.max_stored_responses),
     )
 
 

@@ -17,6 +17,7 @@ from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import Parsers
 from pellucid.server.preprocess import Preprocessor
+from pellucid.server.stored_responses import StoredResponses
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
 
@@ -30,6 +31,7 @@ class Server:
     metrics: Metrics
     preprocessor: Preprocessor
     names: tuple[str, ...]  # of the model; answers carry the first
+    responses: StoredResponses
     adapters: dict[str, LoRARequest] = field(default_factory=dict[str, LoRARequest])  # by name
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))

@@ -44,6 +44,7 @@ class ServeOptions:
     max_n: int = option(128, "most completions of a prompt")
     max_output_tokens: int | None = option(None, "most tokens of a completion, whatever a request asks for")
     max_stop_strings: int = option(64, "most stop strings of a request, and most bad words")
+    max_stored_responses: int = option(1000, "most answers of /v1/responses that are kept for later requests")
     max_grammar_seconds: float = option(
         5.0, "most seconds of a processor's time to compile a request's grammar"
     )
@@ -77,7 +78,7 @@ class ServeOptions:
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ValueError(f"{name} is {path!r}, which is no file")
-        for name in ("drain_seconds", "max_logprobs"):
+        for name in ("drain_seconds", "max_logprobs", "max_stored_responses"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name):g}, must be at least 0")
         for name in ("api_key", "served_model_name", "allowed_hosts"):

@@ -12,10 +12,10 @@ import asyncio
 import os
 import pickle
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import TypeVar, cast
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -26,6 +26,8 @@ from pellucid.server.reader import HEAD, MAX_AT_ONCE, MODULE, Refusal, Work
 from pellucid.server.renderer import Renderer
 from pellucid.server.route import Route
 
+T = TypeVar("T")
+U = TypeVar("U")
 SHORT = 4096  # bytes of a body; it takes less time than finding a thread
 LARGE = 2**16  # bytes of a body, from which on another process reads it
 NUM_THREADS = 4  # that make requests ready; tokenizers work without the interpreter's lock
@@ -55,6 +57,11 @@ class Preprocessor:
             return route.prepare(body, self._renderer)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, route.prepare, body, self._renderer)
+
+    async def in_thread(self, prepare: Callable[[T, Renderer], U], work: T) -> U:
+        """What `prepare` makes of work that is known here alone."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, prepare, work, self._renderer)
 
     async def take(self, route: Route, body: BaseModel, request: Request) -> Response:
         """Answer a request that somebody else has parsed."""

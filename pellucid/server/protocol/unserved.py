@@ -99,7 +99,28 @@ MESSAGES = {  # of OpenAI's, where Anthropic's are answered
     "stop": "say stop_sequences",
     "suffix": "the text always goes on behind the prompt",
 }
-ALL = UNSERVED | OPENAI_CHAT | COMPLETION | MESSAGES
+RESPONSES = {  # of chats, where responses are made
+    **dict.fromkeys(
+        (
+            *("logit_bias", "logprobs", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids"),
+            *("bad_words", "prompt_logprobs", "skip_special_tokens", "echo", "include_stop_str_in_output"),
+            *("return_token_ids", "truncate_prompt_tokens", "documents", "add_generation_prompt"),
+            *("continue_final_message", "structured_outputs"),
+        ),
+        "this route has fields of its own; /v1/chat/completions has it",
+    ),
+    "conversation": "say previous_response_id",
+    "max_completion_tokens": "say max_output_tokens",
+    "max_tokens": "say max_output_tokens",
+    "messages": "say input",
+    "n": "one answer is made",
+    "prompt": "say input and instructions; prompts are not stored here",
+    "reasoning_effort": "say reasoning",
+    "response_format": "say text",
+    "suffix": "the text always goes on behind the prompt",
+    "system": "say instructions",
+}
+ALL = UNSERVED | OPENAI_CHAT | COMPLETION | MESSAGES | RESPONSES
 OLDER = "guided_"  # what the names of structured_outputs in vLLM began with
 HARMLESS: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),

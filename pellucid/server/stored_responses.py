@@ -1,0 +1,82 @@
+"""Responses that are kept, so that requests can ask for them or go on from them: the last ones, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pellucid.server.errors import ApiError
+from pellucid.server.protocol.openai import JsonObject
+from pellucid.server.protocol.responses_output import ResponseBody
+
+MOST_BYTES = 2**26  # of all messages that are kept, as JSON
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredResponse:
+    """One response, and the conversation that it ends.
+
+    owner: who may ask for it.  own: this response's part of the messages.  task: that makes it, in the
+    background.
+    """
+
+    body: ResponseBody
+    owner: str
+    messages: Sequence[JsonObject]
+    own: Sequence[JsonObject]
+    close: Callable[[], None] | None = None
+    task: asyncio.Task[None] | None = None
+    num_bytes: int = field(default=0)
+
+
+class StoredResponses:
+    """The last ones, by id; each use of one makes it the last."""
+
+    def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, stored: StoredResponse) -> None:
+        """Keep one, in place of an earlier state of it, and let the oldest go."""
+        self._drop(stored.body.id)
+        stored.num_bytes = len(msgspec.json.encode(stored.own))
+        self._stored[stored.body.id] = stored
+        self._num_bytes += stored.num_bytes
+        while len(self._stored) > self._most or self._has_too_much:
+            self._drop(next(iter(self._stored)))
+
+    def get(self, id: str, owner: str, *, param: str | None = None) -> StoredResponse:
+        """Raises a 404 for one that is not kept, or is somebody else's."""
+        stored = self._stored.get(id)
+        if stored is None or stored.owner != owner:
+            raise ApiError(
+                404,
+                f"the response {id!r} is not stored here: the last {self._most:,} are, of requests with "
+                "store: true (--max-stored-responses)",
+                param=param,
+            )
+        self._stored.move_to_end(id)
+        return stored
+
+    def delete(self, id: str, owner: str) -> None:
+        """As `get`; what makes it is ended."""
+        self.get(id, owner)
+        self._drop(id, ends=True)
+
+    @property
+    def _has_too_much(self) -> bool:
+        """The last one is kept, however large it is."""
+        return self._num_bytes > self._most_bytes and len(self._stored) > 1
+
+    def _drop(self, id: str, *, ends: bool = False) -> None:
+        stored = self._stored.pop(id, None)
+        if stored is None:
+            return
+        self._num_bytes -= stored.num_bytes
+        if ends and stored.close is not None:
+            stored.close()
