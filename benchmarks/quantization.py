@@ -24,8 +24,11 @@ from pellucid.kernels.quantize_fp8 import quantize_fp8, quantize_fp8_ref
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, LinearMethod, LinearShape
+from pellucid.quant.codes import E2M1, LUT4, S8, U4, Group
 from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
 from pellucid.quant.int8 import Int8
+from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.packed import Packed
 from pellucid.quant.unquantized import Unquantized
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,6 +43,10 @@ METHODS: dict[str, Callable[[], LinearMethod]] = {
     "fp8, static": lambda: Fp8(Fp8Format(activations="static")),
     "fp8, blocks": lambda: Fp8(Fp8Format(block=(128, 128))),
     "int8": Int8,
+    "int4": lambda: Packed(LayerFormat(layout="gptq", code=U4, group=Group(1, 128))),
+    "nf4": lambda: Packed(LayerFormat(layout="bnb4", code=LUT4, group=Group(1, 64))),
+    "mxfp4": lambda: Packed(LayerFormat(layout="mxfp4", code=E2M1, group=Group(1, 32))),
+    "w8a16": lambda: Packed(LayerFormat(layout="ct-pack", code=S8, group=Group(1, 128))),
 }
 BYTES = 400 << 20  # of weights that one pass reads at least: more than a cache holds
 Figures = list[dict[str, object]]
@@ -54,10 +61,11 @@ def make_layers(method: Callable[[], LinearMethod], shapes: Sequence[tuple[int, 
 def make_linear(method: LinearMethod, num_outputs: int, num_inputs: int) -> Linear:
     shape = LinearShape(in_features=num_inputs, out_partitions=(num_outputs,), split="out", dtype=DTYPE)
     weights = {
-        name: Weight.empty(spec, (name,), (WHOLE,), DEVICE) for name, spec in method.params(shape).items()
+        name: Weight.of(spec, (name,), (WHOLE,), DEVICE) for name, spec in method.params(shape).items()
     }
     generator = torch.Generator(DEVICE).manual_seed(0)
     for weight in weights.values():
+        weight.allocate()
         weight.fill(generator)
     layer = Linear(shape, method, weights)
     layer.finish()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.quant.base import Coords, KnowsWhole, ParamSpec
+from pellucid.quant.base import CodesPlace, Coords, KnowsWhole, ParamSpec
+
+if TYPE_CHECKING:
+    from pellucid.quant.codes import Codes
 
 
 class Weight(nn.Parameter):
@@ -38,6 +41,11 @@ class Weight(nn.Parameter):
         """Give it memory of its own."""
         self.data = torch.empty(self.spec.shape, dtype=self.dtype, device=self.device)
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether a quantized matrix is not decoded for it."""
+        return isinstance(self.spec.place, CodesPlace)
+
     def whole_shape(self, part: int) -> tuple[int, ...]:
         """Of the checkpoint's matrix `sources[part]`, of which this rank has a slice."""
         assert isinstance(self.spec.place, KnowsWhole), self.sources
@@ -50,9 +58,16 @@ class Weight(nn.Parameter):
         self.spec.place(param, part, torch.empty(shape, device=nowhere), self.coords[part])
 
     @torch.no_grad()
-    def load(self, part: int, tensor: Tensor) -> None:
-        """Copy the checkpoint's tensor `sources[part]` to its place.  Raises ValueError for a wrong shape."""
-        self.spec.place(self.data, part, tensor, self.coords[part])
+    def load(self, part: int, tensor: Tensor | Codes) -> None:
+        """Copy the checkpoint's tensor `sources[part]` to its place.  Raises ValueError for a wrong shape.
+
+        Codes are for a weight that keeps them.
+        """
+        if isinstance(tensor, Tensor):
+            self.spec.place(self.data, part, tensor, self.coords[part])
+        else:
+            assert isinstance(self.spec.place, CodesPlace), self.sources
+            self.spec.place.keep(self.data, part, tensor, self.coords[part])
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator) -> None:

@@ -33,8 +33,8 @@ from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
 from pellucid.layers.weight import Weight
-from pellucid.models.make_experts import make_experts
 from pellucid.lora.bank import AdapterLimits, LoraBank
+from pellucid.models.make_experts import make_experts
 from pellucid.quant.base import (
     WHOLE,
     Coords,

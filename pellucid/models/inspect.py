@@ -32,7 +32,7 @@ class Kind:
     num_matrices: int = 0
     num_weights: int = 0
     file_bytes: int = 0
-    kept_bytes: int = 0  # once loaded, repacking aside
+    kept_bytes: int = 0  # once loaded
 
     @property
     def bits(self) -> float:
@@ -73,7 +73,8 @@ def inspect(
             kind.file_bytes += sum(info.nbytes for info in below.get(path, [info] if info else []))
             num_weights = prod(weight.whole_shape(part))
             kind.num_weights += num_weights
-            kind.kept_bytes += num_weights * weight.itemsize
+            kept_bits = weight.spec.kept_bits or 8 * weight.itemsize
+            kind.kept_bytes += round(num_weights * kept_bits / 8)
     return list(kinds.values())
 
 

@@ -46,7 +46,8 @@ def load_weights(
     tensors = Decoded(source, formats, wanted)
     check_fit(model, checkpoint, tensors, elsewhere)
     if show_progress:
-        for line in tensors.lines():
+        kept = {name for weight in weights_of(model) if weight.keeps_codes for name in weight.sources}
+        for line in tensors.lines(kept):
             logger.info("%s", line)
     total = sum(weight.nbytes for weight in weights_of(model))
     hidden = None if show_progress else True  # None: shown on a terminal only
@@ -60,6 +61,7 @@ def load_weights(
                     continue
                 if name in tensors.matrices:
                     tensor = tensors.decode(name, weight.whole_shape(parts[0]), weight.device)
+                    tensor = tensor if weight.keeps_codes else tensor.dequantized()
                 else:
                     tensor = tensors.read(name)
                 for part in parts:

@@ -17,6 +17,7 @@ from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.platform import Platform, platform_of
 
 if TYPE_CHECKING:
+    from pellucid.quant.codes import Codes
     from pellucid.quant.products import Product
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
@@ -102,6 +103,15 @@ class KnowsWhole(Protocol):
         ...
 
 
+@runtime_checkable
+class CodesPlace(Protocol):
+    """Where a quantized matrix goes that is kept as codes.  Raises ValueError if they do not fit."""
+
+    def keep(self, param: Tensor, part: int, codes: Codes, coords: Coords) -> None:
+        """Put this rank's slice of `codes`, the layer's matrix number `part`, into `param`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
     """One parameter of a layer, as this rank holds it, and the rule that fills it."""
@@ -111,6 +121,7 @@ class ParamSpec:
     place: Place
     fill: Fill = "normal"
     default: float | None = None  # without such a tensor in the checkpoint; None: there must be one
+    kept_bits: float | None = None  # of a weight, once the layer has repacked; None: as before
 
 
 @dataclass(frozen=True, slots=True)

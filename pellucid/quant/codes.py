@@ -103,7 +103,7 @@ class Codes:
     def _values(self) -> Tensor:
         """What the elements of q mean, float32 [..., N, K]."""
         if self.code == E2M1:
-            return torch.tensor(E2M1_NUMBERS)[self.q.int()]
+            return torch.tensor(E2M1_NUMBERS, device=self.q.device)[self.q.int()]
         if self.code == LUT4:
             assert self.table is not None
             return self.table[self.q.int()]

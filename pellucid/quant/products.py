@@ -30,6 +30,8 @@ class Multiplier(Enum):
     FP8_KERNELS = "a kernel in FP8, others for few rows"
     FP8_KERNEL = "a kernel in FP8"
     WEIGHT_ONLY = "a kernel that widens weights in registers, activations as they are"
+    UNPACKED = "kernels that unpack codes in registers; many rows by torch's product of their numbers"
+    SLICES = "numbers made of the codes at every call: saves memory and costs time"
     WIDENED = "weights widened at every call: saves memory and costs time"
     REFERENCE = "rounded numbers in float32, exact and slow: to check results"
 
@@ -87,6 +89,12 @@ def fp8_product(shape: LinearShape, platform: Platform, *, block: int, is_static
         return Product(kind, Multiplier.FP8_ROWS)
     has_few_rows = (is_rows or block in FEW_BLOCKS) and shape.dtype.itemsize == 2
     return Product(kind, Multiplier.FP8_KERNELS if has_few_rows else Multiplier.FP8_KERNEL)
+
+
+def packed_product(kind: str, platform: Platform) -> Product:
+    """For codes that stay packed.  kind: of them, such as "awq u4, 4 bits"."""
+    check_platform(platform)
+    return Product(kind, Multiplier.UNPACKED if platform.device == "cuda" else Multiplier.SLICES)
 
 
 def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:

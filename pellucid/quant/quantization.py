@@ -1,8 +1,8 @@
 """How the layers of one model are quantized: as its checkpoint stores them, or while plain weights load.
 
 What files hold is one thing (`schemes/`, `layouts/`), what a device multiplies another one (methods: fp8.py,
-int8.py, unquantized.py): here it is decided which method serves which stored format.  Formats that no method
-serves as they are become plain weights when they are read (`weights/decoded.py`).
+int8.py, packed.py, unquantized.py): here it is decided which method serves which stored format.  Formats that
+no method serves as they are become plain weights when they are read (`weights/decoded.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pellucid.quant.codes import E4M3, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.fp8 import Fp8, Fp8Format
 from pellucid.quant.int8 import Int8
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.packed import Packed, refusal
 from pellucid.quant.schemes import SCHEMES, rules_of
 from pellucid.quant.schemes.base import Kind, Rules, StoredConfig
 from pellucid.quant.unquantized import Unquantized
@@ -44,22 +45,37 @@ class Quantization(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsStored(Quantization):
-    """A quantized checkpoint.  served: codes that methods multiply, where the model runs."""
+    """A quantized checkpoint.  served: codes that methods of their own multiply, where the model runs.
+
+    packs: other codes stay codes, too.
+    """
 
     rules: Rules
     served: frozenset[Code] = frozenset()
+    packs: bool = False
 
     def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
-        formats = [self.stored(path, kind) for path in paths]
-        natives = {
-            native_format(format) if format and format.code in self.served else None for format in formats
-        }
-        if len(natives) > 1:
+        kept = {self._kept(self.stored(path, kind)) for path in paths}
+        if len(kept) > 1:
             return None
-        native = natives.pop()
-        if native is None:
-            return Unquantized()
-        return Fp8(native) if isinstance(native, Fp8Format) else Int8(is_stored=True)
+        match kept.pop():
+            case None:
+                return Unquantized()
+            case Fp8Format() as native:
+                return Fp8(native)
+            case LayerFormat() as format:
+                # Each matrix may have its inputs in an order of its own.
+                return None if "act_order" in format.options and len(paths) > 1 else Packed(format)
+        return Int8(is_stored=True)
+
+    def _kept(self, format: LayerFormat | None) -> Fp8Format | str | LayerFormat | None:
+        """As what a device holds a matrix; None is plain."""
+        if format is None:
+            return None
+        native = native_format(format) if format.code in self.served else None
+        if native is None and self.packs and refusal(format) is None:
+            return format
+        return native
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)
@@ -99,7 +115,7 @@ def choose_quantization(
     """
     rules = rules_of(stored, name)
     if rules is not None:
-        return AsStored(rules, served_codes(platform, dtype))
+        return AsStored(rules, served_codes(platform, dtype), packs_codes(platform, dtype))
     if name is None or name in ONLINE:
         return Online(ONLINE.load(name or "none"))
     known = ", ".join(ONLINE)
@@ -116,6 +132,11 @@ def served_codes(platform: Platform, dtype: torch.dtype) -> frozenset[Code]:
     if dtype.itemsize > 2:
         return frozenset()
     return frozenset({S8, E4M3} if platform.device == "cuda" else {S8})
+
+
+def packs_codes(platform: Platform, dtype: torch.dtype) -> bool:
+    """Whether codes of all kinds are kept and multiplied: by kernels, which a CPU has none of."""
+    return platform.device == "cuda" and dtype.itemsize == 2
 
 
 def native_format(format: LayerFormat) -> Fp8Format | str | None:

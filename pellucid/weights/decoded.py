@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Layout, MatrixShape, TensorSpec
 from pellucid.weights.source import TensorSource
+
+if TYPE_CHECKING:
+    from pellucid.quant.codes import Codes
 
 WEIGHT = ".weight"
 PLAIN = ("F32", "F16", "BF16")
@@ -97,8 +101,8 @@ class Decoded:
         """A tensor that is no matrix of codes, in host memory."""
         return self._source.read(name)
 
-    def decode(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """A matrix of codes, float32 [N, K] or [E, N, K] on the device, where it is decoded."""
+    def decode(self, name: str, shape: tuple[int, ...], device: torch.device) -> Codes:
+        """A matrix of codes [N, K] or [E, N, K] on the device, where they are read."""
         matrix = self.matrices[name]
         names = {suffix: matrix.name(suffix) for suffix in matrix.specs(shape)}
         with device:
@@ -107,17 +111,18 @@ class Decoded:
                 for suffix, name in names.items()
                 if name in self._source.infos
             }
-            return matrix.layout.decode(raw, matrix.format, matrix_shape(shape)).dequantized()
+            return matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
 
-    def lines(self) -> Iterator[str]:
-        """For the log: what becomes plain, and what it takes in files."""
-        totals: dict[str, list[int]] = {}
-        for matrix in self.matrices.values():
-            sums = totals.setdefault(describe(matrix.format), [0, 0])
+    def lines(self, kept: Set[str] = frozenset()) -> Iterator[str]:
+        """For the log: what becomes plain, and what it takes in files.  kept: names of what stays codes."""
+        totals: dict[tuple[str, bool], list[int]] = {}
+        for name, matrix in self.matrices.items():
+            sums = totals.setdefault((describe(matrix.format), name in kept), [0, 0])
             sums[0] += 1
             sums[1] += sum(self._source.infos[tensor].nbytes for tensor in self._below[matrix.path])
-        for what, (num, stored) in totals.items():
-            yield f"{what} ({num} matrices, {stored / GIB:.2f} GiB in files): decoded when loaded"
+        for (what, stays), (num, stored) in totals.items():
+            how = "stays packed" if stays else "decoded when loaded"
+            yield f"{what} ({num} matrices, {stored / GIB:.2f} GiB in files): {how}"
 
 
 def paths_of(name: str) -> Iterator[str]:

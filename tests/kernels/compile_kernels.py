@@ -37,6 +37,7 @@ from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
+from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
 from pellucid.kernels.paged_attention import SHARED_MEMORY, padded_heads
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
@@ -186,6 +187,7 @@ def main() -> None:
     compile_draw()
     compile_quantization()
     compile_scaled_products()
+    compile_packed()
     compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
@@ -505,6 +507,38 @@ def compile_few_rows(target: GPUTarget) -> None:
         tile |= {"ACT": None, "bias_ptr": None} | follows(target)
         size = compiled(split_k_kernel, FROM_FP8, tile, target, num_warps=4, num_stages=4).metadata.shared
         sys.stdout.write(f"{split_k_kernel.fn.__name__} {rows} {target.arch} {size}\n")
+
+
+def compile_packed() -> None:
+    """Codes of all kinds, for few rows, and made numbers."""
+    pointers = ("x_ptr", "scale_ptr", "zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "out_ptr")
+    types = dict.fromkeys(pointers, "*bf16") | {"words_ptr": "*i32", "partial_ptr": "*fp32"}
+    types |= dict.fromkeys(("num_rows", "num_out", "num_in", "x_stride", "first_block"), "i32")
+    types |= {"arrivals_ptr": "*i32"}
+    for target, (numbers, bits, group, given) in itertools.product(
+        (HOPPER, AMPERE),
+        (
+            (0, 4, 128, set()),
+            (0, 4, 32, {"zero_ptr"}),
+            (0, 8, 64, {"offset_ptr"}),
+            (1, 4, 16, set()),
+            (2, 4, 64, {"table_ptr"}),
+            (3, 8, 4096, set()),
+        ),
+    ):
+        constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
+        constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr"} - given)
+        constants |= follows(target)
+        for rows in (16, 64):
+            made = compiled(
+                packed_matmul_kernel, types, constants | {"ROWS": rows}, target, num_warps=4, num_stages=4
+            )
+            assert made.metadata.shared <= ROOM[ADA], (target, constants)
+            sys.stdout.write(f"packed_matmul_kernel {rows} {target.arch} {made.metadata.shared}\n")
+        size = compiled(
+            dequantize_kernel, types, constants | {"K": 4096}, target, num_warps=4
+        ).metadata.shared
+        sys.stdout.write(f"dequantize_kernel {numbers} {target.arch} {size}\n")
 
 
 def compile_scaled_products() -> None:

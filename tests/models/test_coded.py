@@ -161,3 +161,21 @@ def test_torchs_own_files_are_read_and_nothing_else_in_them(folder: Folder) -> N
     torch.save({**tensors, "lm_head.weight": print}, written / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be read as tensors alone.*safetensors"):
         load(written, max_model_len=64)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_codes_that_stay_packed_compute_the_same(
+    folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU, whose kernels' stand-in is torch's product of the numbers."""
+    monkeypatch.setattr("pellucid.quant.quantization.packs_codes", lambda *_: True)
+    monkeypatch.setattr("pellucid.quant.packed.LEAST_GROUP", 8)
+    monkeypatch.setattr("pellucid.kernels.packed_weight.LEAST_GROUP", 8)
+    caplog.set_level("INFO")
+    work = {0: [1, 2, 3, 7], 1: [40, 5]}
+    ours, expected = (
+        Harness(load(path, max_model_len=64, show_progress=True), num_seqs=2, max_len=16).step(work)
+        for path in write_coded(folder, name)
+    )
+    assert "stays packed" in caplog.text and "decoded" not in caplog.text
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)

@@ -10,6 +10,7 @@ import torch
 from pellucid.platform import Platform
 from pellucid.quant.fp8 import Fp8, QuantizedWhenLoaded
 from pellucid.quant.int8 import Int8
+from pellucid.quant.packed import Packed
 from pellucid.quant.quantization import Quantization, choose_quantization
 from pellucid.quant.schemes.base import StoredConfig
 from pellucid.quant.unquantized import Unquantized
@@ -64,8 +65,8 @@ def chosen(
         (FP8, "fp8", Fp8),
         (BLOCKS, None, Fp8),
         (INTEGERS, None, Int8),
-        (AWQ, None, Unquantized),
-        (AWQ, "awq_marlin", Unquantized),
+        (AWQ, None, Packed),
+        (AWQ, "awq_marlin", Packed),
     ],
 )
 def test_a_method_serves_what_is_stored_or_asked_for(
@@ -90,7 +91,7 @@ def test_matrices_that_are_not_stored_alike_are_not_merged() -> None:
     assert mixed.method(PATHS, "linear") is None
     assert type(mixed.method(PATHS[:1], "linear")) is Fp8
     assert type(mixed.method(PATHS[1:], "linear")) is Unquantized
-    decoded = chosen({**AWQ, "modules_to_not_convert": ["up_proj"]})
+    decoded = chosen({**AWQ, "modules_to_not_convert": ["up_proj"]}, platform=CPU)
     assert type(decoded.method(PATHS, "linear")) is Unquantized  # plain, both of them, once they are read
 
 

@@ -1,0 +1,42 @@
+"""Products with one packed matrix: few rows in a kernel that unpacks codes in registers, many in two passes.
+
+A layer's object: it owns the counters of its kernels, so layers of different engines never share any.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.kernels.packed_matmul import MAX_ROWS, TILE, dequantize, packed_matmul
+from pellucid.kernels.packed_weight import PackedWeight
+
+SCRATCH_BYTES = 256 << 20  # of W's numbers at a time
+
+
+class PackedProducts:
+    """y = x W^T + bias.  order: which input is where in W, if they are not in order."""
+
+    def __init__(self, weight: PackedWeight, order: Tensor | None = None) -> None:
+        self.weight, self.order = weight, order
+        self.arrivals = torch.zeros(weight.words.shape[0], dtype=torch.int32, device=weight.device)
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x if self.order is None else x[:, self.order]
+        if 1 <= len(x) <= MAX_ROWS:
+            return packed_matmul(x, self.weight, bias=bias, arrivals=self.arrivals)
+        return self._of_many(x, bias)
+
+    def _of_many(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """W's numbers, as many at a time as there is room for, and the library's product."""
+        num_out, num_in = self.weight.num_out, self.weight.num_in
+        tile = int(TILE.value)
+        step = max(1, SCRATCH_BYTES // (num_in * x.itemsize * tile)) * tile
+        if num_out <= step:
+            return F.linear(x, dequantize(self.weight), bias)
+        y = torch.empty(len(x), num_out, dtype=x.dtype, device=x.device)
+        for first in range(0, num_out, step):
+            last = min(first + step, num_out)
+            y[:, first:last] = F.linear(x, dequantize(self.weight, first, last))
+        return y if bias is None else y.add_(bias)
