@@ -61,6 +61,7 @@ class ForwardInput:
     # Known to the host without asking the device:
     query_lens: list[int] = field(default_factory=list)  # per row
     num_sampled: list[int] = field(default_factory=list)  # per row, so many of its last tokens
+    max_keys: list[int] = field(default_factory=list)  # no row has more tokens with KV; none: any number
     max_query: int = 1
     block_size: int = 0  # tokens
     tiles: TileMaps | None = None  # of a forward that is recorded for any rows: lengths are then bounds

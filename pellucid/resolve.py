@@ -282,7 +282,8 @@ def _resolve_length(user: EngineConfig, checkpoint: Checkpoint) -> int:
     if wish is None:
         return checkpoint.max_position_embeddings
     if not 1 < wish <= most:
-        raise ValueError(
-            f"max_model_len is {wish:,}, must be in [2, {most:,}]: the model knows {most:,} positions"
-        )
+        why = f"the model knows {most:,} positions"
+        if most == checkpoint.dense_reach:
+            why = f"beyond index_topk = {most:,} queries choose among keys, which is not supported"
+        raise ValueError(f"max_model_len is {wish:,}, must be in [2, {most:,}]: {why}")
     return wish

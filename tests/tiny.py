@@ -50,6 +50,54 @@ def write_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
     return folder
 
 
+LATENT_CONFIG = CONFIG | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 12,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "first_k_dense_replace": 2,
+}
+
+
+def write_latent_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
+    """The same of a model with latent attention; `changes` replace entries of LATENT_CONFIG."""
+    config = LATENT_CONFIG | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_latent_weights(config, seed), folder / "model.safetensors")
+    _write_tokenizer(folder)
+    return folder
+
+
+def _latent_weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
+    """Those of heads, with other projections."""
+    generator = torch.Generator().manual_seed(seed)
+    dim, num, nope = config["hidden_size"], config["num_attention_heads"], config["qk_nope_head_dim"]
+    rope, value, rank = config["qk_rope_head_dim"], config["v_head_dim"], config["kv_lora_rank"]
+    q_rank = config["q_lora_rank"]
+    sizes = {
+        "q_a_proj": (q_rank, dim),
+        "q_b_proj": (num * (nope + rope), q_rank),
+        "kv_a_proj_with_mqa": (rank + rope, dim),
+        "kv_b_proj": (num * (nope + value), rank),
+        "o_proj": (dim, num * value),
+    }
+    weights = {name: x for name, x in _weights(config, seed).items() if "self_attn" not in name}
+    for i in range(config["num_hidden_layers"]):
+        a = f"model.layers.{i}.self_attn"
+        for name, (rows, columns) in sizes.items():
+            matrix = torch.randn(rows, columns, generator=generator) * 1.5 * columns**-0.5
+            weights[f"{a}.{name}.weight"] = matrix
+        weights[f"{a}.q_a_layernorm.weight"] = 1 + 0.1 * torch.randn(q_rank, generator=generator)
+        weights[f"{a}.kv_a_layernorm.weight"] = 1 + 0.1 * torch.randn(rank, generator=generator)
+    return weights
+
+
 def _weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     dim, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,38 @@ class AttentionSpec:
         return LayerCache(num_bytes, self.window)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """What a model asks of latent attention (DeepSeek-AI 2024), on one rank.
+
+    Of a token one row is kept, whatever the heads: a latent, from which each head's keys and values are made,
+    and beside it the part of the keys that turns, which all heads share.
+    """
+
+    num_heads: int
+    nope_dim: int  # features of a head's queries and keys that do not turn
+    rope_dim: int  # and that do
+    value_dim: int  # of a head's values
+    rank: int  # of the latent
+    dtype: torch.dtype
+    block_size: int  # tokens
+    kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
+    tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
+
+    window: ClassVar[None] = None  # a query sees all
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.rank + self.rope_dim
+
+    @property
+    def cache(self) -> LayerCache:
+        """What a layer keeps: a row of every token."""
+        itemsize = (self.kv_dtype or self.dtype).itemsize
+        return LayerCache(self.block_size * self.row_dim * itemsize, None)
+
+
 class QKNorm(NamedTuple):
     """RMSNorm of every head of queries and keys."""
 
@@ -79,7 +111,24 @@ class AttentionLayer(Protocol):
     is_last: bool  # of the model: what it gives is read where fwd.wanted looks
 
 
-class AttentionBackend(Protocol):
+class LatentLayer(Protocol):
+    """What a backend may read of a layer with latent attention.  N heads, of this rank."""
+
+    spec: LatentSpec
+    scale: float
+    table: int  # which of fwd.block_tables is its own
+    kv_cache: Tensor  # [num_blocks, block_size, rank + rope_dim]: of a token its latent, then what turns
+    norm: QKNorm  # of the latent: weight [rank]
+    rope: Tensor  # as an AttentionLayer's
+    interleaved: bool  # features 2i and 2i + 1 turn together, not i and i + rope_dim / 2
+    up: Tensor  # [N, nope_dim + value_dim, rank]: from a latent to each head's key and value
+    is_last: bool  # of the model: what it gives is read where fwd.wanted looks
+
+
+Spec_contra = TypeVar("Spec_contra", contravariant=True)
+
+
+class Backend(Protocol[Spec_contra]):
     """One way to attend.  `plan` is called once a step and table, before capture and before replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
@@ -87,31 +136,21 @@ class AttentionBackend(Protocol):
     supports_trees: ClassVar[bool]  # whether it obeys fwd.tree
 
     @staticmethod
-    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+    def supports(spec: Spec_contra, platform: Platform) -> str | None:
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
         ...
 
     @staticmethod
-    def describe(spec: AttentionSpec, platform: Platform) -> str:
+    def describe(spec: Spec_contra, platform: Platform) -> str:
         """What attends with `spec` on this hardware, in words for the log."""
         ...
 
-    def kv_layout(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
+    def kv_layout(self, spec: Spec_contra, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's cache, of spec.cache.num_bytes a block."""
         ...
 
     def plan(self, fwd: ForwardInput, table: int) -> object:
         """Metadata of this step for one block table; it becomes fwd.attn[table]."""
-        ...
-
-    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
-        """From the packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] to attended heads.
-
-        Normalize and turn q and k as `layer` says, write k and v to the cache, then attend with q.
-
-        All rows write before any row reads, so rows of one step may share blocks.
-        Returns [T, num_heads * head_dim].  The last layer's may be anything where fwd.wanted does not look.
-        """
         ...
 
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -124,6 +163,33 @@ class AttentionBackend(Protocol):
         ...
 
 
+class AttentionBackend(Backend[AttentionSpec], Protocol):
+    """One that attends with heads of queries, keys and values."""
+
+    def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
+        """From the packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] to attended heads.
+
+        Normalize and turn q and k as `layer` says, write k and v to the cache, then attend with q.
+
+        All rows write before any row reads, so rows of one step may share blocks.
+        Returns [T, num_heads * head_dim].  The last layer's may be anything where fwd.wanted does not look.
+        """
+        ...
+
+
+class LatentBackend(Backend[LatentSpec], Protocol):
+    """One that attends with heads of queries over latents."""
+
+    def forward(self, q: Tensor, latent: Tensor, layer: LatentLayer, fwd: ForwardInput) -> Tensor:
+        """From q [T, N * (nope + rope)] and latents [T, rank + rope] as projected to attended heads.
+
+        Normalize the latent, turn what turns of both, write rows to the cache, then attend.  q may be
+        overwritten.  Returns [T, N * value].  The last layer's may be anything where fwd.wanted does not
+        look.
+        """
+        ...
+
+
 ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     "attention backend",
     {
@@ -131,10 +197,19 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
         "triton": "pellucid.attention.triton:TritonAttention",
     },
 )
+LATENT_BACKENDS: Registry[type[LatentBackend]] = Registry(
+    "attention backend",
+    {
+        "torch": "pellucid.attention.torch_latent:TorchLatent",
+        "triton": "pellucid.attention.triton_latent:TritonLatent",
+    },
+)
+Spec = AttentionSpec | LatentSpec
+AnyBackend = Backend[Any]  # of one kind or the other, as its layers are
 PREFERENCE = {"cuda": "triton", "cpu": "torch"}  # plain torch is so slow on a GPU that it must be asked for
 
 
-def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
+def tree_refusal(backend: type[AnyBackend], spec: Spec) -> str | None:
     """Why this backend cannot serve the draft trees that are asked for, or None."""
     if not spec.tree_depth:
         return None
@@ -145,26 +220,25 @@ def tree_refusal(backend: type[AttentionBackend], spec: AttentionSpec) -> str | 
     return None
 
 
-def choose_backend(name: str | None, specs: Iterable[AttentionSpec], platform: Platform) -> AttentionBackend:
+def choose_backend(name: str | None, specs: Iterable[Spec], platform: Platform) -> AnyBackend:
     """The named backend, or this device's, for every layer's spec.
 
     Raises ValueError, with the way out, if it cannot serve one of them.
     """
     specs = tuple(specs)
     name = name or PREFERENCE[platform.device]
-    backend = ATTENTION_BACKENDS.load(name)
+    backends = LATENT_BACKENDS if isinstance(specs[0], LatentSpec) else ATTENTION_BACKENDS
+    backend = backends.load(name)
     reason = refusal(backend, specs, platform)
     if reason is None:
         return backend()
-    others = [other for other in ATTENTION_BACKENDS if other != name]
-    able = [other for other in others if refusal(ATTENTION_BACKENDS.load(other), specs, platform) is None]
+    others = [other for other in backends if other != name]
+    able = [other for other in others if refusal(backends.load(other), specs, platform) is None]
     way_out = "".join(f"; use attention_backend={other!r}, which is slower" for other in able)
     raise ValueError(f"the attention backend {name} cannot serve this model here: {reason}{way_out}")
 
 
-def refusal(
-    backend: type[AttentionBackend], specs: Iterable[AttentionSpec], platform: Platform
-) -> str | None:
+def refusal(backend: type[AnyBackend], specs: Iterable[Spec], platform: Platform) -> str | None:
     """Why this backend cannot serve what is asked for, or None."""
     reasons = (backend.supports(spec, platform) or tree_refusal(backend, spec) for spec in specs)
     return next(filter(None, reasons), None)

@@ -122,6 +122,10 @@ class TorchMetadata:
             window=layer.window,
             dtype=q.dtype,
         )
+        return self.work_of(shape)
+
+    def work_of(self, shape: Shape) -> Work:
+        """The same, of layers whose shape is known."""
         work = self.works.get(shape)
         if work is None:
             work = self.works[shape] = self.make_work(shape)
@@ -172,16 +176,16 @@ class TorchMetadata:
     def write_lines(self, shape: Shape) -> Tensor:
         """[2 * T * K]: where keys and values go in the cache seen as [blocks * 2 * K * block_size, H]."""
         block, offset = np.divmod(self.slot_mapping[:, None], shape.block_size)
-        kind, head = np.arange(2)[:, None, None], np.arange(shape.num_kv_heads)
-        page = (block * 2 + kind) * shape.num_kv_heads + head
+        side, head = np.arange(shape.sides)[:, None, None], np.arange(shape.num_kv_heads)
+        page = (block * shape.sides + side) * shape.num_kv_heads + head
         return upload((page * shape.block_size + offset).ravel(), self.device)
 
     def pages(self, rows: list[RowSpan], shape: Shape) -> Tensor:
         """[2 * B * K * blocks]: the visible blocks of equally wide rows, as pages of one head."""
         seen = [self.block_table[row.index, row.first_block :][: row.num_blocks] for row in rows]
         blocks = np.array(seen, dtype=np.int64)[:, None]
-        kind, head = np.arange(2)[:, None, None, None], np.arange(shape.num_kv_heads)[:, None]
-        return upload(((blocks * 2 + kind) * shape.num_kv_heads + head).ravel(), self.device)
+        side, head = np.arange(shape.sides)[:, None, None, None], np.arange(shape.num_kv_heads)[:, None]
+        return upload(((blocks * shape.sides + side) * shape.num_kv_heads + head).ravel(), self.device)
 
     def short_rows(self, rows: list[RowSpan], shape: Shape) -> ShortRows:
         """A batch of rows that agree in num_query and num_blocks."""
@@ -290,6 +294,7 @@ class Shape:
     block_bytes: int  # of all KV heads' keys and values
     window: int | None
     dtype: torch.dtype  # of the queries
+    sides: int = 2  # of a block: keys and values; 1: what stands for both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

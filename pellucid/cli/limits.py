@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as configs call it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -41,23 +43,23 @@ class ModelCost:
     ) -> ModelCost:
         """Read a checkpoint's config.json.  bytes_per_kv: of a number in the KV cache; None is a weight's."""
         layers, dim = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
-        heads = _number(config, "num_attention_heads")
-        kv_heads = _number(config, "num_key_value_heads", heads)
-        head_dim = _number(config, "head_dim", dim // heads)
-        experts = _number(config, "num_experts", 0) or _number(config, "num_local_experts", 0)
+        experts = max(_number(config, name, 0) for name in NUM_EXPERTS)
         hidden = _number(config, "intermediate_size", 0)
+        of_expert = _number(config, "moe_intermediate_size", hidden)
+        shared = _number(config, "shared_expert_intermediate_size", 0)
+        shared += _number(config, "n_shared_experts", 0) * of_expert
+        sparse = max(0, layers - _number(config, "first_k_dense_replace", 0)) if experts else 0
         bytes_per_kv = bytes_per_weight if bytes_per_kv is None else bytes_per_kv
-        attention = dim * (heads + 2 * kv_heads) * head_dim + heads * head_dim * dim
+        attention = (latent_cost if config.get("kv_lora_rank") else heads_cost)(config)
+        mlps = (layers - sparse) * 3 * dim * hidden + sparse * dim * (experts + 3 * shared)
         return cls(
-            dense_weights=layers * (attention + (dim * experts if experts else 3 * dim * hidden)),
+            dense_weights=layers * attention.weights + mlps,
             head_weights=_number(config, "vocab_size") * dim,
-            expert_weights=layers * 3 * dim * _number(config, "moe_intermediate_size", hidden)
-            if experts
-            else 0,
+            expert_weights=sparse * 3 * dim * of_expert,
             num_experts=experts,
             num_chosen=_number(config, "num_experts_per_tok", 0) if experts else 0,
-            kv_bytes_per_token=2 * layers * kv_heads * head_dim * bytes_per_kv,
-            attention_flops=4 * layers * heads * head_dim,
+            kv_bytes_per_token=layers * attention.kv * bytes_per_kv,
+            attention_flops=layers * attention.flops,
             bytes_per_weight=bytes_per_weight,
         )
 
@@ -74,6 +76,35 @@ class ModelCost:
         if not self.num_experts:
             return 0.0
         return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** step.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCost:
+    """One layer of attention."""
+
+    weights: int
+    kv: int  # numbers kept of a token
+    flops: int  # for one query and one key
+
+
+def heads_cost(config: Mapping[str, object]) -> AttentionCost:
+    """With heads of keys and values."""
+    dim, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    kv_heads = _number(config, "num_key_value_heads", heads)
+    head_dim = _number(config, "head_dim", dim // heads)
+    weights = 2 * dim * (heads + kv_heads) * head_dim
+    return AttentionCost(weights, 2 * kv_heads * head_dim, 4 * heads * head_dim)
+
+
+def latent_cost(config: Mapping[str, object]) -> AttentionCost:
+    """With latents, of which keys and values are made: to attend over those is the less work a key."""
+    dim, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    nope, rope = _number(config, "qk_nope_head_dim"), _number(config, "qk_rope_head_dim")
+    value, rank = _number(config, "v_head_dim"), _number(config, "kv_lora_rank")
+    q_rank, width = _number(config, "q_lora_rank", 0), heads * (nope + rope)
+    queries = q_rank * (dim + width) if q_rank else dim * width
+    weights = queries + dim * (rank + rope) + heads * ((nope + value) * rank + value * dim)
+    return AttentionCost(weights, rank + rope, 2 * heads * (nope + rope + value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pellucid.attention.base import AttentionBackend, choose_backend
+from pellucid.attention.base import AnyBackend, choose_backend
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
 from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
+from pellucid.layers.latent import LatentAttention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
@@ -42,8 +43,10 @@ class BuiltModel:
 
     model: Model
     caches: tuple[LayerCache, ...]  # of all layers, on whatever rank
-    attention_layers: tuple[Attention, ...]  # those that are here; each needs its `kv_cache` and `table`
-    backend: AttentionBackend  # of every attention layer
+    attention_layers: tuple[
+        Attention | LatentAttention, ...
+    ]  # those that are here; each needs its `kv_cache` and `table`
+    backend: AnyBackend  # of every attention layer
     inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
@@ -177,7 +180,7 @@ def build(
     checkpoint: Checkpoint,
     platform: Platform,
     options: BuildOptions,
-    backend: AttentionBackend | str | None = None,
+    backend: AnyBackend | str | None = None,
 ) -> BuiltModel:
     """Build the checkpoint's model on the device and load it, or fill a dummy with random weights.
 

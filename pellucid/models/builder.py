@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.attention.base import AttentionBackend, AttentionSpec, Heads, Scores
+from pellucid.attention.base import AnyBackend, AttentionSpec, Heads, LatentSpec, Scores, Spec
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.dist.vocab_share import vocab_share
@@ -25,6 +25,7 @@ from pellucid.layers.activation import Act
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
 from pellucid.layers.experts import Experts, Sparse
+from pellucid.layers.latent import LatentAttention, LatentHeads, LatentProjection
 from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Reduced, Unmerged
 from pellucid.layers.mlp import GatedMLP
@@ -79,9 +80,9 @@ class BuildContext:
     expert_parallel: bool = False  # ranks have whole experts, not slices of all
     adapters: AdapterLimits | None = None  # None: layers have no room for any
     lora_banks: list[LoraBank] = field(default_factory=list)  # of the layers that are here
-    attention_layers: list[Attention] = field(default_factory=list)  # those that are here
+    attention_layers: list[Attention | LatentAttention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
-    specs: list[AttentionSpec] = field(default_factory=list)  # of all stages' attention layers
+    specs: list[Spec] = field(default_factory=list)  # of all stages' attention layers
     elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
     formats: dict[str, LayerFormat] = field(default_factory=dict)  # of the matrices that are stored in codes
     inlet: Inlet | None = None  # on a stage behind the first
@@ -229,6 +230,85 @@ class Builder:
         self.context.specs.append(spec)
         return layer
 
+    def latent(
+        self,
+        dim: int,
+        heads: LatentHeads,
+        q_norm: NormSpec,
+        *,
+        bias: bool = False,
+        norm: RMSNorm | None = None,
+    ) -> LatentProjection:
+        """The projection to queries and to latents of keys and values; `latent_attention` takes its output.
+
+        What takes x is one product, of which queries are a slice of their heads' and the rest is whole on
+        every rank.  q_norm: of the queries' own latents, if they have such.  bias: on all latents.  norm: see
+        `qkv`.
+        """
+        coords, width = self.context.coords, self._share(heads.num) * (heads.nope + heads.rope)
+        names, sizes = ("q_proj", "kv_a_proj_with_mqa"), (width, heads.rank + heads.rope)
+        normalized, q_b = None, None
+        if heads.q_rank is not None:
+            names, sizes, coords = ("q_a_proj", names[1]), (heads.q_rank, sizes[1]), WHOLE
+            normalized = self.norm("q_a_layernorm", heads.q_rank, q_norm)
+            q_b = self._linear(
+                "q_b_proj", self._shape(heads.q_rank, (width,), "out"), False, (self.context.coords,)
+            )
+            normalized.serve(q_b)
+        if bias and heads.q_rank is None:  # of the two only latents have one
+            q = self._linear(names[0], self._shape(dim, sizes[:1], "out"), False, (coords,))
+            kv = self._linear(names[1], self._shape(dim, sizes[1:], "out"), True, (WHOLE,))
+            assert isinstance(q, Linear) and isinstance(kv, Linear), "one matrix each"
+            return LatentProjection(Unmerged((q, kv)), sizes, normalized, q_b)
+        paths = tuple(map(self._path, names))
+        first = self._merged(paths, self._shape(dim, sizes, "out"), bias, (coords, WHOLE), "linear")
+        if norm is not None:
+            norm.serve(first)
+        return LatentProjection(first, sizes, normalized, q_b)
+
+    def latent_attention(
+        self,
+        name: str,
+        heads: LatentHeads,
+        kv_norm: NormSpec,
+        *,
+        scale: float,
+        rope: Tensor,
+        interleaved: bool,
+        is_last: bool = False,
+    ) -> LatentAttention:
+        """Attention over latents, called as attn(q, latent, fwd).
+
+        interleaved: features 2i and 2i + 1 turn together.  is_last: see `attention`.
+        """
+        context, num_heads = self.context, self._share(heads.num)
+        spec = LatentSpec(
+            num_heads=num_heads,
+            nope_dim=heads.nope,
+            rope_dim=heads.rope,
+            value_dim=heads.value,
+            rank=heads.rank,
+            dtype=context.dtype,
+            block_size=context.block_size,
+            kv_dtype=context.kv_dtype,
+        )
+        self._note_format(self._path("kv_b_proj"), "linear")  # decoded if it is in codes: no product has it
+        width = num_heads * (heads.nope + heads.value)
+        up = ParamSpec(shape=(width, heads.rank), dtype=context.dtype, place=Sliced((width,)))
+        layer = LatentAttention(
+            spec,
+            name=self._path(name),
+            scale=scale,
+            kv_norm=self.norm("kv_a_layernorm", heads.rank, kv_norm),
+            kv_b=self._weight(up, "kv_b_proj.weight"),
+            rope=rope,
+            interleaved=interleaved,
+            is_last=is_last,
+        )
+        context.attention_layers.append(layer)
+        context.specs.append(spec)
+        return layer
+
     def head(
         self, name: str, vocab: int, dim: int, *, tied: VocabEmbedding | None = None
     ) -> Linear | Unmerged:
@@ -248,18 +328,18 @@ class Builder:
     # What those who build models call
 
     @property
-    def attention_layers(self) -> list[Attention]:
+    def attention_layers(self) -> list[Attention | LatentAttention]:
         """In the order of construction; the worker binds each one's `kv_cache`."""
         return self.context.attention_layers
 
-    def attention_needs(self) -> tuple[AttentionSpec, ...]:
+    def attention_needs(self) -> tuple[Spec, ...]:
         """What one backend must support to serve every layer, each kind once."""
         return tuple(dict.fromkeys(self.context.specs))
 
-    def bind(self, backend: AttentionBackend) -> None:
-        """Let every attention layer attend with `backend`."""
+    def bind(self, backend: AnyBackend) -> None:
+        """Let every attention layer attend with `backend`, which is of their kind."""
         for layer in self.attention_layers:
-            layer.backend = backend
+            layer.backend = cast("Any", backend)
 
     def caches(self) -> tuple[LayerCache, ...]:
         """What the attention layers of all stages keep."""
@@ -352,6 +432,16 @@ class Builder:
             parts, coords = parts * len(coords), pieces_of(shape, coords)
         assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
         prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
+        return self._merged(prefixes, shape, bias, coords, kind)
+
+    def _merged(
+        self,
+        prefixes: tuple[str, ...],
+        shape: LinearShape,
+        bias: bool,
+        coords: tuple[Coords, ...],
+        kind: Kind,
+    ) -> Linear | Unmerged:
         for prefix in prefixes:
             self._note_format(prefix, kind)
         method = self.context.quantization.method(prefixes, kind)

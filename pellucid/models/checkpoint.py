@@ -155,12 +155,20 @@ class Checkpoint:
     @property
     def max_position_embeddings(self) -> int:
         """Tokens that the model was made for: config.json's number, or what yarn stretches it to."""
-        return rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).reach
+        reach = rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).reach
+        return min(reach, self.dense_reach or reach)
+
+    @property
+    def dense_reach(self) -> int | None:
+        """Tokens up to which every query sees all keys; None: always."""
+        fields = Fields(self.config)
+        return fields.size("index_topk") if fields.has("index_topk") else None
 
     @property
     def max_stretched_len(self) -> int:
         """Most tokens that the model's rotary embedding can be stretched to."""
-        return rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).stretched
+        stretched = rope_config(Fields(self.config), head_dim=ANY_HEAD_DIM).stretched
+        return min(stretched, self.dense_reach or stretched)
 
 
 def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint | None:

@@ -15,7 +15,7 @@ from pellucid.layers.experts import Sparse
 from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
 from pellucid.models.builder import Builder
-from pellucid.models.decoder_config import GQA, DecoderConfig, Dense, LayerConfig
+from pellucid.models.decoder_config import GQA, MLA, DecoderConfig, Dense, LayerConfig
 from pellucid.models.fields import Fields
 
 
@@ -55,6 +55,8 @@ def make_mixer(
     match layer.mixer:
         case GQA():
             return GroupedAttention(cfg, layer.mixer, b, norm=norm, is_last=is_last)
+        case MLA():
+            return LatentMixer(cfg, layer.mixer, b, norm=norm, is_last=is_last)
 
 
 def make_mlp(cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm) -> nn.Module:
@@ -86,6 +88,27 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
         """x [T, D], or as its norm rounds it for the product -> [T, N * H]."""
         return self.attention(self.qkv(x, fwd), fwd)
+
+
+class LatentMixer(nn.Module):
+    """Queries and latents, and attention over what is made of latents."""
+
+    def __init__(self, cfg: DecoderConfig, mla: MLA, b: Builder, *, norm: RMSNorm, is_last: bool) -> None:
+        super().__init__()
+        self.project = b.latent(cfg.hidden_size, mla.heads, mla.latent_norm, bias=mla.bias, norm=norm)
+        self.attention = b.latent_attention(
+            "attn",
+            mla.heads,
+            mla.latent_norm,
+            scale=mla.scale,
+            rope=b.rope(mla.rope),
+            interleaved=mla.interleaved,
+            is_last=is_last,
+        )
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+        """x [T, D], or as its norm rounds it for the product -> [T, N * value]."""
+        return self.attention(*self.project(x, fwd), fwd)
 
 
 class Decoder(nn.Module):

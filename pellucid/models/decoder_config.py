@@ -13,6 +13,7 @@ from typing import Literal, TypedDict
 from pellucid.attention.base import Heads, Scores
 from pellucid.layers.activation import Act
 from pellucid.layers.experts import Sparse
+from pellucid.layers.latent import LatentHeads
 from pellucid.layers.norm import NormSpec
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.fields import Fields
@@ -39,6 +40,24 @@ class GQA:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MLA:
+    """Latent attention: keys and values of all heads are made of one row a token (DeepSeek-AI 2024)."""
+
+    heads: LatentHeads
+    scale: float  # of the scores
+    rope: RopeConfig
+    interleaved: bool  # features 2i and 2i + 1 turn together, not i and i + heads.rope / 2
+    latent_norm: NormSpec  # of all latents
+    bias: bool = False  # on all latents
+    o_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Features of what it gives to the output projection."""
+        return self.heads.num * self.heads.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """A gated MLP that every token takes."""
 
@@ -54,7 +73,7 @@ MLP = Dense | Sparse
 class LayerConfig:
     """One layer: what mixes tokens, then what each takes alone."""
 
-    mixer: GQA
+    mixer: GQA | MLA
     mlp: MLP
 
 

@@ -39,6 +39,10 @@ class Model(Protocol):
 MODELS: Registry[type[Model]] = Registry(
     "model architecture",
     {
+        "DeepseekV2ForCausalLM": "pellucid.models.deepseek:DeepseekV2",
+        "DeepseekV3ForCausalLM": "pellucid.models.deepseek:DeepseekV3",
+        "DeepseekV32ForCausalLM": "pellucid.models.deepseek:DeepseekV32",
+        "Glm4MoeLiteForCausalLM": "pellucid.models.deepseek:Glm4MoeLite",
         "LlamaForCausalLM": "pellucid.models.llama:Llama",
         "MistralForCausalLM": "pellucid.models.mistral:Mistral",
         "Qwen2ForCausalLM": "pellucid.models.qwen2:Qwen2",

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from pellucid.attention.base import AttentionBackend
+from pellucid.attention.base import AnyBackend
 from pellucid.features.base import Yielded
 from pellucid.forward import ForwardInput, TileMaps
 from pellucid.kernels.advance_slots import RowState
@@ -44,9 +44,7 @@ Begun = tuple[StepInput, Tensor]  # a step whose forward has run: its input, and
 class Forward:
     """The model on what the slots hold."""
 
-    def __init__(
-        self, model: Model, backend: AttentionBackend, inputs: InputBuilder, *, needs: Needs
-    ) -> None:
+    def __init__(self, model: Model, backend: AnyBackend, inputs: InputBuilder, *, needs: Needs) -> None:
         """needs: what the proposer wants to see of it."""
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
         self.needs = needs

@@ -33,6 +33,7 @@ class StepCounts:
     num_drafts: np.ndarray  # of these, drafts at the end
     num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
     num_scores: np.ndarray  # prompt positions to score, before the sampled ones
+    max_keys: np.ndarray | None = None  # no row has more tokens with KV; None: it is not known
     num_propose: int = 0  # drafts wanted of each row that samples
     riders: Riders = NO_RIDERS  # what its rows ask for beside tokens
 
@@ -174,6 +175,7 @@ class InputBuilder:
             num_drafts=num_draft,
             num_sampled=num_sampled,
             num_scores=num_logits - num_sampled,
+            max_keys=self.slots.most_keys(rows.slots),
             num_propose=num_propose,
             riders=riders,
         )
@@ -221,6 +223,7 @@ class InputBuilder:
             tree=arranged.tree,
             query_lens=rows.counts.num_query.tolist(),
             num_sampled=rows.counts.num_sampled.tolist(),
+            max_keys=[] if rows.counts.max_keys is None else rows.counts.max_keys.tolist(),
             max_query=asked.max_query,
             block_size=self.slots.block_size,
         )

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.attention.base import AttentionBackend, AttentionLayer
+from pellucid.attention.base import AnyBackend, AttentionLayer, LatentLayer
 from pellucid.forward import TreeMask
 from pellucid.kernels.advance_slots import RowState
 from pellucid.kernels.gather_rows import Gathered, owners
@@ -63,8 +63,8 @@ class TreeLayout:
     """Trees of one shape.  A row with fewer drafts than the tree has the first of them."""
 
     def __init__(
-        self, parents: tuple[int, ...], device: torch.device, *, layers: Sequence[AttentionLayer],
-        backend: AttentionBackend, block_size: int,
+        self, parents: tuple[int, ...], device: torch.device, *,
+        layers: Sequence[AttentionLayer | LatentLayer], backend: AnyBackend, block_size: int,
     ) -> None:  # fmt: skip
         """layers: those whose KV a verification writes, with the caches that they have when it runs."""
         self.layers, self.backend, self.block_size = layers, backend, block_size

@@ -127,6 +127,14 @@ class Slots:
         self.num_prefilled[slots] += np.minimum(num_query, left)
         return num_query >= left
 
+    def most_keys(self, slots: np.ndarray) -> np.ndarray:
+        """Tokens that each row has at most once the step is done that has just been planned, [B].
+
+        Exact while a prompt is computed; behind it, what there is room for.
+        """
+        prefilled, known = self.num_prefilled[slots], self.num_known[slots]
+        return np.where(prefilled < known, prefilled, self._table_lens[slots] * self.block_size)
+
     def advance(self, rows: RowState, output: SampleOutput) -> Tensor:
         """Write what was sampled behind the last known token, and move on by what was accepted.
 

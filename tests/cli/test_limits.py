@@ -113,3 +113,11 @@ def test_the_nano_benchmark_cannot_run_faster_than_this(shape, seconds):
     limit = run_limit(cost_of(f"qwen3-{shape}"), nano().requests, 256, H200)
     assert limit.seconds == pytest.approx(seconds, abs=0.01)
     assert limit.num_steps == 1024  # the longest answer
+
+
+def test_deepseek_v2_lite_keeps_1152_bytes_a_token_and_layer_and_shares_two_experts():
+    cost = cost_of("deepseek-v2-lite")
+    assert cost.kv_bytes_per_token == 27 * 1152
+    assert 2 * cost.expert_weights * cost.num_experts == pytest.approx(28.8e9, rel=0.001)
+    dense, attention = 3 * 2048 * 10_944, 2048 * (16 * 192 + 576) + 16 * (256 * 512 + 128 * 2048)
+    assert cost.dense_weights == 27 * attention + dense + 26 * 2048 * (64 + 3 * 2 * 1408)

@@ -56,6 +56,14 @@ def llama3() -> dict[str, object]:
     )
 
 
+def latent(**numbers: object) -> dict[str, object]:
+    """Latent attention, and experts behind a dense layer."""
+    sizes = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "kv_lora_rank": 24}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2}
+    experts |= {"moe_intermediate_size": 40, "first_k_dense_replace": 1}
+    return sizes | {"q_lora_rank": 20, "num_key_value_heads": 4} | experts | numbers
+
+
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3} | {
     "norm_topk_prob": True
@@ -112,6 +120,39 @@ CASES = [
     ),
     Case("mixtral", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     Case("mixtral with a window", "Mixtral", {"num_local_experts": 3, "sliding_window": 9}),
+    Case("deepseek v2", "DeepseekV2", latent(q_lora_rank=None, routed_scaling_factor=1.5)),
+    Case(
+        "deepseek v2 with experts in groups",
+        "DeepseekV2",
+        latent(topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True),
+    ),
+    Case(
+        "deepseek v2 with biases on latents, dense",
+        "DeepseekV2",
+        latent(q_lora_rank=None, attention_bias=True, first_k_dense_replace=2),
+    ),
+    Case(
+        "deepseek v2 with yarn, experts everywhere",
+        "DeepseekV2",
+        latent(qk_rope_head_dim=32, first_k_dense_replace=0, **yarn(mscale=0.707, mscale_all_dim=0.707)),
+    ),
+    Case("deepseek v3", "DeepseekV3", latent(n_group=4, topk_group=2)),
+    Case(
+        "deepseek v3 in halves, unnormalised, one group",
+        "DeepseekV3",
+        latent(n_group=1, topk_group=1, norm_topk_prob=False, rope_interleave=False, q_lora_rank=None),
+    ),
+    Case(
+        "deepseek v3 with yarn",
+        "DeepseekV3",
+        latent(qk_rope_head_dim=32, n_group=2, topk_group=1, **yarn(mscale=1.0, mscale_all_dim=1.0)),
+    ),
+    Case(
+        "deepseek v32",
+        "DeepseekV32",
+        latent(n_group=2, topk_group=2, index_topk=128, index_head_dim=16, index_n_heads=2),
+    ),
+    Case("glm4 moe lite", "Glm4MoeLite", latent(qk_nope_head_dim=24, v_head_dim=32, n_shared_experts=1)),
 ]
 
 
@@ -127,6 +168,9 @@ class Reference:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
             else:  # large enough that attention, biases and windows matter
                 torch.nn.init.normal_(parameter, std=0.15)
+        for name, buffer in self.model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.2)
         self.model.save_pretrained(folder)
         self.folder = folder
         self.prompts = [torch.randint(VOCAB, (n,)).tolist() for n in (37, 1, 18)]
