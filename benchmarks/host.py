@@ -43,12 +43,13 @@ from pellucid.kv.kinds import Full
 from pellucid.kv.layout import LayerCache, lay_out
 from pellucid.llm import LLM
 from pellucid.resolve import Resolved
+from pellucid.rows import StepRows
 from pellucid.sample.state import SamplingState
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
 from pellucid.worker.graphs import EagerLauncher, GraphLauncher
 from pellucid.worker.handover import NoHandover
-from pellucid.worker.inputs import InputBuilder, StepRows
+from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout
 from pellucid.worker.results import Packed, ResultReader
 from pellucid.worker.runner import ModelRunner

@@ -15,13 +15,14 @@ import pellucid
 
 ROOT = Path(pellucid.__file__).parent
 DATA = {"types", "sampling_params"}  # what goes into the engine and what comes back
-PLAIN = {*DATA, "config", "resolve", "registry", "platform", "forward", "transfer"}  # data of borders
+PLAIN = {*DATA, "config", "resolve", "registry", "platform", "forward", "rows", "transfer"}  # data of borders
 MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "sampling_params": set[str](),
     "types": {"sampling_params"},
     "registry": set[str](),
     "platform": set[str](),
     "forward": set[str](),
+    "rows": set[str](),
     "transfer": set[str](),
     "interrupts": set[str](),
     "progress": set[str](),
@@ -40,16 +41,19 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "features.grammar.host": {"schedule", "sample.grammars", "resolve", "types"},
     "features.logprobs.host": {"schedule", "types"},
     "features": {
-        "schedule.plan",
-        "sample",
-        "kernels",
-        "lora",
-        "worker.inputs",
-        "transfer",
-        "forward",
-        "types",
+        *(
+            "schedule.plan",
+            "sample",
+            "kernels",
+            "lora",
+            "worker.inputs",
+            "rows",
+            "transfer",
+            "forward",
+            "types",
+        ),
     },
-    "kernels": {"config", "platform", "transfer"},
+    "kernels": {"config", "platform", "transfer", "rows"},
     "dist": {"kernels", "config", "platform"},
     "attention": {"kernels", "dist", "kv.layout", *PLAIN},
     "quant": {"kernels", "dist", *PLAIN},

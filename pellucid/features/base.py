@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pellucid.forward import ForwardInput
     from pellucid.lora.bank import LoraBank
     from pellucid.resolve import Resolved
+    from pellucid.rows import StepRows
     from pellucid.sample.output import SampleOutput
     from pellucid.sample.sampler import Sampler
     from pellucid.schedule.news import News
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from pellucid.schedule.sequence import Sequence as Seq
     from pellucid.spec.base import DraftShape
     from pellucid.types import Request
-    from pellucid.worker.inputs import StepCounts, StepInput, StepRows
+    from pellucid.worker.inputs import StepCounts, StepInput
     from pellucid.worker.slots import Slots
 
 

@@ -9,25 +9,12 @@ Legend: B rows, K tokens a row can yield, k drafts, L columns of the token table
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowState:
-    """The rows of one step, on the device: where each stands before it runs.  [B] each."""
-
-    slots: Tensor  # int64
-    starts: Tensor  # int64, tokens computed so far
-    query_lens: Tensor  # int64
-    roots: Tensor  # int64, the place of the last token before the drafts
-    room: Tensor  # int64, law 3: most tokens that the row may yield before its sequence's limit
-    samples: Tensor  # bool: the row reaches its last known token, so it yields tokens
+from pellucid.rows import SlotRows
 
 
 def append_ref(token_ids: Tensor, slots: Tensor, roots: Tensor, tokens: Tensor, num_new: Tensor) -> None:
@@ -42,7 +29,7 @@ def append_ref(token_ids: Tensor, slots: Tensor, roots: Tensor, tokens: Tensor, 
 
 
 def advance_slots_ref(
-    token_ids: Tensor, num_computed: Tensor, rows: RowState, tokens: Tensor, num_new: Tensor
+    token_ids: Tensor, num_computed: Tensor, rows: SlotRows, tokens: Tensor, num_new: Tensor
 ) -> Tensor:
     """Append the new tokens, and move on by what was accepted, or computed where nothing is sampled.
 
@@ -50,7 +37,7 @@ def advance_slots_ref(
     Returns the place of each row's newest token, the next one to compute; [B] int64.
     """
     append_ref(token_ids, rows.slots, rows.roots, tokens, num_new)
-    newest = torch.where(rows.samples, rows.roots + num_new, rows.starts + rows.query_lens)
+    newest = torch.where(rows.samples, rows.roots + num_new, rows.starts + rows.num_query)
     num_computed[rows.slots] = newest
     return newest
 
@@ -64,7 +51,7 @@ def write_drafts_ref(
 
 
 def advance_slots(
-    token_ids: Tensor, num_computed: Tensor, rows: RowState, tokens: Tensor, num_new: Tensor
+    token_ids: Tensor, num_computed: Tensor, rows: SlotRows, tokens: Tensor, num_new: Tensor
 ) -> Tensor:
     """As `advance_slots_ref`, in one launch."""
     assert tokens.dtype == num_new.dtype == token_ids.dtype and tokens.stride(1) == 1, tokens.stride()
@@ -76,7 +63,7 @@ def advance_slots(
         num_computed,
         rows.slots,
         rows.starts,
-        rows.query_lens,
+        rows.num_query,
         rows.roots,
         rows.samples,
         tokens,
@@ -113,14 +100,14 @@ def write_drafts(token_ids: Tensor, slots: Tensor, newest: Tensor, samples: Tens
 
 @triton.jit(
     do_not_specialize=["tokens_stride"],
-    do_not_specialize_on_alignment=["slots_ptr", "query_lens_ptr", "num_new_ptr"],
+    do_not_specialize_on_alignment=["slots_ptr", "num_query_ptr", "num_new_ptr"],
 )
 def advance_kernel(
     token_ids_ptr,
     num_computed_ptr,
     slots_ptr,
     starts_ptr,
-    query_lens_ptr,
+    num_query_ptr,
     roots_ptr,
     samples_ptr,
     tokens_ptr,
@@ -139,7 +126,7 @@ def advance_kernel(
     wait(DEPENDENT)
     slot, root = tl.load(slots_ptr + row), tl.load(roots_ptr + row)
     num_new = tl.load(num_new_ptr + row)
-    ends = tl.load(starts_ptr + row) + tl.load(query_lens_ptr + row)
+    ends = tl.load(starts_ptr + row) + tl.load(num_query_ptr + row)
     newest = tl.where(tl.load(samples_ptr + row) != 0, root + num_new, ends)
     is_new = (offset < num_new) & (offset < K)
     tokens = tl.load(tokens_ptr + row * tokens_stride + offset, mask=is_new)

@@ -11,80 +11,33 @@ Legend: T tokens, B rows, S logits to sample, M blocks a row, L columns of the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.rows import SlotRows, SlotViews, StepRows
 
 BLOCK = 256  # tokens, and columns of a block table, a program copies at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Of which slots a step computes how much.  Row b computes cu_query[b + 1] - cu_query[b] tokens.
-
-    Tokens and logits behind the last row's are padding: token 0 at place 0 of the last slot, in block 0.
-    """
-
-    slots: Tensor  # [B] int64
-    cu_query: Tensor  # [B + 1] int64
-    cu_logits: Tensor  # [B + 1] int64; a row's logits are those of its last tokens
-    num_drafts: Tensor  # [B] int64, of its tokens, at the end
-    num_tokens: int  # T
-    num_logits: int  # S
-    max_query: int  # the most tokens of any row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What the slots hold."""
-
-    token_ids: Tensor  # [slots, L] int32
-    num_computed: Tensor  # [slots] int64
-    limits: Tensor  # [slots] int64, tokens
-    block_tables: tuple[Tensor, ...]  # [slots, M] int32 each
-    block_size: int  # tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """The same of the step's rows, tokens and logits."""
-
-    input_ids: Tensor  # [T] int32
-    places: Tensor  # [T] int64, columns of the token table: a token's position, unless drafts are a tree
-    starts: Tensor  # [B] int64, tokens computed before the step
-    roots: Tensor  # [B] int64, the place of the last token before the drafts
-    room: Tensor  # [B] int64, most tokens the row may yield: its limit less what is known
-    samples: Tensor  # [B] bool: the row has logits to sample
-    seq_lens: (
-        Tensor  # [B] int32, tokens computed with the step's; 1 of a row without any, so that it has a key
-    )
-    cu_seqlens_q: Tensor  # [B + 1] int32, cu_query
-    logit_slots: Tensor  # [S] int64
-    logit_places: Tensor  # [S] int64, behind the token that was fed there
-    logit_inputs: Tensor  # [S] int32, the token that was fed
-    block_tables: tuple[Tensor, ...]  # [B, M] int32 each
-    slot_mappings: tuple[Tensor, ...]  # per table: [T] int64, block * block_size + offset
-
-
-def gather_rows_ref(asked: Asked, held: Held) -> Gathered:
+def gather_rows_ref(step: StepRows, held: SlotViews) -> SlotRows:
     """A step's inputs, as far as one gets by copying and counting."""
-    slots, cu_query, cu_logits = asked.slots, asked.cu_query, asked.cu_logits
+    slots, cu_query, cu_logits = step.slots, step.cu_query, step.cu_logits
     num_query, num_sampled = cu_query.diff(), cu_logits.diff()
     starts, spare = held.num_computed[slots], len(held.token_ids) - 1
-    token, row = owners(cu_query, asked.num_tokens)
+    token, row = owners(cu_query, step.num_tokens)
     is_token = token < cu_query[-1]
     places = (token + (starts - cu_query[:-1])[row]).where(is_token, 0)
     input_ids = held.token_ids[slots[row], places].where(is_token, 0)
-    roots = starts + num_query - 1 - asked.num_drafts
-    logit, row_of_logit = owners(cu_logits, asked.num_logits)
+    roots = starts + num_query - 1 - step.num_drafts
+    logit, row_of_logit = owners(cu_logits, step.num_logits)
     is_logit = logit < cu_logits[-1]
     at = (logit + (cu_query - cu_logits)[1:][row_of_logit]).where(is_logit, 0)
     tables, size = tuple(table[slots] for table in held.block_tables), held.block_size
-    return Gathered(
+    return SlotRows(
+        slots=slots,
+        num_query=step.num_query,
         input_ids=input_ids,
         places=places,
         starts=starts,
@@ -113,11 +66,13 @@ def owners(ends: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return items, rows.clamp_(max=len(ends) - 2)
 
 
-def gather_rows(asked: Asked, held: Held) -> Gathered:
+def gather_rows(step: StepRows, held: SlotViews) -> SlotRows:
     """As `gather_rows_ref`, in one launch for each block table."""
-    slots, token_ids = asked.slots, held.token_ids
-    num_rows, num_tokens, num_logits = len(slots), asked.num_tokens, asked.num_logits
-    out = Gathered(
+    slots, token_ids = step.slots, held.token_ids
+    num_rows, num_tokens, num_logits = len(slots), step.num_tokens, step.num_logits
+    out = SlotRows(
+        slots=slots,
+        num_query=step.num_query,
         input_ids=token_ids.new_empty(num_tokens),
         places=slots.new_empty(num_tokens),
         starts=slots.new_empty(num_rows),
@@ -135,11 +90,11 @@ def gather_rows(asked: Asked, held: Held) -> Gathered:
     tables = list(zip(held.block_tables, out.block_tables, out.slot_mappings, strict=True))
     for index, (table, rows, mapping) in enumerate(tables or [(None, None, None)]):
         width = 0 if table is None else table.shape[1]
-        rows_kernel[(num_rows + 1, triton.cdiv(max(asked.max_query, width), BLOCK))](
+        rows_kernel[(num_rows + 1, triton.cdiv(max(step.counts.max_query, width), BLOCK))](
             slots,
-            asked.cu_query,
-            asked.cu_logits,
-            asked.num_drafts,
+            step.cu_query,
+            step.cu_logits,
+            step.num_drafts,
             token_ids,
             held.num_computed,
             held.limits,

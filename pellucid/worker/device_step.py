@@ -17,12 +17,12 @@ from torch import Tensor
 from pellucid.attention.base import AnyBackend
 from pellucid.features.base import Yielded
 from pellucid.forward import ForwardInput, TileMaps
-from pellucid.kernels.advance_slots import RowState
+from pellucid.rows import SlotRows, StepRows
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
-from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput, StepRows
+from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput
 from pellucid.worker.results import Packed, pack
 
 
@@ -93,10 +93,10 @@ class StageStep:
 
 
 # From a step's rows, what they yielded and their drafts [B, k]: what other pipeline stages must be told.
-Tell = Callable[[RowState, SampleOutput, Tensor], Tensor | None]
+Tell = Callable[[SlotRows, SampleOutput, Tensor], Tensor | None]
 
 
-def tell_nobody(rows: RowState, output: SampleOutput, drafts: Tensor) -> None:
+def tell_nobody(rows: SlotRows, output: SampleOutput, drafts: Tensor) -> None:
     """There are no other stages."""
 
 
@@ -148,12 +148,12 @@ class DeviceStep:
 
     def _sample(self, rows: StepRows, step: StepInput, logits: Tensor) -> SampleOutput:
         """A token at every wanted place, and of those what each row may keep."""
-        counts = rows.counts
-        host_slots = counts.slots.repeat(counts.num_sampled)
-        batch = self.sampler.state.batch(host_slots, step.logit_slots, step.logit_positions, step.branches)
+        counts, texts = rows.counts, step.texts
+        host_slots, slots = counts.slots.repeat(counts.num_sampled), step.rows.logit_slots
+        batch = self.sampler.state.batch(host_slots, slots, texts.logit_positions, texts.branches)
         verify_rows = VerifyRows(
             cu_logits=rows.cu_logits,
-            inputs=step.logit_inputs,
+            inputs=step.rows.logit_inputs,
             room=step.rows.room,
             samples=step.rows.samples,
             max_drafts=counts.max_drafts,
@@ -161,7 +161,7 @@ class DeviceStep:
         )
         return self.verifier(logits, batch, verify_rows, self.slots.token_ids)
 
-    def _known(self, counts: StepCounts, rows: RowState, newest: Tensor) -> Known:
+    def _known(self, counts: StepCounts, rows: SlotRows, newest: Tensor) -> Known:
         """What the slots now hold of the rows' texts, for the proposer."""
         return Known(
             token_ids=self.slots.token_ids,

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from torch import Tensor
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import ForwardInput
-from pellucid.kernels.advance_slots import RowState
-from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
+from pellucid.kernels.gather_rows import gather_rows, gather_rows_ref
 from pellucid.platform import has_triton
-from pellucid.sample.branches import Branches
+from pellucid.rows import SlotRows, SlotViews, StepRows
 from pellucid.schedule.plan import Rows
 from pellucid.transfer import upload
-from pellucid.worker.layout import DraftLayout
+from pellucid.worker.layout import Arranged, DraftLayout
 from pellucid.worker.slots import Slots
 
 
@@ -100,36 +98,12 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
-    """A step's counts, on the host and, int64 each, on the device.
-
-    Of a recorded step the host may know less: bounds, or no more than the first logits' rows.
-    Legend: T tokens, B rows, S logits to sample, P prompt positions to score.
-    """
-
-    counts: StepCounts
-    num_tokens: int  # T, with padding behind the rows
-    slots: Tensor  # [B]
-    num_query: Tensor  # [B]
-    num_drafts: Tensor  # [B]
-    num_sampled: Tensor  # [B]
-    cu_query: Tensor  # [B + 1]: row b computes tokens cu_query[b] .. cu_query[b + 1]
-    cu_logits: Tensor  # [B + 1]: row b samples logits cu_logits[b] .. cu_logits[b + 1]
-    logits_index: Tensor  # [S], the tokens whose logits are sampled
-    score_index: Tensor  # [P], the tokens at whose places known tokens are scored
-    score_slots: Tensor  # [P]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """A step, ready to run: what the model sees, and where each row stands."""
+    """A step, ready to run."""
 
-    fwd: ForwardInput
-    rows: RowState
-    logit_slots: Tensor  # [S] int64, the slot of each logit
-    logit_inputs: Tensor  # [S] int32, the token fed where each logit is computed
-    logit_positions: Tensor  # [S] int64, of the token to be chosen there
-    branches: Branches  # to the text before each logit
+    fwd: ForwardInput  # what the model sees
+    rows: SlotRows  # where each row stands
+    texts: Arranged  # where tokens and logits are in their texts
 
 
 class InputBuilder:
@@ -140,7 +114,7 @@ class InputBuilder:
         self.layout = layout
         on_gpu = self.device.type == "cuda" and has_triton()
         self._gather = gather_rows if on_gpu else gather_rows_ref
-        self._held = Held(
+        self._held = SlotViews(
             token_ids=slots.token_ids,
             num_computed=slots.num_computed,
             limits=slots.limits,
@@ -200,52 +174,25 @@ class InputBuilder:
 
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
-        asked = self._ask(rows)
-        held = self._gather(asked, self._held)
-        state = RowState(
-            slots=rows.slots,
-            starts=held.starts,
-            query_lens=rows.num_query,
-            roots=held.roots,
-            room=held.room,
-            samples=held.samples,
-        )
-        arranged = self.layout.arrange(held, rows.logits_index, state)
+        held = self._gather(rows, self._held)
+        texts = self.layout.arrange(held, rows.logits_index)
         fwd = ForwardInput(
             input_ids=held.input_ids,
-            positions=arranged.positions,
+            positions=texts.positions,
             slots=rows.slots,
             cu_seqlens_q=held.cu_seqlens_q,
             seq_lens=held.seq_lens,
             block_tables=held.block_tables,
             slot_mappings=held.slot_mappings,
             logits_index=rows.logits_index,
-            tree=arranged.tree,
+            tree=texts.tree,
             query_lens=rows.counts.num_query.tolist(),
             num_sampled=rows.counts.num_sampled.tolist(),
             max_keys=[] if rows.counts.max_keys is None else rows.counts.max_keys.tolist(),
-            max_query=asked.max_query,
+            max_query=rows.counts.max_query,
             block_size=self.slots.block_size,
         )
-        return StepInput(
-            fwd=fwd,
-            rows=state,
-            logit_slots=held.logit_slots,
-            logit_inputs=held.logit_inputs,
-            logit_positions=arranged.logit_positions,
-            branches=arranged.branches,
-        )
-
-    def _ask(self, rows: StepRows) -> Asked:
-        return Asked(
-            slots=rows.slots,
-            cu_query=rows.cu_query,
-            cu_logits=rows.cu_logits,
-            num_drafts=rows.num_drafts,
-            num_tokens=rows.num_tokens,
-            num_logits=len(rows.logits_index),
-            max_query=rows.counts.max_query,
-        )
+        return StepInput(fwd=fwd, rows=held, texts=texts)
 
 
 def side_by_side(**columns: np.ndarray) -> tuple[np.ndarray, dict[str, slice]]:

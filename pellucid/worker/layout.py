@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pellucid.attention.base import AnyBackend, AttentionLayer, LatentLayer
 from pellucid.forward import TreeMask
-from pellucid.kernels.advance_slots import RowState
-from pellucid.kernels.gather_rows import Gathered, owners
+from pellucid.kernels.gather_rows import owners
+from pellucid.rows import SlotRows
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.tree import ancestor_bits, depth_of, depths_of, paths_of
@@ -37,7 +37,7 @@ class Arranged:
 class DraftLayout(Protocol):
     """One shape of drafts.  All on the device; nothing waits for it."""
 
-    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
+    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
         """From places to positions.  logits_index: [S], the tokens whose logits are sampled."""
         ...
 
@@ -52,8 +52,8 @@ class DraftLayout(Protocol):
 class ChainLayout:
     """Places are positions, and what is accepted lies where it belongs."""
 
-    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
-        return Arranged(positions=held.places, logit_positions=held.logit_places)
+    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
+        return Arranged(positions=rows.places, logit_positions=rows.logit_places)
 
     def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """There is nothing to move."""
@@ -74,9 +74,9 @@ class TreeLayout:
         self.ancestors = torch.tensor(ancestor_bits(parents), device=device)  # [n]
         self.paths = torch.tensor(paths, device=device)  # [n, D]
 
-    def arrange(self, held: Gathered, logits_index: Tensor, rows: RowState) -> Arranged:
-        places = held.places
-        _, row = owners(held.cu_seqlens_q, len(places))
+    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
+        places = rows.places
+        _, row = owners(rows.cu_seqlens_q, len(places))
         roots = rows.roots[row]
         node = (places - roots).clamp(min=0)
         positions = places - node + self.depths[node]

@@ -11,7 +11,8 @@ import numpy as np
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import TileMaps
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.rows import StepRows
+from pellucid.worker.inputs import StepCounts
 from pellucid.worker.shapes import StepShape
 from pellucid.worker.static_rows import StaticRows
 

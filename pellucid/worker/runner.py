@@ -36,9 +36,8 @@ class ModelRunner(Generic[Y]):
     def execute(self, plan: StepPlan) -> Pending:
         """Launch one step.  Nothing in it waits for the device; the result is read one plan later."""
         with self._inference:
-            self.handover.apply_feedback(
-                max(plan.id - self.num_stages, plan.committed)
-            )  # law 6: before what follows
+            newest = max(plan.id - self.num_stages, plan.committed)
+            self.handover.apply_feedback(newest)  # law 6: before what follows
             self.admitter.retire(plan.retired)
             self.features.retire(plan.retired)
             self.admitter.admit(plan.admitted)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.kernels.advance_slots import (
-    RowState,
     advance_slots,
     advance_slots_ref,
     append_ref,
@@ -24,6 +23,7 @@ from pellucid.kernels.advance_slots import (
 )
 from pellucid.kv.layout import Layout
 from pellucid.platform import has_triton
+from pellucid.rows import SlotRows
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
 from pellucid.spec.base import DraftShape
@@ -135,7 +135,7 @@ class Slots:
         prefilled, known = self.num_prefilled[slots], self.num_known[slots]
         return np.where(prefilled < known, prefilled, self._table_lens[slots] * self.block_size)
 
-    def advance(self, rows: RowState, output: SampleOutput) -> Tensor:
+    def advance(self, rows: SlotRows, output: SampleOutput) -> Tensor:
         """Write what was sampled behind the last known token, and move on by what was accepted.
 
         Returns the place of each row's newest token: the last known one, or of a prompt the next to compute;
@@ -143,17 +143,17 @@ class Slots:
         """
         return self._advance(self.token_ids, self.num_computed, rows, output.tokens, output.num_new)
 
-    def advance_chunks(self, rows: RowState) -> None:
+    def advance_chunks(self, rows: SlotRows) -> None:
         """Move on where nothing is sampled; of the other rows feedback will tell."""
-        ends = rows.starts + rows.query_lens
+        ends = rows.starts + rows.num_query
         self.num_computed[rows.slots] = torch.where(rows.samples, rows.starts, ends)
 
-    def write_drafts(self, rows: RowState, newest: Tensor, drafts: Tensor) -> None:
+    def write_drafts(self, rows: SlotRows, newest: Tensor, drafts: Tensor) -> None:
         """Put drafts [B, k] behind the `newest` [B] tokens of rows that sample, to be verified next."""
         if drafts.shape[1]:
             self._write_drafts(self.token_ids, rows.slots, newest, rows.samples, drafts)
 
-    def tell(self, rows: RowState, output: SampleOutput, drafts: Tensor, *, shape: DraftShape) -> Tensor:
+    def tell(self, rows: SlotRows, output: SampleOutput, drafts: Tensor, *, shape: DraftShape) -> Tensor:
         """The message to other stages about a step that was sampled here; drafts: [B, no more than shape's].
 
         It is as wide whatever the step: they know its rows, and not how it was padded.

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import MakeTiles
+from pellucid.rows import StepRows
 from pellucid.transfer import refill
-from pellucid.worker.inputs import StepCounts, StepRows, side_by_side, trailing
+from pellucid.worker.inputs import StepCounts, side_by_side, trailing
 from pellucid.worker.shapes import StepShape
 
 

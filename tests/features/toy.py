@@ -27,12 +27,13 @@ from pellucid.features.base import (
     WorkerFeature,
     Yielded,
 )
+from pellucid.rows import StepRows
 from pellucid.schedule.news import News
 from pellucid.schedule.plan import Admission
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence as Seq
 from pellucid.types import Request
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.worker.inputs import StepCounts
 
 TOY = Feature("tests.features.toy:Host", "tests.features.toy:Worker")
 BIAS = 1000.0

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.gather_rows import Asked, Held, gather_rows, gather_rows_ref
+from pellucid.kernels.gather_rows import gather_rows, gather_rows_ref
+from pellucid.rows import SlotViews, StepRows
+from pellucid.worker.inputs import StepCounts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_SLOTS, LENGTH = 40, 1024
 
 
-def held(num_tables: int, block_size: int, seed: int) -> Held:
+def held(num_tables: int, block_size: int, seed: int) -> SlotViews:
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator).to(DEVICE)
 
-    return Held(
+    return SlotViews(
         token_ids=numbers(0, 1000, NUM_SLOTS, LENGTH).int(),
         num_computed=numbers(0, 500, NUM_SLOTS),
         limits=numbers(0, LENGTH, NUM_SLOTS),  # of some slots less than what is computed
@@ -32,21 +35,32 @@ def held(num_tables: int, block_size: int, seed: int) -> Held:
     )
 
 
-def asked(queries: list[int], drafts: list[int], logits: list[int], padding: int = 0) -> Asked:
+def rows_of(queries: list[int], drafts: list[int], logits: list[int], padding: int = 0) -> StepRows:
     """padding: tokens, and twice as many logits."""
-    slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(len(queries)))
+    slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(len(queries)))[: len(queries)]
     # Cut out of one tensor as in a step, so at addresses of any kind.
     ends = [torch.tensor([0, *counts]).cumsum(0) for counts in (queries, logits)]
-    parts = [slots[: len(queries)], *ends, torch.tensor(drafts)]
+    parts = [slots, *ends, *map(torch.tensor, (drafts, queries, logits))]
     cut = torch.cat(parts).to(DEVICE).split([len(part) for part in parts])
-    return Asked(
+    counts = StepCounts(
+        slots=slots.numpy(),
+        num_query=np.array(queries),
+        num_drafts=np.array(drafts),
+        num_sampled=np.array(logits),
+        num_scores=np.zeros(len(queries), dtype=np.int64),
+    )
+    return StepRows(
+        counts=counts,
+        num_tokens=sum(queries) + padding,
         slots=cut[0],
         cu_query=cut[1],
         cu_logits=cut[2],
         num_drafts=cut[3],
-        num_tokens=sum(queries) + padding,
-        num_logits=sum(logits) + 2 * padding,
-        max_query=max(queries),
+        num_query=cut[4],
+        num_sampled=cut[5],
+        logits_index=cut[0].new_empty(sum(logits) + 2 * padding),
+        score_index=cut[0].new_empty(0),
+        score_slots=cut[0].new_empty(0),
     )
 
 
@@ -66,7 +80,7 @@ def asked(queries: list[int], drafts: list[int], logits: list[int], padding: int
 def test_rows_of_any_kind_match(
     queries: list[int], drafts: list[int], logits: list[int], num_tables: int, block_size: int, padding: int
 ) -> None:
-    step, slots = asked(queries, drafts, logits, padding), held(num_tables, block_size, seed=len(queries))
+    step, slots = rows_of(queries, drafts, logits, padding), held(num_tables, block_size, seed=len(queries))
     expected, got = gather_rows_ref(step, slots), gather_rows(step, slots)
     for field in dataclasses.fields(expected):
         ours, theirs = getattr(got, field.name), getattr(expected, field.name)

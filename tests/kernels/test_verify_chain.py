@@ -19,6 +19,7 @@ from pellucid.kernels.verify_chain import (
     verify_chain,
     verify_chain_ref,
 )
+from pellucid.rows import SlotRows
 from pellucid.sample.noise import Purpose, uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -152,20 +153,33 @@ def test_chance_is_the_same_in_a_recording() -> None:
         args[3].positions.add_(1)
 
 
-def step_of(num_rows: int, max_new: int) -> tuple[slots_kernels.RowState, Tensor, Tensor]:
+def step_of(num_rows: int, max_new: int) -> tuple[SlotRows, Tensor, Tensor]:
     """Rows, tokens and how many of them count: prompt chunks, and rows with up to max_new - 1 drafts."""
     generator = torch.Generator().manual_seed(num_rows)
     num_drafts = integers(generator, max_new, num_rows)
     starts, samples = integers(generator, 30, num_rows), integers(generator, 4, num_rows) > 0
     query_lens = 1 + num_drafts + (~samples) * integers(generator, 9, num_rows)
     num_new = torch.minimum(integers(generator, max_new + 1, num_rows), 1 + num_drafts) * samples
-    rows = slots_kernels.RowState(
+    empty = torch.empty(0, dtype=torch.int64, device=DEVICE)  # what no kernel here reads
+    unread = (
+        "seq_lens",
+        "cu_seqlens_q",
+        "input_ids",
+        "places",
+        "logit_slots",
+        "logit_places",
+        "logit_inputs",
+    )
+    rows = SlotRows(
         slots=torch.randperm(NUM_SLOTS - 1, generator=generator)[:num_rows].to(DEVICE),
         starts=starts,
-        query_lens=query_lens,
+        num_query=query_lens,
         roots=starts + query_lens - 1 - num_drafts,
         room=torch.full_like(starts, 99),
         samples=samples,
+        block_tables=(),
+        slot_mappings=(),
+        **dict.fromkeys(unread, empty),
     )
     return rows, 100 + integers(generator, 100, num_rows, max_new).int(), num_new.int()
 

@@ -227,6 +227,19 @@ FAULTS: dict[str, list[Edit]] = {
             "size, seen = self.block_size, self.window",
         ),
     ],
+    "12 a preempted one forgets what it had sampled": [
+        ("scheduler", "victim.tokens = ints(self.table.tokens(victim.slot).tobytes())", "pass"),
+    ],
+    "12 a seed is the stay's": [
+        ("scheduler", "seed=request.seed,", "seed=request.seed + int(self.table.epoch[seq.slot]),"),
+    ],
+    "12 its limit counts from where it goes on": [
+        (
+            "scheduler",
+            "limit=seq.limit,\n            seed",
+            "limit=seq.limit + len(seq.tokens) - seq.prompt_len,\n            seed",
+        ),
+    ],
     "9 noise depends on the step": [
         ("worker", "slot.seed, position, bits", "slot.seed + plan.id, position, bits")
     ],

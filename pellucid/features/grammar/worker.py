@@ -13,9 +13,10 @@ from torch import Tensor
 from pellucid.features.base import Halves, Home, WorkerFacts, WorkerFeature, Yielded
 from pellucid.features.grammar.host import Drafts, Masks
 from pellucid.kernels.mask_logits import mask_logits
+from pellucid.rows import StepRows
 from pellucid.sample.grammars.base import ANY_TOKEN
 from pellucid.transfer import upload
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.worker.inputs import StepCounts
 
 NAME = "grammar"
 

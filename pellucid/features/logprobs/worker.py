@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pellucid.features.base import Halves, Home, WorkerFacts, WorkerFeature, Yielded
 from pellucid.features.logprobs.host import Entries
+from pellucid.rows import StepRows
 from pellucid.sample.logprobs import LogprobTensors, score
 from pellucid.schedule.plan import Admission
 from pellucid.transfer import upload
 from pellucid.types import TokenLogprobs
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.worker.inputs import StepCounts
 
 logger = logging.getLogger(__name__)
 

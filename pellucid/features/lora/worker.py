@@ -21,9 +21,10 @@ from pellucid.kernels.gather_rows import owners
 from pellucid.lora.bank import LowRank
 from pellucid.lora.peft import read_adapter
 from pellucid.lora.request import AdapterRef
+from pellucid.rows import StepRows
 from pellucid.schedule.plan import Admission
 from pellucid.transfer import refill
-from pellucid.worker.inputs import StepCounts, StepRows
+from pellucid.worker.inputs import StepCounts
 
 logger = logging.getLogger(__name__)
 NONE = -1  # the place of no adapter
