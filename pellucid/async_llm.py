@@ -398,6 +398,12 @@ class AsyncLLM:
         self._adopt(engine, front)
         self._attach()
 
+    def pause(self, *, is_on: bool) -> None:
+        """Have the engines stand still, with all that they hold, or go on."""
+        self._attach()
+        self._engine.pause(is_on=is_on)
+        self._plan_turn()
+
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
         self._front.reset_prefix_cache()

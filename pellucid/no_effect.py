@@ -50,6 +50,53 @@ WITH_VALUE = {  # the others are flags
 }
 
 
+# Options of vLLM's that cannot be obeyed and must not be passed over, and what to do instead.
+UNSERVED = {
+    "allowed_local_media_path": "prompts are text",
+    "attention_backend": "it follows from the device and the model",
+    "calculate_kv_scales": "say --kv-cache-dtype fp8; scales come with the checkpoint or are 1",
+    "collect_detailed_traces": "a trace has the times of a request; say --trace-steps for those of steps",
+    "config_format": "config.json is read, or what a GGUF file has in its stead",
+    "cpu_offload_gb": "weights are where the model runs; quantize them (-q), or share them by -tp",
+    "data_parallel_address": "engines are processes of one machine",
+    "data_parallel_backend": "engines are processes of one machine",
+    "data_parallel_rank": "engines are processes of one machine",
+    "data_parallel_size_local": "engines are processes of one machine",
+    "decode_context_parallel_size": "a sequence's KV lies whole in each rank, by heads; say -tp",
+    "enable_sleep_mode": "POST /pause stops the work; end the process to give memory back",
+    "enable_ssl_refresh": "start the server again with the new certificate",
+    "hf_overrides": "change config.json in a copy of the folder",
+    "hf_token": "set HF_TOKEN",
+    "kv_transfer_config": "connectors are classes (kv/connector.py); none comes with the server",
+    "logits_processors": "the server runs no code of a request's; say logit_bias or structured_outputs",
+    "logprobs_mode": "log-probabilities are the model's own, before the sampling parameters",
+    "long_prefill_token_threshold": "chunks beside streams follow from --target-itl-ms",
+    "max_num_partial_prefills": "the oldest prompt goes first, in chunks",
+    "media_io_kwargs": "prompts are text",
+    "middleware": "put a proxy before the server",
+    "mm_processor_kwargs": "prompts are text",
+    "model_impl": "there is one implementation",
+    "nnodes": "engines are processes of one machine",
+    "node_rank": "engines are processes of one machine",
+    "override_generation_config": "say it in requests, or change generation_config.json",
+    "override_pooler_config": "change 1_Pooling/config.json in a copy of the folder",
+    "prefill_context_parallel_size": "prompts are cut into chunks; say -tp",
+    "response_role": "answers are the assistant's",
+    "return_tokens_as_token_ids": "requests say return_tokens_as_token_ids",
+    "rope_scaling": "change config.json in a copy of the folder",
+    "rope_theta": "change config.json in a copy of the folder",
+    "scheduler_cls": "there is one scheduler",
+    "show_hidden_metrics_for_version": "all metrics are shown",
+    "stream_interval": "each step's tokens are sent at once; a slow reader gets them together",
+    "task": "say --runner, if anything; what a checkpoint is for is seen in it",
+    "tokenizer_pool_size": "tokenizers run in threads, as many as are needed",
+    "tool_parser_plugin": "say --tool-call-parser FILE.py:Class",
+    "reasoning_parser_plugin": "say --reasoning-parser FILE.py:Class",
+    "worker_cls": "there is one worker",
+    "worker_extension_cls": "there is one worker",
+}
+
+
 def tell_ignored(names: Iterable[str]) -> None:
     """Say of each of these that it has no effect, and why."""
     for name in names:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from pellucid import __version__
+from pellucid.cli.config_file import with_file
 from pellucid.cli.options import Parser
 from pellucid.registry import load_object
 
@@ -20,6 +21,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "demo": "show the bundled model: thinking, a tool call, a completion",
+    "run-batch": "answer a file of requests, in OpenAI's batch form",
     "bench": "measure throughput, latency, or a server under load",
     "inspect": "show how a model's weights are stored, and what multiplies them here",
     "eval": "measure a model on the bundled held-out tasks",
@@ -36,13 +38,18 @@ def build_parser() -> Parser:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("-v", "--verbose", action="store_true", help="log what the engine decides")
-        load_object(f"pellucid.cli.{name}:add_arguments")(command)
+        load_object(f"{_module(name)}:add_arguments")(command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 2, with one line, for errors of the user's making."""
     _open_standard_files()
+    try:
+        argv = with_file(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        sys.stderr.write(f"pellucid: {error}\n")
+        return EXIT_USAGE
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -61,9 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    status: int = load_object(f"pellucid.cli.{args.command}:run")(args)
+    status: int = load_object(f"{_module(args.command)}:run")(args)
     sys.stdout.flush()
     return status
+
+
+def _module(command: str) -> str:
+    return "pellucid.cli." + command.replace("-", "_")
 
 
 def _open_standard_files() -> None:

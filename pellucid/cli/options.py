@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 
 from pellucid.config import SECTIONS, all_options
-from pellucid.no_effect import ENGINE, WITH_VALUE
+from pellucid.no_effect import ENGINE, UNSERVED, WITH_VALUE
 from pellucid.registry import load_object
 from pellucid.sampling_params import SamplingParams
 
@@ -22,6 +22,14 @@ if typing.TYPE_CHECKING:
 
 UNSET = argparse.SUPPRESS
 HELP_WIDTH = 110
+
+SHORT = {  # vLLM's
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "enable_expert_parallel": "-ep",
+    "quantization": "-q",
+}
 
 SAMPLING_HELP = {
     "max_tokens": "most tokens to generate",
@@ -61,6 +69,9 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             near = difflib.get_close_matches(flag, list(command._option_string_actions), n=1)
             hint = f"did you mean {near[0]}?" if near else "nothing of that name is known"
+            way_out = UNSERVED.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+            if way_out is not None:
+                command.error(f"{flag} is not supported: {way_out}")
             command.error(f"unknown argument {unknown[0]!r}; {hint}")
         return parsed
 
@@ -98,12 +109,22 @@ def add_ignored(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
 
 
 def add_section(
-    parser: argparse.ArgumentParser, section: str, config: type, *, several: Iterable[str] = ()
+    parser: argparse.ArgumentParser,
+    section: str,
+    config: type,
+    *,
+    several: Iterable[str] = (),
+    only: Iterable[str] | None = None,
 ) -> None:
-    """Add the fields of a config dataclass.  several: those that take one value or more, also repeatedly."""
+    """Add the fields of a config dataclass.
+
+    several: those that take one value or more, also repeatedly.  only: some fields; None is all.
+    """
     group = parser.add_argument_group(f"{section} options", (config.__doc__ or "").strip())
     hints = typing.get_type_hints(config)
     for field in fields(config):
+        if only is not None and field.name not in only:
+            continue
         if field.name in several:
             flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
             group.add_argument(
@@ -176,6 +197,7 @@ def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
 def _add(group: argparse._ArgumentGroup, field: Field[typing.Any], hint: object) -> None:
     kind, optional = _plain_type(hint)
     flags = ["--" + name.replace("_", "-") for name in (field.name, *field.metadata["alias"])]
+    flags += [SHORT[field.name]] if field.name in SHORT else []
     text = field.metadata["help"].replace("%", "%%")
     if kind is bool:
         text += f" (default {_said(field.default)})"

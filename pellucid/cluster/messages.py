@@ -178,7 +178,13 @@ class Watch(_Message):
     is_on: bool
 
 
-Order = Add | Abort | ClearPrefixCache | Watch
+class Pause(_Message):
+    """Plan no more steps, or go on."""
+
+    is_on: bool
+
+
+Order = Add | Abort | ClearPrefixCache | Watch | Pause
 
 
 class Orders(_Message):

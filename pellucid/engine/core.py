@@ -62,6 +62,7 @@ class Engine:
         self._updates: list[SeqUpdate] = []
         self._going = NOBODY_GOES_ON
         self._is_whole = True  # else a step has begun what it must finish
+        self._is_paused = False
         self._preparing: dict[str, Preparing] = {}  # by id
         self._arrived = threading.Event()
         self._clock = StepClock()
@@ -87,6 +88,14 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
         self.call(self.scheduler.clear_prefix_cache)
+
+    def pause(self, *, is_on: bool) -> None:
+        """Plan no more steps, while all that there is stays as it is; or go on."""
+
+        def set() -> None:
+            self._is_paused = is_on
+
+        self.call(set)
 
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
@@ -216,8 +225,9 @@ class Engine:
         """Fill the pipeline."""
         if not self._inflight:
             self._clock.resume()
-        while self.error is None and len(self._inflight) < self.depth and self._submit_next():
-            pass
+        can_plan = self.error is None and not self._is_paused
+        while can_plan and len(self._inflight) < self.depth and self._submit_next():
+            can_plan = self.error is None
 
     def _submit_next(self) -> bool:
         """Plan a step and start its forward; False if nothing is ready."""
@@ -273,7 +283,7 @@ class Engine:
 
     def _count_empty(self) -> None:
         """Time passes in empty steps, and then some sequence is ready; if none ever is, the loop spins."""
-        runnable = self.scheduler.has_unfinished and not self.scheduler.has_transfers
+        runnable = self.scheduler.has_unfinished and not self.scheduler.has_transfers and not self._is_paused
         self._num_empty = self._num_empty + 1 if runnable else 0
         assert self._num_empty <= self.scheduler.options.pp, (
             f"nothing is in flight and nothing can run, with {self.scheduler.num_running} sequences running "
@@ -296,7 +306,7 @@ class Engine:
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
         pending = bool(self._inbox or self._inflight or self._preparing or self._updates or self._going)
-        pending = pending or self.scheduler.has_unfinished
+        pending = pending or (self.scheduler.has_unfinished and not self._is_paused)
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property

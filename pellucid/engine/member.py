@@ -15,6 +15,7 @@ from pellucid.cluster.messages import (
     ClearPrefixCache,
     Order,
     Orders,
+    Pause,
     Ready,
     Stop,
     Turn,
@@ -114,6 +115,8 @@ def _follow(engine: Engine, orders: Sequence[Order]) -> list[SeqUpdate]:
                 engine.abort(order.request_id)
             case ClearPrefixCache():
                 engine.clear_prefix_cache()
+            case Pause(is_on):
+                engine.pause(is_on=is_on)
             case Watch():
                 engine.xray = LiveXRay(engine.scheduler) if order.is_on else NullXRay()
     return updates

@@ -25,6 +25,7 @@ from pellucid.cluster.messages import (
     Message,
     Order,
     Orders,
+    Pause,
     Turn,
     View,
     Watch,
@@ -122,7 +123,7 @@ class Replicas:
     def __init__(self, config: EngineConfig) -> None:
         self.error: str | None = None  # set when the last engine has gone
         self._config = config
-        self._inbox: deque[Request | Abort | ClearPrefixCache | Watch] = deque()
+        self._inbox: deque[Request | Abort | ClearPrefixCache | Watch | Pause] = deque()
         self._views: list[tuple[int, Frame]] = []
         self._answers: list[SeqUpdate] = []  # to requests that no engine answers
         self._team = Supervisor()
@@ -163,6 +164,10 @@ class Replicas:
 
     def clear_prefix_cache(self) -> None:
         self._inbox.append(ClearPrefixCache())
+
+    def pause(self, *, is_on: bool) -> None:
+        """Have the engines plan no more steps, or go on."""
+        self._inbox.append(Pause(is_on))
 
     def watch(self, *, is_on: bool) -> None:
         """Have the engines send frames, each beginning anew, or have them stop."""
@@ -232,7 +237,7 @@ class Replicas:
                 replica.error = self.error = "the engine was shut down"
                 self._answers += [failure(name, self.error) for name in self.router.close(index)]
 
-    def _hand_out(self, order: Request | Abort | ClearPrefixCache | Watch) -> None:
+    def _hand_out(self, order: Request | Abort | ClearPrefixCache | Watch | Pause) -> None:
         """Post an order to the engine that it is for; a request that no engine can take is answered."""
         match order:
             case Request():
@@ -244,7 +249,7 @@ class Replicas:
             case ClearPrefixCache():
                 self.router.forget_prefixes()
                 self._post_to_all(order)
-            case Watch():
+            case Watch() | Pause():
                 self._post_to_all(order)
 
     def _post_to_all(self, order: Order) -> None:

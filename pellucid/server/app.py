@@ -25,6 +25,7 @@ from pellucid.server import (
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
+from pellucid.server.keys import Key, Keys, read_keys
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions, check_keys
 from pellucid.server.parsers.compose import choose
@@ -104,9 +105,12 @@ def make_app(server: Server) -> FastAPI:
         app.include_router(router)
     from_environment = [key for key in [os.environ.get(KEY_VARIABLE)] if key]
     check_keys(KEY_VARIABLE, from_environment)
-    keys = [*server.options.api_key, *from_environment]
+    secrets = [*server.options.api_key, *from_environment]
+    keys = [Key(str(i), secret.encode()) for i, secret in enumerate(secrets)]
+    if server.options.api_key_file is not None:
+        keys += read_keys(server.options.api_key_file)
     app.add_middleware(Shortcut, routes=ROUTES, preprocessor=server.preprocessor)
-    app.add_middleware(Guard, server=server, api_keys=keys)
+    app.add_middleware(Guard, server=server, keys=Keys(keys))
     if server.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

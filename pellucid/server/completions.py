@@ -14,6 +14,7 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
+from pellucid.server.infill import infilled
 from pellucid.server.limits import check_limits, check_small, most_tokens
 from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
@@ -60,7 +61,7 @@ def prepare(body: CompletionRequest, renderer: Renderer) -> CompletionWork:
     with users_fault(ALL):
         check_served(body.model_extra or {}, COMPLETION, n=body.n or 1)
     with users_fault(CompletionRequest.model_fields):
-        sampling, given = _sampling(body, renderer), _prompts(body)
+        sampling, given = _sampling(body, renderer), _prompts(body, renderer)
         check_limits(sampling, renderer.facts.options)
         prompts = _tokenize(given, body, sampling, renderer)
         texts = [_text(prompt, renderer) for prompt in prompts] if body.echo else None
@@ -90,9 +91,9 @@ ROUTE = Route(CompletionRequest, prepare, answer)
 
 def _check(body: CompletionRequest) -> None:
     """Refuse what would be answered wrongly."""
-    if body.suffix:
+    if body.suffix and body.echo:
         raise ApiError(
-            400, "suffix is not supported: the text always goes on behind the prompt", param="suffix"
+            400, "suffix cannot be had with echo: the prompt is not what it stands behind", param="suffix"
         )
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
@@ -125,12 +126,16 @@ def _tokenize(
     return renderer.tokenize(prompts, add_special_tokens=adds)
 
 
-def _prompts(body: CompletionRequest) -> list[dict[str, object]]:
+def _prompts(body: CompletionRequest, renderer: Renderer) -> list[dict[str, object]]:
     prompt = body.prompt
     single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
     prompts = [prompt] if single else list(cast("list[str | list[int]]", prompt))
     if not prompts:
         raise ValueError("prompt is empty; give at least one")
+    if body.suffix:
+        if not all(isinstance(each, str) for each in prompts):
+            raise ValueError("suffix needs a prompt that is text")
+        prompts = [infilled(str(each), body.suffix, renderer.tokenizer) for each in prompts]
     return [_one_prompt(cast("str | list[int]", each), body.cache_salt) for each in prompts]
 
 

@@ -35,6 +35,7 @@ class Server:
     adapters: dict[str, LoRARequest] = field(default_factory=dict[str, LoRARequest])  # by name
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
+    is_paused: bool = False  # the engine stands still
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way
 

@@ -34,6 +34,8 @@ TYPES = {
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 MESSAGES_PATH = "/v1/messages"
@@ -46,6 +48,7 @@ MESSAGES_TYPES = {  # Anthropic's
     408: "timeout_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 MOST_CHARACTERS = 4000  # of a message
@@ -102,7 +105,7 @@ def route_path(scope: Mapping[str, Any]) -> str:
 
 def error_response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """path: of the request, for Anthropic's routes have a form of their own."""
-    if error.status == 503:
+    if error.status in (429, 503) and "Retry-After" not in (headers or {}):
         headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
     elif error.status == 401:
         headers = {"WWW-Authenticate": "Bearer", **(headers or {})}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pellucid.server.context import CLIENT, Server
 from pellucid.server.errors import SHUTTING_DOWN, ApiError, error_response, overloaded, route_path
 from pellucid.server.hosts import make_host_check
+from pellucid.server.keys import Key, Keys
 
 # What probes and dashboards read, and what shows nothing of any request.
 OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
@@ -26,9 +27,9 @@ PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key t
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, server: Server, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, server: Server, keys: Keys) -> None:
         self._app, self._server = app, server
-        self._keys = [key.encode() for key in api_keys]
+        self._keys = keys
         self._most_bytes = int(server.options.max_body_mib * 2**20)
         self._is_host_welcome = make_host_check(server.options)
 
@@ -41,11 +42,21 @@ class Guard:
         if refusal is not None:
             await self._refuse(refusal, scope, receive, send)
             return
-        scope = {**scope, CLIENT: self._client_of(scope)}
+        key = self._key_of(Headers(scope=scope))
+        host, _ = scope.get("client") or ("", 0)
+        scope = {**scope, CLIENT: f"{host} {key and key.name}"}  # many clients may share either
         is_work = scope["type"] == "http" and scope["method"] == "POST"
+        try:
+            with self._keys.counted(key if is_work else None), self._counted(is_work):
+                await self._app(scope, self._measured(receive), send)
+        except ApiError as refusal:
+            await self._refuse(refusal, scope, receive, send)
+
+    @contextmanager
+    def _counted(self, is_work: bool) -> Iterator[None]:
         self._server.num_requests += is_work
         try:
-            await self._app(scope, self._measured(receive), send)
+            yield
         finally:
             self._server.num_requests -= is_work
 
@@ -76,23 +87,15 @@ class Guard:
             return ApiError(415, f"the body is compressed ({coding!r}); send it as it is")
         return None
 
-    def _client_of(self, scope: Scope) -> str:
-        """An address, and the number of the key: many clients may share either."""
-        host, _ = scope.get("client") or ("", 0)
-        return f"{host} {self._key_of(Headers(scope=scope))}"
-
-    def _key_of(self, headers: Headers) -> int | None:
-        """Which key is brought; each that is brought is compared with all, so that the time tells nothing."""
+    def _key_of(self, headers: Headers) -> Key | None:
+        """Which key is brought."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         brought = [
             bearer.strip() if kind.lower() == "bearer" else "",
             headers.get("x-api-key", ""),
             _protocol_key(headers),
         ]
-        are_brought = [
-            sum(hmac.compare_digest(key.encode(), known) for key in brought) > 0 for known in self._keys
-        ]
-        return are_brought.index(True) if any(are_brought) else None
+        return self._keys.find(brought)
 
     def _measured(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""

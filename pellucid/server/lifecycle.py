@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -299,4 +300,6 @@ def _http_config(server: Server) -> uvicorn.Config:
         root_path=options.root_path,
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if options.ssl_ca_certs is None else ssl.CERT_REQUIRED,
     )

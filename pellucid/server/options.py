@@ -24,11 +24,15 @@ class ServeOptions:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine's")
     port: int = option(8000, "port to listen on; 0 takes a free one")
+    uds: str | None = option(None, "a path to listen at instead, as a Unix socket")
     served_model_name: tuple[str, ...] = option((), "names that requests may call the model by")
     lora_modules: tuple[str, ...] = option(
         (), "adapters that requests may name as their model from the start, as NAME=FOLDER; with enable_lora"
     )
     api_key: tuple[str, ...] = option((), "keys, one of which a request must bring; also PELLUCID_API_KEY")
+    api_key_file: str | None = option(
+        None, "keys with names and limits: YAML, NAME: {key: .., max_requests: N, requests_per_minute: N}"
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "web pages that may call this server, such as https://a.org"
     )
@@ -54,6 +58,7 @@ class ServeOptions:
     root_path: str = option("", "the path under which a proxy shows this server")
     ssl_certfile: str | None = option(None, "certificate, for HTTPS")
     ssl_keyfile: str | None = option(None, "the certificate's key")
+    ssl_ca_certs: str | None = option(None, "certificates that clients' own have to be signed by")
     reasoning_parser: str = option(
         "auto",
         "how reasoning is told from the answer: vLLM's names (qwen3, deepseek_r1, ...), FILE.py:Class, plain "
@@ -74,7 +79,7 @@ class ServeOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise ValueError(f"max_output_tokens is {self.max_output_tokens}, must be at least 1")
-        for name in ("chat_template", "ssl_certfile", "ssl_keyfile"):
+        for name in ("chat_template", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "api_key_file"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ValueError(f"{name} is {path!r}, which is no file")
@@ -93,8 +98,9 @@ class ServeOptions:
 
     def _check_certificate(self) -> None:
         if self.ssl_certfile is None:
-            if self.ssl_keyfile is not None:
-                raise ValueError("ssl_keyfile needs ssl_certfile")
+            for name in ("ssl_keyfile", "ssl_ca_certs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} needs ssl_certfile")
             return
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)

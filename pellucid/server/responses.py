@@ -113,7 +113,7 @@ async def list_input_items(id: str, request: Request) -> Response:
 
 def owner_of(request: Request) -> str:
     """Whose a response is: those who bring the same key share theirs."""
-    return client_of(request).rpartition(" ")[2]
+    return client_of(request).partition(" ")[2]
 
 
 def _stored(id: str, request: Request) -> StoredResponse:

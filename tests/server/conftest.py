@@ -86,7 +86,7 @@ def running(*options: str, env: dict[str, str] | None = None) -> Generator[Runni
         assert process.stdout is not None
         line = process.stdout.readline()
         alarm.cancel()
-        ready = re.match(r"ready: (http://\S+) serves (.*), after [\d.]+ s$", line)
+        ready = re.match(r"ready: ((?:http://|unix:)\S+) serves (.*), after [\d.]+ s$", line)
         assert ready, f"the server said {line!r} instead of being ready"
         yield Running(process, ready[1])
     finally:

@@ -216,7 +216,7 @@ def test_a_salt_keeps_prefixes_apart(client: openai.OpenAI) -> None:
         ("stop", "", "stop contains an empty string"),
         ("allowed_token_ids", [4096], "a token id in allowed_token_ids is 4096, must be in [0, 4095]"),
         ("seed", 2**70, "seed: "),
-        ("suffix", "x", "suffix is not supported"),
+        ("suffix", "x", "suffix is not supported by this model"),
         ("best_of", 2, "best_of is not supported"),
         ("top_logprobs", 2, "top_logprobs is not supported: say logprobs"),
         ("max_completion_tokens", 2, "max_completion_tokens is not supported: say max_tokens"),

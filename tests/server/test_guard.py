@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from pellucid.server.context import client_of
+from pellucid.server.errors import ApiError
 from pellucid.server.guard import Guard
+from pellucid.server.keys import Key, Keys, read_keys
 from pellucid.server.options import ServeOptions
 
 FIRST = {"authorization": "Bearer first"}
@@ -27,7 +30,8 @@ def client(keys: list[str], host: str, headers: dict[str, str]) -> str:
     raw = [(name.encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": raw, "client": (host, 1)}
     never: Any = None
-    asyncio.run(Guard(app, server, keys)(scope, never, never))
+    known = Keys([Key(f"key {i}", key.encode()) for i, key in enumerate(keys)])
+    asyncio.run(Guard(app, server, known)(scope, never, never))
     return seen[0]
 
 
@@ -42,3 +46,38 @@ def test_clients_are_told_apart_by_address_and_by_keys_that_are_right() -> None:
 @pytest.mark.parametrize("headers", [FIRST, {"x-api-key": "other"}, {}])
 def test_where_no_keys_are_needed_none_makes_another_client(headers: dict[str, str]) -> None:
     assert client([], "a", headers) == client([], "a", {})
+
+
+def test_a_key_may_have_limits() -> None:
+    now = [0.0]
+    key = Key("alice", b"a", max_requests=1, requests_per_minute=2)
+    keys = Keys([key], clock=lambda: now[0])
+    with keys.counted(key), pytest.raises(ApiError, match="max_requests is 1"), keys.counted(key):
+        pass
+    with keys.counted(key):
+        pass
+    now[0] = 20.0
+    with pytest.raises(ApiError, match="2 requests a minute; the next in 40 s") as refused, keys.counted(key):
+        pass
+    assert refused.value.status == 429 and key.num_under_way == 0
+    now[0] = 60.0
+    with keys.counted(key):
+        pass
+
+
+def test_keys_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text("alice: {key: secret, max_requests: 2}\nbob: other\n")
+    alice, bob = read_keys(str(file))
+    assert (alice.name, alice.secret, alice.max_requests, bob.secret) == ("alice", b"secret", 2, b"other")
+    for text, message in [
+        ("", "has no keys"),
+        ("alice: {max_requests: 2}", "alice has no `key`"),
+        ("alice: {key: a, max: 2}", "alice has 'max'"),
+        ("alice: {key: a, max_requests: 0}", "max_requests 0, must be at least 1"),
+        ("alice: {key: 'ä'}", "no header brings"),
+        ("a: [", "api_key_file"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_keys(str(file))

@@ -271,3 +271,57 @@ def test_a_count_and_a_chat_tell_the_template_the_same() -> None:
     options = {"enable_thinking": False, "documents": said["documents"], "reasoning_effort": "none"}
     for form in (ChatRequest, TokenizeRequest):
         assert form(**said, reasoning_effort="none").template_options == options  # type: ignore[arg-type]
+
+
+def test_an_engine_may_stand_still(server: Running, client: openai.OpenAI) -> None:
+    options: Any = {"model": "sprout", "prompt": "Once", "max_tokens": 200, "temperature": 0}
+    options["extra_body"] = {"ignore_eos": True}
+    stream = client.completions.create(**options, stream=True)  # type: ignore[call-overload]
+    begun = [next(stream).choices[0].text]
+    assert httpx.post(f"{server.url}/pause?mode=keep").json() == {"status": "paused"}
+    assert httpx.get(f"{server.url}/is_paused").json() == {"is_paused": True}
+    tokens = server.metric("vllm:generation_tokens_total")
+    answers: list[Any] = []
+    waiter = threading.Thread(target=lambda: answers.append(client.completions.create(**options)))
+    waiter.start()
+    eventually(lambda: server.metric("vllm:num_requests_waiting") == 1)
+    assert server.metric("vllm:generation_tokens_total") - tokens < 50 and not answers
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    httpx.post(f"{server.url}/resume")
+    waiter.join(60)
+    begun += [chunk.choices[0].text for chunk in stream]
+    assert "".join(begun) == answers[0].choices[0].text != ""
+    assert httpx.post(f"{server.url}/pause?mode=wait").status_code == 400
+
+
+def test_a_pause_may_end_what_runs(server: Running, client: openai.OpenAI) -> None:
+    extra = {"ignore_eos": True}
+    stream = client.completions.create(
+        model="sprout", prompt="Once", max_tokens=3000, extra_body=extra, stream=True
+    )
+    next(stream)
+    httpx.post(f"{server.url}/pause")
+    with pytest.raises(openai.APIError, match="the operator has paused the engine"):
+        list(stream)
+    httpx.post(f"{server.url}/resume")
+    server.wait_until_idle()
+    assert client.completions.create(model="sprout", prompt="Once", max_tokens=2).choices[0].text
+
+
+def test_a_prefix_cache_is_forgotten(server: Running, client: openai.OpenAI) -> None:
+    options = {"model": "sprout", "prompt": "word " * 200, "max_tokens": 1}
+
+    def cached() -> int:
+        usage = client.completions.create(**options).usage  # type: ignore[call-overload]
+        return usage.prompt_tokens_details.cached_tokens
+
+    cached()
+    assert cached() > 0
+    assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 200
+    assert cached() == 0
+
+
+def test_memory_is_not_given_back(server: Running) -> None:
+    reply = httpx.post(f"{server.url}/sleep")
+    assert reply.status_code == 501 and "POST /pause" in reply.json()["error"]["message"]
+    assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": False}

@@ -1,0 +1,60 @@
+"""`--config FILE.yaml`: options as a file says them, before those of the command line, which go before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+FLAG = "--config"
+COMMANDS = ("serve", "run-batch")  # that take one
+
+
+def with_file(argv: Sequence[str]) -> list[str]:
+    """The same arguments with those of the file before them.  Raises ValueError for what is no such file."""
+    given = list(argv)
+    if not given or given[0] not in COMMANDS:
+        return given
+    for i, word in enumerate(given[1:], start=1):
+        name, equals, path = word.partition("=")
+        if name != FLAG:
+            continue
+        if not equals and i + 1 == len(given):
+            raise ValueError("--config needs a file")
+        path, end = (path, i + 1) if equals else (given[i + 1], i + 2)
+        rest = [*given[1:i], *given[end:]]
+        names = {each.partition("=")[0] for each in rest}
+        return [given[0], *_arguments(_read(Path(path)), names), *rest]
+    return given
+
+
+def _read(path: Path) -> Mapping[object, object]:
+    import yaml
+
+    if not path.is_file():
+        raise ValueError(f"--config is {str(path)!r}, which is no file")
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path}: {error}") from error
+    if not isinstance(said, Mapping):
+        raise ValueError(f"--config {path} has no options, must be lines such as `max-model-len: 4096`")
+    return said
+
+
+def _arguments(said: Mapping[object, object], names: set[str]) -> Iterator[str]:
+    """What the command line says itself, it alone says."""
+    for name, value in said.items():
+        flag = "--" + str(name).replace("_", "-")
+        if flag in names or value is None:
+            continue
+        match value:
+            case bool():
+                yield flag if value else f"--no-{flag[2:]}"
+            case list():
+                yield flag
+                yield from map(str, value)
+            case Mapping():
+                yield f"{flag}={json.dumps(value)}"
+            case _:
+                yield f"{flag}={value}"
