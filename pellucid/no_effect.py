@@ -53,7 +53,6 @@ WITH_VALUE = {  # the others are flags
 # Options of vLLM's that cannot be obeyed and must not be passed over, and what to do instead.
 UNSERVED = {
     "allowed_local_media_path": "prompts are text",
-    "attention_backend": "it follows from the device and the model",
     "calculate_kv_scales": "say --kv-cache-dtype fp8; scales come with the checkpoint or are 1",
     "collect_detailed_traces": "a trace has the times of a request; say --trace-steps for those of steps",
     "config_format": "config.json is read, or what a GGUF file has in its stead",

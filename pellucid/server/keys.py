@@ -104,8 +104,11 @@ def _key(name: str, said: object) -> Key:
     check_keys(name, [secret])
     if unknown := [each for each in said if each not in ("key", *LIMITS)]:
         raise ValueError(f"{name} has {unknown[0]!r}; {' and '.join(LIMITS)} are known")
-    limits = [said.get(each) for each in LIMITS]
-    for each, value in zip(LIMITS, limits, strict=True):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} has {each} {value!r}, must be at least 1")
-    return Key(name, secret.encode(), *limits)
+    most, a_minute = (_limit(name, each, said.get(each)) for each in LIMITS)
+    return Key(name, secret.encode(), most, a_minute)
+
+
+def _limit(name: str, limit: str, value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"{name} has {limit} {value!r}, must be at least 1")
