@@ -61,6 +61,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "quant.layouts": {"quant.codes", "registry"},
     "quant.schemes": {"quant.codes", "quant.layouts", "registry"},
     "weights": {"quant.layouts", "models.fields"},
+    "quantize": {"quant", "weights", "models", "layers", "attention.base", "dist", "text", *PLAIN},
     "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
     "lora": {"kernels", "quant.base", "weights.source", *PLAIN},
     "lora.request": set[str](),
@@ -130,6 +131,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("progress", "no_effect", *PLAIN),
     },
     "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
+    "cli.quantize": {"cli", "models.checkpoint", "quantize", "text", *PLAIN},
     "__main__": {"cli"},
 }
 NO_TORCH = [

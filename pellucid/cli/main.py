@@ -24,6 +24,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests, in OpenAI's batch form",
     "bench": "measure throughput, latency, or a server under load",
     "inspect": "show how a model's weights are stored, and what multiplies them here",
+    "quantize": "make a quantized checkpoint of a plain one",
     "eval": "measure a model on the bundled held-out tasks",
 }
 

@@ -30,10 +30,12 @@ class RMSNorm(nn.Module):
         self.eps = spec.eps
         self.leaf = leaf
         self.rounding: Callable[[], Rounding] | None = None
+        self.served: tuple[Linear | Unmerged, ...] = ()  # in a tuple it is no part of this module
 
     def serve(self, layer: Linear | Unmerged) -> None:
         """Nobody but `layer` takes what is normalized: it may be as that one would round it."""
         self.rounding = layer.rounding
+        self.served = (layer,)
 
     def forward(
         self, x: Tensor | Unsummed, residual: Tensor | None = None

@@ -1,0 +1,92 @@
+"""What a linear layer is fed: statistics of its inputs, gathered while samples run through it.
+
+Legend: T tokens, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.layers.linear import Linear
+
+MOST_ROWS = 512  # that are kept as they are, of all samples together
+ROWS_OF_CHUNK = 128
+
+
+@dataclass(slots=True)
+class Inputs:
+    """Of one linear layer."""
+
+    count: int = 0  # tokens
+    sum_abs: Tensor | None = None  # [K]
+    max_abs: Tensor | None = None  # [K]
+    squares: Tensor | None = None  # [K, K], X^T X, if it is asked for
+    kept: list[Tensor] = field(default_factory=list)  # some rows, for measuring errors
+
+    def see(self, x: Tensor, *, squares: bool) -> None:
+        """x: [T, K]."""
+        x = x.detach().reshape(-1, x.shape[-1]).float()
+        self.count += len(x)
+        total, largest = x.abs().sum(0), x.abs().amax(0)
+        self.sum_abs = total if self.sum_abs is None else self.sum_abs + total
+        self.max_abs = largest if self.max_abs is None else torch.maximum(self.max_abs, largest)
+        if squares:
+            if self.squares is None:
+                self.squares = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+            self.squares.addmm_(x.T, x)
+        room = min(ROWS_OF_CHUNK, MOST_ROWS - sum(map(len, self.kept)))
+        if room > 0:
+            self.kept.append(x[:: max(1, -(-len(x) // room))].clone())
+
+
+class Statistics:
+    """The same for good: no more is seen."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        assert inputs.sum_abs is not None and inputs.max_abs is not None, "nothing was seen"
+        self.mean_abs, self.max_abs = inputs.sum_abs / inputs.count, inputs.max_abs
+        self.rows = torch.cat(inputs.kept)
+        self._squares, self._count = inputs.squares, inputs.count
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """Of an output's squared error by its weights, [K, K]: the mean of x x^T (and not twice that)."""
+        assert self._squares is not None, "the method did not ask for it"
+        return self._squares / self._count
+
+    def divided(self, scale: Tensor) -> Statistics:
+        """Of inputs that are divided by scale [K]."""
+        new = object.__new__(Statistics)
+        new.mean_abs, new.max_abs, new.rows = self.mean_abs / scale, self.max_abs / scale, self.rows / scale
+        new._count = self._count
+        new._squares = None if self._squares is None else self._squares / scale[:, None] / scale
+        return new
+
+    def error(self, plain: Tensor, quantized: Tensor) -> float:
+        """Of the outputs of one matrix [N, K] in the place of another: relative, root of mean squares."""
+        wanted = self.rows @ plain.T
+        lost = self.rows @ (quantized - plain).T
+        return float(lost.square().sum().sqrt() / wanted.square().sum().sqrt().clamp_min(1e-30))
+
+
+@contextmanager
+def watched(module: nn.Module, *, squares: bool) -> Iterator[dict[Linear, Inputs]]:
+    """While this lasts, all linear layers below `module` note what they are fed."""
+    seen: dict[Linear, Inputs] = {}
+
+    def watch(layer: Linear) -> torch.utils.hooks.RemovableHandle:
+        inputs = seen[layer] = Inputs()
+        return layer.register_forward_pre_hook(lambda _, args: inputs.see(args[0], squares=squares))
+
+    hooks = [watch(layer) for layer in module.modules() if isinstance(layer, Linear)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
