@@ -149,7 +149,7 @@ def nf4(weight: Tensor, block: int) -> Codes:
     """Places in NF4's table, a float32 for each block of a row.  Raises ValueError for parts of one."""
     if weight.shape[1] % block:
         raise ValueError(
-            f"{weight.shape[1]} inputs are not whole blocks of {block}, which NF4 needs; leave them out"
+            f"{weight.shape[1]} inputs are not whole blocks of {block}, which NF4 needs; ignore these layers"
         )
     blocks = weight.unflatten(1, (-1, block))
     scale = storable(blocks.abs().amax(-1), torch.float32)

@@ -84,17 +84,20 @@ def gate_folds(mlp: GatedMLP) -> Iterator[Fold]:
 
 
 def value_folds(block: nn.Module) -> Iterator[Fold]:
-    """Attention gives weighted means of values: each query head of a group reads the same ones."""
-    children = list(block.children())
-    attention = next((child for child in children if isinstance(child, Attention)), None)
-    linears = [child for child in children if isinstance(child, Linear)]
-    qkv = next((layer for layer in linears if len(layer.shape.out_partitions) == 3), None)
-    if attention is None or qkv is None:
+    """Attention gives weighted means of values; query heads of a group read the same ones.
+
+    block: what has a mixer, which has the attention, and the projection behind it.
+    """
+    mixer = next((child for child in block.children() if child_of(child, Attention)), None)
+    attention, qkv = (child_of(mixer, kind) for kind in (Attention, Linear)) if mixer else (None, None)
+    if not isinstance(attention, Attention) or not isinstance(qkv, Linear):
         return
-    spec, values = attention.spec, qkv.shape.out_partitions[2]
+    spec, values = attention.spec, qkv.shape.out_partitions[-1]
     size = spec.num_heads * spec.head_dim
-    out = next((layer for layer in linears if layer is not qkv and layer.shape.in_features == size), None)
-    if out is None or values != spec.num_kv_heads * spec.head_dim:
+    out = child_of(block, Linear)
+    if not isinstance(out, Linear) or out.shape.in_features != size:
+        return
+    if len(qkv.shape.out_partitions) != 3 or values != spec.num_kv_heads * spec.head_dim:
         return
     by_head = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
 
@@ -106,6 +109,11 @@ def value_folds(block: nn.Module) -> Iterator[Fold]:
         return scale
 
     yield Fold((out,), divide, tie)
+
+
+def child_of(module: nn.Module, kind: type[nn.Module]) -> nn.Module | None:
+    """The first such part, if there is one."""
+    return next((child for child in module.children() if isinstance(child, kind)), None)
 
 
 def divide_rows(layer: Linear, rows: slice, scale: Tensor) -> None:

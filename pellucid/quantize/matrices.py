@@ -122,13 +122,15 @@ def rows_of(codes: Codes, first: int, last: int) -> Codes:
 
 
 def tensors_of(codes: Codes, format: LayerFormat, path: str) -> dict[str, Tensor]:
-    """A matrix' tensors as its layout writes them, on the host."""
+    """A matrix' tensors as its layout writes them, on the host, none in the memory of others."""
     layout = layout_of(format)
     if not isinstance(layout, Writes):
         raise ValueError(f"{format.layout} is read here, and not written; use another method")
     with codes.q.device:
         raw = layout.encode(codes, format)
-    return {f"{path}{layout.joint}{suffix}": tensor.cpu().contiguous() for suffix, tensor in raw.items()}
+    return {
+        f"{path}{layout.joint}{suffix}": tensor.cpu().contiguous().clone() for suffix, tensor in raw.items()
+    }
 
 
 @torch.no_grad()
