@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pellucid.layers.experts import Experts
 from pellucid.layers.linear import Linear
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
@@ -123,6 +124,7 @@ class Quantizer:
             layer = Layer(self.checkpoint, index, self.machine, self.samples.longest)
             weights = weights_of(layer.model)
             layer.load(layer.source, {})
+            refuse_experts(layer)
             matrices = [matrix for matrix in matrices_of(layer.module) if matrix.name not in self.owned]
             stored = self.choose(matrices)
             if index >= self.report.num_layers_done:
@@ -244,6 +246,14 @@ class Part:
         }
         self.metadata = source.metadata
         self.key, self.read = source.key, source.read
+
+
+def refuse_experts(layer: Layer) -> None:
+    if any(isinstance(part, Experts) for part in layer.module.modules()):
+        raise ValueError(
+            f"{layer.checkpoint.name} mixes experts, which are not quantized ahead yet; "
+            "serve it with quantization='fp8' or 'int8', or take a checkpoint that is quantized already"
+        )
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
