@@ -35,9 +35,13 @@ EXIT_TOO_FAR = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `quantize` understands."""
     parser.usage = "%(prog)s MODEL OUT --method METHOD [OPTION ...]"
-    parser.add_argument("name", metavar="MODEL", help="the plain model: a folder, hub id, or sprout")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to make; with gguf:TYPE a *.gguf file")
-    parser.add_argument("--method", required=True, metavar="METHOD", help=METHODS)
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL", help="the plain model: a folder, hub id, or sprout"
+    )
+    parser.add_argument(
+        "out", nargs="?", metavar="OUT", type=Path, help="folder to make; with gguf:TYPE a *.gguf file"
+    )
+    parser.add_argument("--method", metavar="METHOD", help=METHODS)
     parser.add_argument("--bits", type=int, default=4, help="2 to 8, of int4, awq and gptq (default 4)")
     parser.add_argument(
         "--group-size", type=int, default=128, metavar="N",
@@ -120,6 +124,8 @@ def show_done(bar: tqdm[NoReturn], done: int) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for numbers that make no sense, and for what means nothing here."""
+    if args.name is None or args.out is None or args.method is None:
+        raise ValueError("say what to make of which model: pellucid quantize MODEL OUT --method gptq")
     given = engine_options(args)
     for name in ("quantization", "model", "load_format"):
         if name in given:
