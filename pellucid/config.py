@@ -6,6 +6,7 @@ decides.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
@@ -209,6 +210,8 @@ class SpeculativeConfig:
     revision: str | None = None  # of that model, on the hub
     quantization: str | None = None  # of that model: a scheme for plain weights
     draft_tensor_parallel_size: int | None = None  # as the model's, if said
+    # medusa: a tree instead of a chain, as paths of ranks such as [[0], [1], [0, 0]]; or that as a text
+    speculative_token_tree: Sequence[Sequence[int]] | str | None = None
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
     prompt_lookup_max: int = 5  # ngram: most tokens that are looked for
     rejection_sample_method: str = "strict"  # strict, standard or synthetic: see docs/speculation.md
@@ -225,6 +228,8 @@ class SpeculativeConfig:
                     "method none drafts nothing; leave out num_speculative_tokens and model, or name a method"
                 )
             return
+        if self.is_open:
+            return
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ValueError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, must be in [1, {MAX_DRAFTS}]"
@@ -236,9 +241,33 @@ class SpeculativeConfig:
             )
         if self.method == "ngram" and self.model is not None:
             raise ValueError(f"method ngram reads no model, but model is {self.model!r}; leave one out")
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("method draft_model needs a model, such as sprout-draft; give model=...")
+        if self.method in READS_MODEL and self.model is None:
+            example = ", such as sprout-draft" if self.method == "draft_model" else ""
+            raise ValueError(f"method {self.method} needs a model{example}; give model=...")
+        self._check_tree()
         self._check_synthetic()
+
+    @property
+    def is_open(self) -> bool:
+        """Is there something left to be read from the checkpoint that drafts (models/draft.py)?"""
+        return self.method == BY_CHECKPOINT or self.method in HEADS and not self.num_speculative_tokens
+
+    @property
+    def token_tree(self) -> tuple[tuple[int, ...], ...] | None:
+        """The paths of a tree's nodes; None: drafts are a chain."""
+        return None if self.speculative_token_tree is None else _read_tree(self.speculative_token_tree)
+
+    def _check_tree(self) -> None:
+        tree = self.token_tree
+        if tree is None:
+            return
+        if self.method != "medusa":
+            raise ValueError(f"method {self.method} drafts chains; leave out speculative_token_tree")
+        if len(tree) != self.num_speculative_tokens:
+            raise ValueError(
+                f"speculative_token_tree has {len(tree)} nodes, but num_speculative_tokens is "
+                f"{self.num_speculative_tokens}; make them equal"
+            )
 
     @property
     def is_synthetic(self) -> bool:
@@ -301,14 +330,33 @@ class SpeculativeConfig:
         given = _with_method(given)
         if given and not isinstance(given.get("method"), str):
             raise ValueError("speculation needs a method, such as ngram, or a model that drafts")
+        tree = given.get("speculative_token_tree")
+        if tree is not None and "num_speculative_tokens" not in given:
+            given = {**given, "num_speculative_tokens": len(_read_tree(tree))}
         return cls(**given)  # type: ignore[arg-type]
 
 
 def _with_method(given: Mapping[str, object]) -> Mapping[str, object]:
-    """vLLM's ways to leave the method out: a model drafts, unless it is called ngram."""
+    """vLLM's ways to say it: a model's checkpoint tells how it drafts, unless the model is called ngram."""
+    if (method := given.get("method")) in SAME_METHODS:
+        given = {**given, "method": SAME_METHODS[str(method)]}
     if given.get("model") in NGRAM_MODELS:
         return {"method": "ngram"} | {name: value for name, value in given.items() if name != "model"}
-    return {"method": "draft_model"} | dict(given) if given.get("model") is not None else given
+    return {"method": BY_CHECKPOINT} | dict(given) if given.get("model") is not None else given
+
+
+def _read_tree(tree: object) -> tuple[tuple[int, ...], ...]:
+    """The paths of a tree's nodes, from lists of ranks or a text of such.  Raises ValueError otherwise."""
+    try:
+        paths = ast.literal_eval(tree) if isinstance(tree, str) else tree
+        read = tuple(tuple(int(rank) for rank in path) for path in paths)  # type: ignore[union-attr]
+    except (ValueError, TypeError, SyntaxError):
+        read = ()
+    if not read or min(rank for path in read for rank in path or (-1,)) < 0:
+        raise ValueError(
+            f"speculative_token_tree is {tree!r:.100}, must be paths of ranks, such as [[0], [1], [0, 0]]"
+        )
+    return read
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:
@@ -350,6 +398,14 @@ KINDS: dict[str, tuple[type, str]] = {
     "Sequence": (Sequence, "a list of whole numbers"),
 }
 MAX_DRAFTS = 64
+BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
+HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
+READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa")  # from the checkpoint that `model` names
+# vLLM's other names of methods.
+SAME_METHODS = {
+    "ngram_gpu": "ngram",
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
+}
 FP8 = "float8_e4m3fn"  # torch's name
 SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
 NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place

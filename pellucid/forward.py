@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from pellucid.taps import Taps
+
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
@@ -72,8 +74,7 @@ class ForwardInput:
     # Set by a feature: of each token its adapter's place in the banks, -1 for none; None: no token has one.
     adapters: Tensor | None = None  # [T] int32
 
-    # Filled while the model runs: hidden states that a proposer asked for, by layer name.
-    taps: dict[str, Tensor] = field(default_factory=dict)
+    taps: Taps = field(default_factory=Taps)  # filled while the model runs
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ from operator import index
 from pellucid.config import FP8, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.draft import Draft
 from pellucid.platform import Platform, check_platform
 
 MOST_LORAS = 128  # a step's kernels look for each
@@ -99,13 +100,13 @@ def resolve(
     user: EngineConfig,
     platform: Platform,
     checkpoint: Checkpoint,
-    draft: Checkpoint | None = None,
+    draft: Draft | None = None,
     *,
     replica: int = 0,
 ) -> Resolved:
     """Fill in every default that depends on hardware or model.  Pure.
 
-    draft: the checkpoint that `model` in speculative_config names.  replica: which of the data-parallel
+    draft: what proposes, read from its checkpoint; None: nothing.  replica: which of the data-parallel
     engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
     """
     on_gpu = platform.device == "cuda"
@@ -141,7 +142,7 @@ def resolve(
         replica=replica,
         stage_layers=stage_layers,
         speculative=_resolve_speculation(user, draft, max_model_len),
-        draft=draft,
+        draft=draft and draft.checkpoint,
         features=tuple(name for name in FEATURES if name != "lora" or user.lora.enable_lora),
     )
 
@@ -240,19 +241,19 @@ def _resolve_dtype(wish: str, checkpoint: Checkpoint) -> str:
     return {"half": "float16", "float": "float32"}.get(wish, wish)
 
 
-def _resolve_speculation(
-    user: EngineConfig, draft: Checkpoint | None, max_model_len: int
-) -> SpeculativeConfig:
-    config, size = SpeculativeConfig.of(user.speculative), user.parallel.tensor_parallel_size
+def _resolve_speculation(user: EngineConfig, draft: Draft | None, max_model_len: int) -> SpeculativeConfig:
+    config = draft.config if draft else SpeculativeConfig.of(user.speculative)
+    size = user.parallel.tensor_parallel_size
     if config.draft_tensor_parallel_size not in (None, size):
         raise ValueError(
             f"draft_tensor_parallel_size is {config.draft_tensor_parallel_size}, must be {size}, as "
             "tensor_parallel_size: the draft model is split over the same ranks"
         )
-    if draft is not None and max_model_len > draft.max_stretched_len:
+    model = draft.checkpoint if draft and config.method == "draft_model" else None
+    if model is not None and max_model_len > model.max_stretched_len:
         raise ValueError(
-            f"max_model_len is {max_model_len:,}, but the draft model {draft.name} knows "
-            f"{draft.max_stretched_len:,} positions; lower max_model_len to that"
+            f"max_model_len is {max_model_len:,}, but the draft model {model.name} knows "
+            f"{model.max_stretched_len:,} positions; lower max_model_len to that"
         )
     return config
 

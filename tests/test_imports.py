@@ -15,13 +15,14 @@ import pellucid
 
 ROOT = Path(pellucid.__file__).parent
 DATA = {"types", "sampling_params"}  # what goes into the engine and what comes back
-PLAIN = {*DATA, "config", "resolve", "registry", "platform", "forward", "rows", "transfer"}  # data of borders
+PLAIN = {*DATA, "config", "resolve", "registry", "platform", "forward", "taps", "rows", "transfer"}
 MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "sampling_params": set[str](),
     "types": {"sampling_params"},
     "registry": set[str](),
     "platform": set[str](),
-    "forward": set[str](),
+    "forward": {"taps"},
+    "taps": set[str](),
     "rows": set[str](),
     "transfer": set[str](),
     "interrupts": set[str](),
@@ -29,7 +30,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "no_effect": set[str](),
     "config": {"types", "platform", "no_effect"},
     "collector": set[str](),
-    "resolve": {"types", "platform", "config", "models.checkpoint", "features.base"},
+    "resolve": {"types", "platform", "config", "models.checkpoint", "models.draft", "features.base"},
     "kv": {"types", "config"},
     "schedule": {*DATA, "config", "kv"},
     "schedule.scheduler": {"schedule", "types", "config", "kv", "features.base", "features.host"},
@@ -78,8 +79,9 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "dist",
         *PLAIN,
     },
+    "models.head": {"models", "layers", "attention.base", "kv.layout", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "weights", "kv.layout", *PLAIN},
-    "spec": {"models.build", "layers", "sample", "kernels", *PLAIN},
+    "spec": {"models", "layers", "dist", "sample", "kernels", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
@@ -99,8 +101,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),
     },
     "engine.build": {
-        *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "kernels.compilers"),
-        *("config", "resolve", "platform"),
+        *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "models.draft"),
+        *("kernels.compilers", "config", "resolve", "platform"),
     },
     "text": {*DATA, "config"},
     "llm": {"llm_engine", "lora.request", "engine", "text", *DATA, "config", "progress", "interrupts"},
@@ -128,7 +130,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "cli": {
         *("llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint"),
-        *("progress", "no_effect", *PLAIN),
+        *("models.draft", "progress", "no_effect", *PLAIN),
     },
     "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
     "cli.quantize": {"cli", "models.checkpoint", "quantize", "text", *PLAIN},

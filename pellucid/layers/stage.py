@@ -33,6 +33,10 @@ class Inlet(nn.Module):
         return self.stream[: len(input_ids)]
 
 
+class Depth(int):
+    """Which layer of its model one is, from 0 on.  No kernel depends on it (worker/abridged.py)."""
+
+
 class Layers(nn.ModuleList):
     """Layers of a model, each of which takes what the one before it gives."""
 

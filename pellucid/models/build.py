@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from pellucid.lora.bank import AdapterLimits, LoraBank
 from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
+from pellucid.models.head import BuiltHead, HeadPlan, Lender
 from pellucid.models.loader import fill_dummy, load_weights, open_source, torch_module, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
@@ -32,7 +33,8 @@ from pellucid.quant.products import Product, lines
 from pellucid.quant.quantization import choose_quantization
 from pellucid.quant.schemes.base import StoredConfig
 from pellucid.resolve import Resolved
-from pellucid.weights.source import TensorSource
+from pellucid.taps import Taps
+from pellucid.weights.source import Claimed, TensorSource
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class BuiltModel:
         `fwd` stays as it is: another model may have planned its attention there.
         """
         attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
-        return self.model(replace(fwd, attn=attn))
+        return self.model(replace(fwd, attn=attn, taps=Taps()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +109,33 @@ class ModelFactory:
         """
         draft = self.resolved.draft
         assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
-        stage = WHOLE_MODEL if self.stage.is_last else NOWHERE
-        return self._build(draft, self.resolved.speculative.quantization, stage)
+        return self._build(draft, self.resolved.speculative.quantization, self._beside)
+
+    def build_head(self, plan: HeadPlan, target: BuiltModel) -> BuiltHead:
+        """A draft head, from the checkpoint that its plan says; where and in what as `build_draft`."""
+        resolved = self.resolved
+        checkpoint = resolved.checkpoint if plan.is_targets else resolved.draft
+        assert checkpoint is not None, f"{resolved.speculative.method} has no checkpoint of its own"
+        options = self._options(resolved.speculative.quantization, self._beside)
+        backend = resolved.user.device.attention_backend
+        return build_head(
+            plan, checkpoint, resolved.platform, options, beside=target.backend, backend=backend
+        )
+
+    def lender(self, target: BuiltModel) -> Lender:
+        """The target, for a head."""
+        return Lender(model=target.model, config=Fields(self.resolved.checkpoint.config), group=self.links.tp)
+
+    @property
+    def draft_config(self) -> Fields:
+        """The config.json that `model` in speculative_config names."""
+        assert self.resolved.draft is not None, f"{self.resolved.speculative.method} names no checkpoint"
+        return Fields(self.resolved.draft.config)
+
+    @property
+    def _beside(self) -> Stage:
+        """What drafts beside the target: whole on the last stage, and known on the others."""
+        return WHOLE_MODEL if self.stage.is_last else NOWHERE
 
     def _build(
         self,
@@ -119,8 +146,13 @@ class ModelFactory:
         tree_depth: int = 0,
         adapters: AdapterLimits | None = None,
     ) -> BuiltModel:
+        options = self._options(quantization, stage, tree_depth=tree_depth)
         resolved = self.resolved
-        options = BuildOptions(
+        return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
+
+    def _options(self, quantization: str | None, stage: Stage, *, tree_depth: int = 0) -> BuildOptions:
+        resolved = self.resolved
+        return BuildOptions(
             dtype=getattr(torch, resolved.dtype),
             kv_dtype=getattr(torch, resolved.kv_dtype),
             device=self.device,
@@ -136,7 +168,35 @@ class ModelFactory:
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
-        return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
+
+
+def build_head(
+    plan: HeadPlan, checkpoint: Checkpoint, platform: Platform, options: BuildOptions,
+    *, beside: AttentionBackend, backend: str | None = None,
+) -> BuiltHead:  # fmt: skip
+    """Build and load a draft head, or fill a dummy.  beside: the target's backend.
+
+    Raises ValueError if the weights do not fit it, or no backend serves its attention here.
+    """
+    source = Claimed(open_source(checkpoint, plan.rename), plan.claims)
+    context = make_context(checkpoint, source, plan.stacked, platform, options)
+    builder = Builder(context)
+    head = plan.make(Fields(checkpoint.config), builder)
+    chosen = beside
+    if context.specs:
+        chosen = choose_backend(backend, builder.attention_needs(), platform)
+        builder.bind(chosen)
+    if options.stage.is_last:
+        if checkpoint.is_dummy:
+            fill_dummy(head, options.seed)
+        else:
+            load_weights(*(head, checkpoint, source, context.formats), show_progress=options.show_progress)
+    return BuiltHead(
+        model=head,
+        caches=builder.caches(),
+        attention_layers=tuple(builder.attention_layers),
+        backend=chosen,
+    )
 
 
 class Design(NamedTuple):
@@ -151,12 +211,22 @@ def design(checkpoint: Checkpoint, platform: Platform, options: BuildOptions) ->
     """Build the checkpoint's model; its weights take no memory.  Raises ValueError for what is not served."""
     family = MODELS.load(checkpoint.architecture)
     source = open_source(checkpoint, family.rename)
+    builder = Builder(make_context(checkpoint, source, family.stacked, platform, options))
+    return Design(family(Fields(checkpoint.config), builder), builder, source)
+
+
+def make_context(
+    checkpoint: Checkpoint, source: TensorSource, stacked: Mapping[str, tuple[str, ...]],
+    platform: Platform, options: BuildOptions,
+) -> BuildContext:  # fmt: skip
+    """Where the layers of a checkpoint are built."""
     stored = StoredConfig(
         config=checkpoint.config, side=checkpoint.side, tensors=source.infos, metadata=source.metadata
     )
-    context = BuildContext(
+    return BuildContext(
         quantization=choose_quantization(stored, options.quantization, platform, options.dtype),
-        stacked=family.stacked,
+        stacked=stacked,
+        names=frozenset(source.infos),
         dtype=options.dtype,
         kv_dtype=options.kv_dtype or options.dtype,
         device=options.device,
@@ -172,8 +242,6 @@ def design(checkpoint: Checkpoint, platform: Platform, options: BuildOptions) ->
         is_dummy=checkpoint.is_dummy,
         expert_parallel=options.expert_parallel,
     )
-    builder = Builder(context)
-    return Design(family(Fields(checkpoint.config), builder), builder, source)
 
 
 def build(

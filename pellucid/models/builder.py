@@ -83,6 +83,7 @@ class BuildContext:
     attention_layers: list[Attention | LatentAttention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     specs: list[Spec] = field(default_factory=list)  # of all stages' attention layers
+    names: frozenset[str] = frozenset()  # of the checkpoint's tensors; a dummy has none
     elsewhere: set[str] = field(default_factory=set)  # the checkpoint's names of what other stages hold
     formats: dict[str, LayerFormat] = field(default_factory=dict)  # of the matrices that are stored in codes
     inlet: Inlet | None = None  # on a stage behind the first
@@ -169,6 +170,27 @@ class Builder:
         shape = self._shape(self._share(in_features), (out_features,), "in")
         part = self._linear(name, shape, bias, (self.context.coords,))
         return part if self.context.group.size == 1 else Reduced(part, self.context.group)
+
+    def linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = False, kind: Kind = "linear"
+    ) -> Linear | Unmerged:
+        """A projection that every rank computes whole: small, or nothing that can be split."""
+        return self._linear(name, self._shape(in_features, (out_features,), "out"), bias, (WHOLE,), kind)
+
+    def integers(self, name: str, num: int) -> Weight:
+        """A list of `num` numbers, zeros if the checkpoint has none."""
+        return self._weight(
+            ParamSpec(shape=(num,), dtype=torch.int64, place=Replicated(), fill="bits", default=0.0), name
+        )
+
+    def piece(self, make: Callable[[Builder], M]) -> M:
+        """What is no model, but a draft head: on the last stage of a pipeline, and known on the others."""
+        if self.context.stage.holds(0):
+            return make(Builder(self.context, self.prefix, in_layer=True))
+        with META:
+            absent = make(self._elsewhere(in_layer=True))
+        self._note_names(absent)
+        return absent
 
     def gated_mlp(
         self, name: str, dim: int, hidden: int, act: Act, *, bias: bool = False, norm: RMSNorm | None = None
@@ -324,6 +346,11 @@ class Builder:
         b = self if is_here else self._elsewhere()
         head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors in the checkpoint, by the names that models have for them; a dummy has none."""
+        return self.context.names
 
     # What those who build models call
 

@@ -7,11 +7,11 @@ model.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from pellucid.config import FP8, EngineConfig, ModelConfig, SpeculativeConfig
+from pellucid.config import FP8, ModelConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
@@ -24,7 +24,7 @@ SIDE_FILES = "*quant*config.json"  # what tools write of quantization beside con
 GGUF = ".gguf"
 NO_TOKENIZER = "no_tokenizer.json"  # why there is none, where a GGUF file has been unpacked
 WEIGHT_FILES = ("*.safetensors",)
-PICKLED_FILES = ("pytorch_model*.bin", "model*.pt", "*.pth")
+PICKLED_FILES = ("pytorch_model*.bin", "model*.pt", "medusa_lm_head.pt", "*.pth")
 DTYPES = ("bfloat16", "float16", "float32")  # torch's names
 ANY_HEAD_DIM = 2  # how far positions reach does not depend on it
 OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
@@ -44,21 +44,24 @@ class Checkpoint:
     is_dummy: bool = False  # weights are to be random
 
     @classmethod
-    def open(cls, model: ModelConfig) -> Self:
+    def open(cls, model: ModelConfig, *, may_be_head: bool = False) -> Self:
         """Find the files, downloading them if the name is a hub's.
 
+        may_be_head: it need not be a model, and may be a few layers that draft for one.
         Raises ValueError if they are not found, or if the model is one that this engine cannot serve.
         """
         is_shape = model.model.startswith(SHAPE)
         is_dummy = is_shape or model.load_format == "dummy"
-        path = shape_file(model.model) if is_shape else find_folder(model.model, model, weights=not is_dummy)
+        weights = () if is_dummy else weight_files(model, may_be_head=may_be_head)
+        path = shape_file(model.model) if is_shape else find_folder(model.model, model, weights)
         gguf = None if is_shape else find_gguf(path, model.load_format)
         if gguf is not None:
             from pellucid.weights.gguf_folder import folder_of  # which imports torch
 
             path = folder_of(gguf)
         config = read_json(path if is_shape else path / "config.json")
-        refuse_unknown(config)
+        if not may_be_head:
+            refuse_unknown(config)
         generation = path / "generation_config.json"
         return cls(
             name=model.model,
@@ -171,20 +174,6 @@ class Checkpoint:
         return min(stretched, self.dense_reach or stretched)
 
 
-def open_draft(config: EngineConfig, target: Checkpoint) -> Checkpoint | None:
-    """The checkpoint of a proposer with weights of its own; None if it has none, or nothing is proposed.
-
-    Raises ValueError, as `Checkpoint.open` does, and if it does not share the target's vocabulary.
-    """
-    speculative = SpeculativeConfig.of(config.speculative)
-    if speculative.model is None:
-        return None
-    model = replace(config.model, model=speculative.model, revision=speculative.revision, tokenizer=None)
-    draft = Checkpoint.open(model)
-    target.check_vocabulary(draft)
-    return draft
-
-
 def architecture_of(config: dict[str, object]) -> str:
     fields = Fields(config)
     names = fields.strs("architectures") if fields.has("architectures") else []
@@ -215,8 +204,15 @@ def shape_file(name: str) -> Path:
     return path
 
 
-def find_folder(name: str, model: ModelConfig, *, weights: bool) -> Path:
-    """The folder with the files of `name`.  weights: whether to download those, too."""
+def weight_files(model: ModelConfig, *, may_be_head: bool) -> tuple[str, ...]:
+    """Patterns of the files to download; many draft heads are published in torch's own alone."""
+    pickled = (PICKLED_FILES,) if may_be_head or model.load_format == "pt" else ()
+    plain = () if model.load_format == "pt" else (WEIGHT_FILES,)
+    return tuple(pattern for files in (*plain, *pickled) for pattern in files)
+
+
+def find_folder(name: str, model: ModelConfig, weights: tuple[str, ...] = ()) -> Path:
+    """The folder with the files of `name`.  weights: patterns of those that are downloaded, too."""
     if name in BUNDLED:
         return ASSETS / name
     path = Path(name).expanduser()
@@ -231,9 +227,7 @@ def find_folder(name: str, model: ModelConfig, *, weights: bool) -> Path:
     name, _, type = name.partition(":")  # of a hub's GGUF files, one for each type
     if type:
         return download(name, model, [f"*{type}*{GGUF}", f"*{type.lower()}*{GGUF}"])
-    files = PICKLED_FILES if model.load_format == "pt" else WEIGHT_FILES
-    patterns = [*CONFIG_FILES, *(files if weights else ())]
-    return download(name, model, patterns)
+    return download(name, model, [*CONFIG_FILES, *weights])
 
 
 def download(name: str, model: ModelConfig, patterns: list[str]) -> Path:
@@ -331,7 +325,7 @@ def find_tokenizer(model: ModelConfig, own: Path | None) -> Path | None:
         if missing is not None and missing.is_file():
             raise ValueError(str(read_json(missing)["reason"]))
         return own
-    return find_folder(model.tokenizer, model, weights=False)
+    return find_folder(model.tokenizer, model)
 
 
 def read_json(path: Path) -> dict[str, object]:

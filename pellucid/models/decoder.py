@@ -14,9 +14,16 @@ from pellucid.forward import ForwardInput
 from pellucid.layers.experts import Sparse
 from pellucid.layers.linear import Unsummed
 from pellucid.layers.norm import RMSNorm
+from pellucid.layers.stage import Depth
 from pellucid.models.builder import Builder
 from pellucid.models.decoder_config import GQA, MLA, DecoderConfig, Dense, LayerConfig
 from pellucid.models.fields import Fields
+
+
+def heads_in_checkpoint(config: Fields) -> tuple[str, ...]:
+    """Patterns of the tensors that draft (spec/mtp.py), which the model itself has no use for."""
+    first, num = config.int("num_hidden_layers"), config.int("num_nextn_predict_layers", 0)
+    return "mtp.*", "model.mtp_layers.*", *(f"model.layers.{first + i}.*" for i in range(num))
 
 
 class DecoderLayer(nn.Module):
@@ -25,7 +32,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, cfg: DecoderConfig, b: Builder, index: int) -> None:
         super().__init__()
         layer, dim = cfg.layers[index], cfg.hidden_size
-        self.is_last = index == len(cfg.layers) - 1
+        self.depth, self.is_last = Depth(index), index == len(cfg.layers) - 1
         self.input_norm = b.norm(cfg.norms.before_attention, dim, cfg.norm)
         a = b.at("self_attn")
         self.attend = make_mixer(cfg, layer, a, norm=self.input_norm, is_last=self.is_last)
@@ -38,6 +45,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor | Unsummed, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
+        fwd.taps.keep(self.depth, stream)
         attended = self.attend(x, fwd)
         if self.is_last:  # each token is on its own from here on, and most of a prompt's have done their part
             attended, stream = fwd.wanted(attended), fwd.wanted(stream)
@@ -122,7 +130,9 @@ class Decoder(nn.Module):
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__()
         cfg = self.declare(config)
-        self.ignored = ("*rotary_emb.inv_freq", *(("lm_head.weight",) if cfg.tied else ()))
+        tied_head = ("lm_head.weight",) if cfg.tied else ()
+        self.ignored = ("*rotary_emb.inv_freq", *tied_head, *heads_in_checkpoint(config))
+        self.num_layers = len(cfg.layers)
         m = b.at("model")
         self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size)
         self.layers = m.layers(len(cfg.layers), lambda i, b: DecoderLayer(cfg, b, i))
@@ -145,7 +155,9 @@ class Decoder(nn.Module):
         x, residual = self.embed(fwd.input_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, fwd)
-        return self.norm(x, residual)[0]
+        x, stream = self.norm(x, residual)
+        fwd.taps.keep(self.num_layers, stream)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, D] -> [S, V], in the model's dtype."""

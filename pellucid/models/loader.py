@@ -9,6 +9,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,7 +17,6 @@ from tqdm import tqdm
 
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import GGUF, Checkpoint
-from pellucid.models.registry import Model
 from pellucid.quant.kv_scales import UNUSED, kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.weights.decoded import Decoded
@@ -24,11 +24,20 @@ from pellucid.weights.gguf_model import GgufModel
 from pellucid.weights.source import PICKLES, Pickled, Shards, TensorSource
 
 logger = logging.getLogger(__name__)
+
+
 MAX_NAMED = 5  # tensors listed in an error
 
 
+class Loadable(Protocol):
+    """A model or a draft head; also an `nn.Module`."""
+
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+
 def load_weights(
-    model: Model,
+    model: Loadable,
     checkpoint: Checkpoint,
     source: TensorSource,
     formats: Mapping[str, LayerFormat],
@@ -71,7 +80,7 @@ def load_weights(
         fill_each(model, load)
 
 
-def check_fit(model: Model, checkpoint: Checkpoint, tensors: Decoded, elsewhere: Set[str]) -> None:
+def check_fit(model: Loadable, checkpoint: Checkpoint, tensors: Decoded, elsewhere: Set[str]) -> None:
     """Raise ValueError if the checkpoint's tensors are not what the model asks for, by their shapes."""
     wanted, missing, misshapen = set[str](), set[str](), list[str]()
     for weight in weights_of(model):
@@ -99,7 +108,7 @@ def check_fit(model: Model, checkpoint: Checkpoint, tensors: Decoded, elsewhere:
     complain(checkpoint, "this model has no use for these tensors", unclaimed)
 
 
-def fill_dummy(model: Model, seed: int) -> None:
+def fill_dummy(model: Loadable, seed: int) -> None:
     """Fill every weight with random numbers, the same for the same seed and device; let the layers repack.
 
     Each weight's follow from its name, so that they are the same on whichever pipeline stage it is.
@@ -113,7 +122,7 @@ def fill_dummy(model: Model, seed: int) -> None:
 
 
 @torch.no_grad()
-def fill_each(model: Model, fill: Callable[[Weight], None]) -> None:
+def fill_each(model: object, fill: Callable[[Weight], None]) -> None:
     """Allocate and fill the weights of one layer after the other, and let it repack before the next.
 
     So no more is held than what is finished and one layer.
@@ -144,7 +153,7 @@ def inner_first(module: nn.Module) -> Iterator[nn.Module]:
     return walk(module)
 
 
-def weights_of(model: Model) -> list[Weight]:
+def weights_of(model: object) -> list[Weight]:
     """Every weight once, also one that two layers share."""
     return [weight for weight in torch_module(model).parameters() if isinstance(weight, Weight)]
 
@@ -167,7 +176,8 @@ def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:
         return
     more = f" and {len(tensors) - MAX_NAMED} more" if len(tensors) > MAX_NAMED else ""
     named = "; ".join(tensors[:MAX_NAMED])
+    kind = checkpoint.architecture if checkpoint.config.get("architectures") else "a draft head"
     raise ValueError(
-        f"{checkpoint.name} does not fit {checkpoint.architecture}: {what}: {named}{more}; "
+        f"{checkpoint.name} does not fit {kind}: {what}: {named}{more}; "
         "check config.json, or download the checkpoint again"
     )

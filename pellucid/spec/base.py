@@ -7,9 +7,8 @@ Legend: B rows, S logits, D model dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +20,10 @@ from pellucid.spec.tree import depth_of, max_new
 
 if TYPE_CHECKING:
     from pellucid.models.build import BuiltModel, ModelFactory
+    from pellucid.models.head import BuiltHead
     from pellucid.sample.sampler import Sampler
+
+    Built = BuiltModel | BuiltHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Needs:
     """What a proposer wants to see of the target's forward pass."""
 
     hidden: bool = False  # the last hidden states, before the head
-    taps: tuple[str, ...] = ()  # names of layers whose output it reads; no model fills them yet
+    taps: tuple[int, ...] = ()  # residual streams that enter these layers; n, of n layers, leaves the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +91,24 @@ class Proposer(Protocol):
     def shape(self) -> DraftShape: ...
 
     @property
-    def needs(self) -> Needs: ...
-
-    @property
-    def prefix_lookback(self) -> int:
-        """Tokens before the end of a prefix-cache hit that must be seen again; nobody shows any again yet."""
+    def needs(self) -> Needs:
+        """Known once it is loaded."""
         ...
 
-    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[Built, ...]:
         """Build and load weights; may share the target's embedding and head.
 
         sampler: draws the target's tokens, for a proposer that wants to draw alike.
-        Returns models of its own; the worker gives them KV caches, block tables, and a share of the memory.
+        Returns models and heads of its own; the worker gives them KV caches and block tables.
         """
         ...
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
-        taps: Mapping[str, Tensor],
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        """Propose what follows each row's new tokens.  hidden: [T, D], if it is needed.
+        """Propose what follows each row's new tokens.
+
+        hidden: [T, D] behind the last norm, if it is needed.  taps: [T, len(needs.taps) * D], in that order.
 
         Part of what is recorded as a CUDA graph: reads nothing back and waits for nothing.  KV of its own may
         be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on: there
@@ -122,32 +122,45 @@ class NullProposer:
 
     shape = DraftShape(0)
     needs = Needs()
-    prefix_lookback = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:
         return cls()
 
-    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
+    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[Built, ...]:
         """There is nothing to load."""
         return ()
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
-        taps: Mapping[str, Tensor],
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
         return Drafts(sampled.tokens[:, :0])
 
 
-def check_needs(proposer: Proposer, method: str, *, prefix_caching: bool) -> None:
-    """Raise ValueError for what nobody gives a proposer yet: it would read nothing, or KV with holes."""
-    if proposer.needs.taps:
+def check_needs(needs: Needs, method: str, model: object, *, num_stages: int) -> None:
+    """Raise ValueError for layers that the target cannot show."""
+    if not needs.taps:
+        return
+    taps = ", ".join(map(str, needs.taps))
+    if num_stages > 1:
         raise ValueError(
-            f"speculative method {method!r} reads the output of {', '.join(proposer.needs.taps)}, "
-            "but no model shows its layers yet; choose another method"
+            f"speculative method {method!r} reads what enters layers {taps}, which lie on several pipeline "
+            "stages; use pipeline_parallel_size=1, or method eagle, mtp or medusa"
         )
-    if proposer.prefix_lookback and prefix_caching:
+    if not isinstance(model, Tappable):
         raise ValueError(
-            f"speculative method {method!r} must see the last {proposer.prefix_lookback} tokens of a cached "
-            "prefix again, but nothing of it is computed again yet; set enable_prefix_caching=False"
+            f"speculative method {method!r} reads what enters layers {taps}, which {type(model).__name__} "
+            "does not show; use method eagle, mtp or medusa"
         )
+    if not all(0 <= tap <= model.num_layers for tap in needs.taps):
+        raise ValueError(
+            f"speculative method {method!r} reads what enters layers {taps}, but the model has "
+            f"{model.num_layers}; check eagle_aux_hidden_state_layer_ids in the draft's config.json"
+        )
+
+
+@runtime_checkable
+class Tappable(Protocol):
+    """A model that tells `fwd.taps` what enters each of its layers."""
+
+    num_layers: int

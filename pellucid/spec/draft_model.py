@@ -11,11 +11,9 @@ Legend: B rows, T tokens, V vocab.  Leviathan, Kalman, Matias 2023; Chen et al. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
@@ -23,9 +21,9 @@ from pellucid.forward import ForwardInput
 from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.sample.state import READ_TEXT, SamplingState
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
-from pellucid.spec.draws import DraftDraw, Drawn, draw_for
+from pellucid.spec.chain import Chain
+from pellucid.spec.draws import draw_for
 from pellucid.spec.passes import Passes
 
 
@@ -34,15 +32,13 @@ class Drafter:
     """The loaded model, and how its tokens are chosen."""
 
     built: BuiltModel
-    state: SamplingState
-    draw: DraftDraw
+    chain: Chain
 
 
 class DraftModelProposer:
     """Proposes a chain."""
 
     needs = Needs()
-    prefix_lookback = 0  # a prefix hit holds the blocks of both models
 
     def __init__(self, num_drafts: int, rejection_sample_method: str) -> None:
         self.shape = DraftShape(num_drafts)
@@ -56,12 +52,11 @@ class DraftModelProposer:
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build the checkpoint that `model` in speculative_config names."""
         built = factory.build_draft()
-        self._drafter = Drafter(built, sampler.state, draw_for(self._rejection_sample_method, sampler))
+        self._drafter = Drafter(built, Chain(sampler.state, draw_for(self._rejection_sample_method, sampler)))
         return (built,)
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
-        taps: Mapping[str, Tensor],
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
         drafter = self._drafter
         assert drafter is not None, "load() was not called"
@@ -69,29 +64,10 @@ class DraftModelProposer:
             drafter.built.run(fwd)  # for its KV: of chunks, and of a last draft that nobody has computed yet
         if not known.num_wanted:
             return Drafts(sampled.tokens[:, :0])
-        return _chain(drafter, fwd, known)
+        passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
 
+        def guess(index: int, tokens: Tensor | None) -> Tensor:
+            step = passes.first() if tokens is None else passes.next(index, tokens)
+            return drafter.built.model.logits(step.sampled(drafter.built.run(step)))
 
-def _chain(drafter: Drafter, fwd: ForwardInput, known: Known) -> Drafts:
-    """Draw `num_wanted` tokens behind the known ones, each from the model's logits behind the one before."""
-    passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
-    batch = drafter.state.batch(known.host_slots, fwd.slots, passes.drawn(0))
-    step, chain = passes.first(), list[Drawn]()
-    for i in range(known.num_wanted):
-        if chain:
-            step = passes.next(i, chain[-1].tokens)
-            if batch.features & READ_TEXT:
-                _write(known, fwd.slots, passes.drawn(i - 1), chain[-1].tokens)
-        hidden = drafter.built.run(step)
-        logits = drafter.built.model.logits(step.sampled(hidden))
-        chain.append(drafter.draw(logits, replace(batch, positions=passes.drawn(i)), known.token_ids))
-    probs = [drawn.probs for drawn in chain if drawn.probs is not None]
-    return Drafts(
-        torch.stack([drawn.tokens for drawn in chain], dim=1),
-        probs=torch.stack(probs, dim=1) if probs else None,
-    )
-
-
-def _write(known: Known, slots: Tensor, places: Tensor, tokens: Tensor) -> None:
-    """Put a draft of each row where the next ones are to see it."""
-    known.token_ids[torch.where(known.samples, slots, known.spare), places] = tokens
+        return drafter.chain.draw(known, passes, guess)

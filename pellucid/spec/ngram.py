@@ -6,7 +6,6 @@ Saxena, "Prompt Lookup Decoding", 2023.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Self
 
 from torch import Tensor
@@ -25,7 +24,6 @@ class NgramProposer:
     """Looks up the longest run of `shortest` to `longest` last tokens that occurred before."""
 
     needs = Needs()
-    prefix_lookback = 0
 
     def __init__(self, num_drafts: int, *, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest, (shortest, longest)
@@ -43,8 +41,7 @@ class NgramProposer:
         return ()
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
-        taps: Mapping[str, Tensor],
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
         if not known.num_wanted:
             return Drafts(sampled.tokens[:, :0])

@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
+from pellucid.kernels.gather_rows import owners
 from pellucid.platform import has_triton
+from pellucid.sample.output import SampleOutput
 from pellucid.spec.base import Known
+from pellucid.taps import Taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,10 @@ class Passes:
     fwd: ForwardInput  # the step's
     num_query: int  # n
     places: DraftPlaces
+    ahead: int = 0  # 1: a place is fed the token behind it, so the newest known one was fed with the step
 
     @classmethod
-    def behind(cls, fwd: ForwardInput, known: Known, *, num_query: int = 1) -> Self:
+    def behind(cls, fwd: ForwardInput, known: Known, *, num_query: int = 1, ahead: int = 0) -> Self:
         """As many passes as drafts are wanted.
 
         num_query: n, 1 or 2 tokens that are fed first, the newest known one the last.  With 2 a row that has
@@ -41,7 +46,14 @@ class Passes:
             block_tables=fwd.block_tables,
             block_size=fwd.block_size,
         )
-        return cls(fwd, num_query, make(behind, num_query, known.num_wanted))
+        return cls(fwd, num_query, make(behind, num_query, known.num_wanted), ahead)
+
+    @staticmethod
+    def over(fwd: ForwardInput, known: Known) -> ForwardInput:
+        """The step's own tokens once more, at each place the token behind it.  Not for trees."""
+        _, row = owners(fwd.cu_seqlens_q, fwd.num_tokens)
+        behind = (fwd.positions + 1).clamp(max=known.token_ids.shape[1] - 1)
+        return replace(fwd, input_ids=known.token_ids[fwd.slots[row], behind], all_wanted=True, attn=())
 
     def first(self) -> ForwardInput:
         """The input of the first pass, `num_query` queries a row."""
@@ -49,7 +61,7 @@ class Passes:
 
     def next(self, index: int, tokens: Tensor) -> ForwardInput:
         """The input of pass `index`, at least 1, one query a row: tokens [B] int32, of the pass before."""
-        return self._input(index, tokens, 1)
+        return self._input(index - self.ahead, tokens, 1)
 
     def drawn(self, index: int) -> Tensor:
         """[B] int64: the positions of the tokens that pass `index` is to draw."""
@@ -71,5 +83,19 @@ class Passes:
             num_sampled=[1] * self.fwd.num_rows,
             max_query=num_query,
             attn=(),
-            taps={},
+            taps=Taps(),
         )
+
+
+def last_standing(fwd: ForwardInput, sampled: SampleOutput, known: Known) -> Tensor:
+    """[B] int64: among the step's tokens each row's last that stands; of padding any token.
+
+    The place behind it is the newest known token's, which has not been computed yet.
+    """
+    first = fwd.cu_seqlens_q[:-1].long()
+    starts = fwd.seq_lens - fwd.cu_seqlens_q.diff()
+    index = first + known.newest - 1 - starts
+    if sampled.path is not None:  # of a tree the accepted nodes do not lie side by side
+        depth = (sampled.num_new.long() - 1).clamp(min=0)
+        index += sampled.path.gather(1, depth[:, None])[:, 0] - depth
+    return torch.maximum(index, first).clamp(max=fwd.num_tokens - 1)

@@ -11,6 +11,10 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
     {
         "none": "pellucid.spec.base:NullProposer",
         "draft_model": "pellucid.spec.draft_model:DraftModelProposer",
+        "eagle": "pellucid.spec.eagle:EagleProposer",
+        "eagle3": "pellucid.spec.eagle3:Eagle3Proposer",
+        "medusa": "pellucid.spec.medusa:MedusaProposer",
+        "mtp": "pellucid.spec.mtp:MtpProposer",
         "ngram": "pellucid.spec.ngram:NgramProposer",
     },
 )

@@ -6,6 +6,7 @@ Knows no model, no scheme of quantization.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -119,6 +120,22 @@ def open_shard(shard: Path) -> safe_open:
         return safe_open(shard, framework="pt", device="cpu")
     except SafetensorError as error:
         raise ValueError(f"{shard} is no whole safetensors file ({error}); download it again") from error
+
+
+class Claimed:
+    """Of a source the tensors whose names fit some pattern."""
+
+    def __init__(self, source: TensorSource, patterns: Sequence[str]) -> None:
+        self._source = source
+        fits = {name: any(fnmatchcase(name, pattern) for pattern in patterns) for name in source.infos}
+        self.infos = {name: info for name, info in source.infos.items() if fits[name]}
+        self.metadata = source.metadata
+
+    def key(self, name: str) -> str:
+        return self._source.key(name)
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(name)
 
 
 class Pickled:

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
-from pellucid.layers.stage import Layers
+from pellucid.layers.stage import Depth, Layers
 
 NOT_OURS = {"builtins", "numpy", "torch", "triton"}
 
@@ -63,6 +63,8 @@ def likeness(value: object, within: frozenset[int] = frozenset()) -> Hashable:
             return value.shape, value.stride(), value.dtype, value.data_ptr() % 16
         case Tensor():
             return value.shape, value.dtype, value.layout
+        case Depth():
+            return Depth
         case bool() | int() | None | Enum() | type() | BuiltinFunctionType() | torch.dtype():
             return value
         case float():

@@ -22,6 +22,7 @@ from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
+from pellucid.taps import Taps
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput
 from pellucid.worker.results import Packed, pack
 
@@ -57,7 +58,7 @@ class Forward:
         """What the model is to see.  tiles: of a forward that is recorded for any rows."""
         step = self.inputs.gather(rows)
         fwd = step.fwd
-        fwd.tiles = tiles
+        fwd.tiles, fwd.taps = tiles, Taps(self.needs.taps)
         are_read = self.needs.hidden or bool(self.needs.taps)
         fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
         for _, feature in rows.counts.riders.extend:
@@ -122,11 +123,13 @@ class DeviceStep:
         """What these rows have begun, without the padding behind them."""
         step = self.forward.gather(rows)
         num = rows.num_tokens if step.fwd.all_wanted else rows.counts.num_logits
+        step.fwd.taps = begun[0].fwd.taps.first(rows.num_tokens)
         return step, begun[1][:num]
 
     def num_bytes(self, begun: Begun) -> int:
         step, hidden = begun
-        return hidden.nbytes + sum(table.nbytes for table in step.fwd.block_tables)
+        tables = sum(table.nbytes for table in step.fwd.block_tables)
+        return hidden.nbytes + step.fwd.taps.nbytes + tables
 
     def finish(self, rows: StepRows, begun: Begun) -> Packed:
         """Sample, and all that follows; what the host will want of the step, in one tensor."""
@@ -139,7 +142,7 @@ class DeviceStep:
         self.forward.inputs.layout.move_accepted(fwd.block_tables, step.rows.roots, output)
         newest = self.slots.advance(step.rows, output)
         known = self._known(rows.counts, step.rows, newest)
-        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps)
+        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps.states(hidden))
         self.slots.write_drafts(step.rows, newest, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)

@@ -8,7 +8,7 @@ import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -49,6 +49,9 @@ from pellucid.worker.runner import ModelRunner
 from pellucid.worker.shapes import StepShape, chunk_shapes, decode_shapes
 from pellucid.worker.slots import Slots
 from pellucid.worker.warm_up import largest_step, warm_up_steps
+
+if TYPE_CHECKING:
+    from pellucid.spec.base import Built
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
@@ -139,7 +142,6 @@ class Worker:
         resolved, factory = self.resolved, ModelFactory(self.resolved, self.device, self.links)
         method = resolved.speculative.method
         proposer = PROPOSERS.load(method).of(resolved.speculative)
-        check_needs(proposer, method, prefix_caching=resolved.user.cache.enable_prefix_caching)
         target = factory.build_target(tree_depth=proposer.shape.tree_depth)
         state = SamplingState(
             resolved.max_num_seqs + 1,
@@ -148,7 +150,8 @@ class Worker:
             max_listed=resolved.user.scheduler.max_listed_tokens,
         )
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
-        self.models = (target, *proposer.load(target, factory, sampler))
+        self.models: tuple[Built, ...] = (target, *proposer.load(target, factory, sampler))
+        check_needs(proposer.needs, method, target.model, num_stages=self.mesh.pp)
         # Ranks that share layers must run the same ones, so there all are run.
         models = (model.model for model in self.models if self.links.tp.size == 1)
         self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))

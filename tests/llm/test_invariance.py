@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.spec import heads
 
 VOCAB = 320
 BASE = {"dtype": "float32", "device": "cpu", "block_size": 16, "check_invariants": True, "max_num_seqs": 128}
@@ -126,6 +127,32 @@ def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone,
     prompts, params, expected = alone
     drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
     assert_same(tiny, prompts, params, run(tiny, prompts, params, **drafts, **options), expected)
+
+
+HEAD_COMPANIES = {
+    "eagle": {"num_gpu_blocks_override": 17, "depth": 2},
+    "eagle3": {"depth": 3, "max_num_batched_tokens": 24},
+    "medusa": {"max_num_seqs": 3, "block_size": 64, "scheduling_policy": "priority"},
+    "medusa, a tree": {"num_gpu_blocks_override": 20, "depth": 2},
+    "mtp": {"depth": 2, "max_num_batched_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("method", HEAD_COMPANIES)
+def test_nor_on_what_a_head_drafts(tiny: Path, tmp_path: Path, alone, method: str) -> None:
+    prompts, params, expected = alone
+    model = tiny
+    if method == "mtp":
+        model, drafts = heads.write_with_mtp(tmp_path, "mtp"), {"method": "mtp"}
+    else:
+        write = {"eagle": heads.write_eagle, "eagle3": heads.write_eagle3}.get(method, heads.write_medusa)
+        drafts = {"model": str(write(tmp_path))}
+    if method == "medusa, a tree":
+        drafts["speculative_token_tree"] = "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"
+    else:
+        drafts["num_speculative_tokens"] = 3
+    tokens = run(model, prompts, params, speculative_config=drafts, **HEAD_COMPANIES[method])
+    assert_same(tiny, prompts, params, tokens, expected)
 
 
 def test_greedy_tokens_are_those_of_transformers(tiny: Path) -> None:

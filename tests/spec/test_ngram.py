@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from pellucid import LLM, LLMEngine, RequestOutput, SamplingParams
-from pellucid.config import EngineConfig, SpeculativeConfig
+from pellucid.config import BY_CHECKPOINT, EngineConfig, SpeculativeConfig
 from pellucid.kernels.prompt_lookup import prompt_lookup_ref
 from tests.llm.test_invariance import BASE, NGRAM, VOCAB
 
@@ -162,6 +163,9 @@ def test_the_counters_add_up(tiny: Path) -> None:
     assert stats.num_accepted_per_position == (8, 8, 8, 8)
 
 
+MEDUSA = {"method": "medusa", "model": "x", "num_speculative_tokens": 3}
+
+
 def config_of(**options: object) -> SpeculativeConfig:
     return SpeculativeConfig.of(EngineConfig.from_options(options).speculative)
 
@@ -176,12 +180,12 @@ def test_every_way_to_ask_for_it_means_the_same() -> None:
     assert config_of() == SpeculativeConfig()
 
 
-def test_a_model_alone_drafts() -> None:
+def test_a_model_alone_drafts_as_its_checkpoint_says() -> None:
     spec = {"model": "sprout-draft", "num_speculative_tokens": 4}
     expected = SpeculativeConfig(method="draft_model", model="sprout-draft", num_speculative_tokens=4)
-    assert config_of(speculative_config=spec) == expected
+    assert config_of(speculative_config=spec) == replace(expected, method=BY_CHECKPOINT)
+    assert config_of(speculative_model="sprout-draft", num_speculative_tokens=4).is_open
     assert config_of(speculative_config=spec | {"method": "draft_model"}) == expected
-    assert config_of(speculative_model="sprout-draft", num_speculative_tokens=4) == expected
     assert config_of(spec_model="sprout-draft", spec_method="draft_model", spec_tokens=4) == expected
 
 
@@ -192,7 +196,16 @@ def test_a_model_alone_drafts() -> None:
         ({"speculative_config": {"model": 5, "num_speculative_tokens": 4}}, "model .* must be a text"),
         ({"speculative_config": NGRAM | {"model": "sprout-draft"}}, "ngram reads no model"),
         ({"speculative_method": "draft_model", "num_speculative_tokens": 4}, "needs a model"),
-        ({"speculative_model": "sprout-draft"}, r"must be in \[1, 64\]"),
+        ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 4}}, "eagle3 needs a model"),
+        ({"speculative_config": NGRAM | {"speculative_token_tree": [[0]]}}, "drafts chains"),
+        (
+            {"speculative_config": MEDUSA | {"speculative_token_tree": "[[0], [-1]]"}},
+            "must be paths of ranks",
+        ),
+        (
+            {"speculative_config": MEDUSA | {"speculative_token_tree": [[0], [1]]}},
+            "has 2 nodes, but num_spec",
+        ),
         ({"speculative_config": {"method": "ngram", "num_speculative_token": 4}}, "'num_speculative_tokens'"),
         ({"speculative_config": {"num_speculative_tokens": 4}}, "needs a method"),
         ({"speculative_config": '{"method"'}, "is no JSON"),

@@ -8,6 +8,7 @@ import torch
 from pellucid.forward import ForwardInput
 from pellucid.spec.base import Known
 from pellucid.spec.passes import Passes
+from pellucid.taps import Taps
 
 TEXTS = torch.arange(4 * 24, dtype=torch.int32).view(4, 24)  # token 24 s + p at place p of slot s
 
@@ -30,7 +31,7 @@ def step() -> ForwardInput:
         max_query=3,
         block_size=4,
         attn=("planned",),
-        taps={"layer": torch.zeros(6)},
+        taps=Taps((0,)),
     )
 
 
@@ -57,7 +58,7 @@ def test_the_first_pass_has_the_newest_known_token_in_the_block_of_its_place() -
         [6 * 4 + 3, 4 * 4 + 2, 1 * 4 + 3],
         [16 * 4 + 3, 14 * 4 + 2, 11 * 4 + 3],
     ]
-    assert fwd.attn == () and not fwd.taps, "what another model's pass has left"
+    assert fwd.attn == () and not fwd.taps.layers, "what another model's pass has left"
     assert ahead.drawn(0).tolist() == [8, 11, 4], "a token is drawn for the place behind"
 
 

@@ -6,7 +6,6 @@ All on the device, so that a CUDA graph may hold it.  Legend: B rows, N texts, L
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from itertools import zip_longest
 from typing import ClassVar, Self
 
@@ -43,8 +42,7 @@ class TreeProposer(NullProposer):
         return cls(config.num_speculative_tokens)
 
     def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor | None,
-        taps: Mapping[str, Tensor],
+        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
         self.table = self.table.to(fwd.slots.device)
         width = self.table.shape[1]
@@ -75,15 +73,9 @@ def tree_config(parents: tuple[int, ...], texts: list[list[int]]) -> dict[str, o
 
 
 class TappingProposer(NullProposer):
-    """Would read what layers put out."""
+    """Would read what enters a layer that there is not."""
 
-    needs = Needs(taps=("model.layers.0", "model.layers.1"))
-
-
-class LookbackProposer(NullProposer):
-    """Would see the last tokens of a cached prefix again."""
-
-    prefix_lookback = 1
+    needs = Needs(taps=(1, 9))
 
 
 def want_at_random(scheduler: Scheduler, rng: random.Random, most: int) -> None:

@@ -7,7 +7,7 @@ Everything is a function of (seed, shard number); nothing here imports torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -82,6 +82,9 @@ SOURCES = (
 )
 
 
+SHARES = tuple(source.share for source in SOURCES)
+
+
 def table_limit(progress: float) -> float:
     """Give the longest table, in tokens, at this fraction of the training."""
     return LONGEST_TABLE * min(1.0, 0.12 + progress / RAMP)
@@ -95,11 +98,11 @@ def training_item(rng: Random, make: Callable[[Random], Item]) -> Item:
             return item
 
 
-def documents(rng: Random, progress: float) -> Iterator[Document]:
+def documents(rng: Random, progress: float, shares: Sequence[float] = SHARES) -> Iterator[Document]:
     """Draw documents for ever, keeping every source near its share of the characters."""
     written = [1.0] * len(SOURCES)
     while True:
-        index = min(range(len(SOURCES)), key=lambda i: written[i] / SOURCES[i].share * (0.5 + rng.random()))
+        index = min(range(len(SOURCES)), key=lambda i: written[i] / shares[i] * (0.5 + rng.random()))
         drawn = SOURCES[index].draw(rng, progress)
         written[index] += len(drawn.prompt) + len(drawn.completion)
         yield drawn
@@ -129,12 +132,13 @@ class Shards:
     num_shards: int
     batches: int
     batch_tokens: int
+    shares: tuple[float, ...] = SHARES  # of SOURCES
 
     def make(self, number: int) -> np.ndarray:
         """Draw shard `number`: codes [batches, batch_tokens]; a batch's last document may be cut short."""
         tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
         rng = Random(f"{self.seed}:{number}")
-        stream = documents(rng, number / self.num_shards)
+        stream = documents(rng, number / self.num_shards, self.shares)
         waiting: list[np.ndarray] = []
         rows = []
         for _ in range(self.batches):

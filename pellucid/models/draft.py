@@ -1,0 +1,106 @@
+"""The checkpoint that drafts: how it does, by its config.json, and whether it fits the model.  No torch.
+
+Public configs say it in many ways; `kind_of` is the one place that knows them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pellucid.config import BY_CHECKPOINT, HEADS, EngineConfig, SpeculativeConfig
+from pellucid.models.checkpoint import Checkpoint, refuse_unknown
+from pellucid.models.fields import Fields
+
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+NO_METHODS = {
+    "mlp_speculator": "MLP speculators are not supported",
+    "dflash": "block diffusion drafts (DFlash) are not supported",
+    "dspark": "DSpark drafts are not supported",
+    "peagle": "parallel EAGLE drafts are not supported",
+}
+DEFAULT_DRAFTS = 3  # of a head whose config does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What proposes."""
+
+    config: SpeculativeConfig  # with all that was left to the checkpoint
+    checkpoint: Checkpoint | None  # the one that `model` in speculative_config names
+
+
+def open_draft(config: EngineConfig, target: Checkpoint) -> Draft:
+    """Read what was left to the checkpoint that drafts.
+
+    Raises ValueError as `Checkpoint.open` does, for a kind that is not supported, and if a draft model does
+    not share the target's vocabulary.
+    """
+    speculative = SpeculativeConfig.of(config.speculative)
+    checkpoint = None
+    if speculative.model is not None:
+        model = replace(config.model, model=speculative.model, revision=speculative.revision, tokenizer=None)
+        checkpoint = normalized(Checkpoint.open(model, may_be_head=True))
+    speculative = complete(speculative, checkpoint, target)
+    if checkpoint is not None and speculative.method not in HEADS:
+        refuse_unknown(checkpoint.config)
+        target.check_vocabulary(checkpoint)
+    return Draft(speculative, checkpoint)
+
+
+def complete(config: SpeculativeConfig, draft: Checkpoint | None, target: Checkpoint) -> SpeculativeConfig:
+    """The same with the method and the number of drafts that the checkpoint says."""
+    if config.method == BY_CHECKPOINT:
+        assert draft is not None, "a method is left open where a model is named"
+        method = kind_of(draft)
+        if not config.num_speculative_tokens and method not in HEADS:
+            raise ValueError(f"{draft.name} drafts as {method}; give num_speculative_tokens")
+        # What is still open stays so: with a number nothing is.
+        config = replace(config, method=method)
+    if config.is_open:
+        own = Fields((draft or target).config)
+        config = replace(config, num_speculative_tokens=most_drafts(config.method, own) or DEFAULT_DRAFTS)
+    return config
+
+
+def kind_of(draft: Checkpoint) -> str:
+    """The method of a checkpoint that drafts.  Raises ValueError for kinds that are not supported."""
+    fields = Fields(draft.config)
+    kind = fields.str("speculators_model_type", "")
+    if not kind and fields.has("medusa_num_heads"):
+        kind = "medusa"
+    architectures = fields.strs("architectures") if fields.has("architectures") else []
+    if not kind and fields.str("model_type", "") in NO_METHODS:
+        kind = fields.str("model_type")
+    for name in architectures if not kind else ():
+        lower = name.lower()
+        kind = next(
+            (k for k in ("eagle3", "medusa", "dflash", "dspark", "peagle", "eagle", "mtp") if k in lower), ""
+        )
+    if not kind and "eagle" in draft.name.lower():
+        kind = "eagle3" if fields.has("draft_vocab_size") else "eagle"
+    if kind in NO_METHODS:
+        raise ValueError(f"{draft.name}: {NO_METHODS[kind]}; use a draft of another kind, or method ngram")
+    return kind or "draft_model"
+
+
+def most_drafts(method: str, fields: Fields) -> int:
+    """As many drafts as the checkpoint was made for; 0 if it does not say."""
+    if method == "medusa":
+        return fields.int("medusa_num_heads", 0)
+    if method == "mtp":
+        return next((fields.int(name) for name in MTP_LAYERS if fields.has(name)), 0)
+    if fields.has("speculators_config"):
+        proposals = fields.part("speculators_config").config.get("proposal_methods")
+        if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict):
+            return Fields(proposals[0]).int("speculative_tokens", 0)
+    return 0
+
+
+def normalized(draft: Checkpoint) -> Checkpoint:
+    """A config of the speculators project as the one of the layer inside it, with the draft's own fields."""
+    fields = Fields(draft.config)
+    if not fields.has("speculators_model_type"):
+        return draft
+    layer = fields.part("transformer_layer_config").config
+    outer = {name: value for name, value in draft.config.items() if name != "transformer_layer_config"}
+    return replace(draft, config={**layer, "num_hidden_layers": 1, **outer})
