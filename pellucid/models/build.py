@@ -146,11 +146,11 @@ class ModelFactory:
         tree_depth: int = 0,
         adapters: AdapterLimits | None = None,
     ) -> BuiltModel:
-        options = self._options(quantization, stage, tree_depth=tree_depth)
+        options = replace(self._options(quantization, stage), tree_depth=tree_depth, adapters=adapters)
         resolved = self.resolved
         return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
 
-    def _options(self, quantization: str | None, stage: Stage, *, tree_depth: int = 0) -> BuildOptions:
+    def _options(self, quantization: str | None, stage: Stage) -> BuildOptions:
         resolved = self.resolved
         return BuildOptions(
             dtype=getattr(torch, resolved.dtype),
@@ -163,8 +163,6 @@ class ModelFactory:
             group=self.links.tp,
             stage=stage,
             expert_parallel=resolved.user.parallel.enable_expert_parallel,
-            tree_depth=tree_depth,
-            adapters=adapters,
             seed=resolved.user.model.seed,
             show_progress=self.links.mesh.rank == 0,
         )
