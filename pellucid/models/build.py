@@ -170,7 +170,7 @@ class ModelFactory:
 
 def build_head(
     plan: HeadPlan, checkpoint: Checkpoint, platform: Platform, options: BuildOptions,
-    *, beside: AttentionBackend, backend: str | None = None,
+    *, beside: AnyBackend, backend: str | None = None,
 ) -> BuiltHead:  # fmt: skip
     """Build and load a draft head, or fill a dummy.  beside: the target's backend.
 

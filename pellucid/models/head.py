@@ -12,12 +12,13 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from pellucid.attention.base import AttentionBackend
+from pellucid.attention.base import AnyBackend
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
+from pellucid.layers.latent import LatentAttention
 from pellucid.layers.linear import Linear, Unsummed
 from pellucid.layers.stage import Inlet
 from pellucid.layers.weight import Weight
@@ -112,8 +113,10 @@ class BuiltHead:
 
     model: Head
     caches: tuple[LayerCache, ...]  # of all its attention layers, here or not
-    attention_layers: tuple[Attention, ...]  # those that are here; each needs its `kv_cache` and `table`
-    backend: AttentionBackend  # of every attention layer, the target's if there are none
+    attention_layers: tuple[
+        Attention | LatentAttention, ...
+    ]  # those that are here; each needs its `kv_cache` and `table`
+    backend: AnyBackend  # of every attention layer, the target's if there are none
 
     def run(self, fwd: ForwardInput, states: Tensor) -> Tensor:
         """[T, F]; `fwd` stays as it is."""
