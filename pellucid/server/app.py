@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
@@ -25,7 +26,9 @@ from pellucid.server import (
 from pellucid.server.context import Server
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.guard import Guard
+from pellucid.server.http_metrics import HttpMetrics
 from pellucid.server.keys import Key, Keys, read_keys
+from pellucid.server.lives import Lives, RequestLog, Teller
 from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions, check_keys
 from pellucid.server.parsers.compose import choose
@@ -33,6 +36,7 @@ from pellucid.server.preprocess import Preprocessor
 from pellucid.server.renderer import ModelFacts, Renderer
 from pellucid.server.shortcut import Shortcut
 from pellucid.server.stored_responses import StoredResponses
+from pellucid.server.tracing import Tracer
 
 KEY_VARIABLE = "PELLUCID_API_KEY"
 ROUTERS = (
@@ -75,6 +79,8 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
         defaults=llm.default_sampling_params(max_tokens=None),
     )
     renderer = Renderer(facts, llm.tokenizer if llm.has_tokenizer else None)
+    tracer = None if options.otlp_traces_endpoint is None else Tracer(options.otlp_traces_endpoint, names[0])
+    watch_lives(llm, options, tracer)
     return Server(
         llm=llm,
         options=options,
@@ -82,9 +88,20 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
         preprocessor=Preprocessor(renderer),
         names=names,
         adapters=adapters.named(llm, options.lora_modules, names),
+        tracer=tracer,
         parsers=facts.parsers,
         responses=StoredResponses(options.max_stored_responses),
     )
+
+
+def watch_lives(llm: AsyncLLM, options: ServeOptions, tracer: Tracer | None) -> None:
+    """Have completions told of, if anybody is to hear."""
+    tellers: list[Teller] = [] if tracer is None else [tracer]
+    if options.enable_log_requests:
+        shows = options.log_prompts and llm.has_tokenizer
+        tellers.append(RequestLog(llm.tokenizer.decode if shows else None))
+    if tellers:
+        llm.watch(Lives(tellers))
 
 
 def make_app(server: Server) -> FastAPI:
@@ -111,6 +128,8 @@ def make_app(server: Server) -> FastAPI:
         keys += read_keys(server.options.api_key_file)
     app.add_middleware(Shortcut, routes=ROUTES, preprocessor=server.preprocessor)
     app.add_middleware(Guard, server=server, keys=Keys(keys))
+    paths = [route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)]
+    app.add_middleware(HttpMetrics, metrics=server.metrics, paths=paths)
     if server.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

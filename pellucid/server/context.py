@@ -18,6 +18,7 @@ from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.compose import Parsers
 from pellucid.server.preprocess import Preprocessor
 from pellucid.server.stored_responses import StoredResponses
+from pellucid.server.tracing import Tracer
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import TokenPrompt
 
@@ -35,6 +36,7 @@ class Server:
     adapters: dict[str, LoRARequest] = field(default_factory=dict[str, LoRARequest])  # by name
     parsers: Parsers = field(default_factory=Parsers)
     created: int = field(default_factory=lambda: int(time.time()))
+    tracer: Tracer | None = None
     is_paused: bool = False  # the engine stands still
     is_draining: bool = False  # takes nothing new
     num_requests: int = 0  # under way

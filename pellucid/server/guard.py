@@ -14,6 +14,7 @@ from pellucid.server.context import CLIENT, Server
 from pellucid.server.errors import SHUTTING_DOWN, ApiError, error_response, overloaded, route_path
 from pellucid.server.hosts import make_host_check
 from pellucid.server.keys import Key, Keys
+from pellucid.server.lives import CALLER
 
 # What probes and dashboards read, and what shows nothing of any request.
 OPEN_PATHS = {"/", "/docs", "/openapi.json", "/health", "/ping", "/version", "/load", "/metrics"}
@@ -21,6 +22,7 @@ PAGE = "/page/"  # below it are files that everybody has
 # Lists and objects are the most work to read, and no stream goes on meanwhile.  What texts have counts, too.
 MOST_BRACKETS = 2**18
 TOO_MANY_PARTS = f"the body has more than {MOST_BRACKETS:,} opening brackets"
+TRACED = (b"traceparent", b"tracestate")
 PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key to a websocket: in base64
 
 
@@ -31,6 +33,8 @@ class Guard:
         self._app, self._server = app, server
         self._keys = keys
         self._most_bytes = int(server.options.max_body_mib * 2**20)
+        options = server.options
+        self._tells = options.enable_log_requests or options.otlp_traces_endpoint is not None
         self._is_host_welcome = make_host_check(server.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,6 +49,8 @@ class Guard:
         key = self._key_of(Headers(scope=scope))
         host, _ = scope.get("client") or ("", 0)
         scope = {**scope, CLIENT: f"{host} {key and key.name}"}  # many clients may share either
+        if self._tells:
+            CALLER.set(_caller(scope))
         is_work = scope["type"] == "http" and scope["method"] == "POST"
         try:
             with self._keys.counted(key if is_work else None), self._counted(is_work):
@@ -117,6 +123,12 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"
+
+
+def _caller(scope: Scope) -> dict[str, str]:
+    """What is told of who asks."""
+    found = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in TRACED}
+    return {**found, "client": scope[CLIENT]}
 
 
 def _plain(scope: Scope) -> Scope:

@@ -21,6 +21,7 @@ from pellucid.server.app import make_app
 from pellucid.server.context import Server
 from pellucid.server.errors import SHUTTING_DOWN, ApiError, error_response, route_path
 from pellucid.server.listener import listen
+from pellucid.server.statistics_log import log_statistics
 from pellucid.server.stream import FLOW
 
 logger = logging.getLogger(__name__)
@@ -43,13 +44,17 @@ async def serve(server: Server, listener: socket.socket, announce: Callable[[], 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.stop)
     guard = asyncio.create_task(life.mind_engine())
+    statistics = asyncio.create_task(log_statistics(server.llm, server.options.log_stats_interval))
     allow_files()
     try:
         listen(listener, server.options, BACKLOG)
         await life.http.serve(sockets=[listener])
     finally:
         guard.cancel()
+        statistics.cancel()
         server.llm.shutdown()
+        if server.tracer is not None:
+            server.tracer.shutdown()
         await server.preprocessor.shutdown()
     return life.cause
 

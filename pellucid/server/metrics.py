@@ -114,6 +114,8 @@ class Metrics:
         self._n = Histogram(CHOICES)
         self._num_ended = dict.fromkeys(FinishReason, 0)
         self._num_parsed = dict.fromkeys(((True, True), (True, False), (False, True), (False, False)), 0)
+        self._answered: dict[tuple[str, str, int], int] = {}  # by method, route and status
+        self._durations: dict[tuple[str, str], Histogram] = {}  # by method and route
         self._lives: dict[str, _Life] = {}
         self._families: dict[str, _Family] = {}  # by what the ids of their requests begin with
         self._registry = CollectorRegistry()
@@ -136,6 +138,12 @@ class Metrics:
     def accepted(self, n: int) -> None:
         """A prompt with n completions has come in."""
         self._n.observe(n)
+
+    def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """A request over HTTP has had its answer, all of it."""
+        key = (method, handler, status)
+        self._answered[key] = self._answered.get(key, 0) + 1
+        self._durations.setdefault((method, handler), Histogram(WHOLE)).observe(seconds)
 
     def parsed(self, has_calls: bool, *, is_streamed: bool) -> None:
         """A tool parser has looked at a whole answer, or at what is new of a stream."""
@@ -195,6 +203,7 @@ class Metrics:
         yield from self._gauges(engines)
         yield from self._counters(engines)
         yield from self._histograms()
+        yield from self._http()
         yield self._steps(engines)
         yield self._cache_config(len(engines))
 
@@ -272,6 +281,23 @@ class Metrics:
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
             family.add_metric(self._labels(0), histogram.buckets(), histogram.sum)
             yield family
+
+    def _http(self) -> Iterator[Metric]:
+        """Under the names that vLLM's have."""
+        requests = CounterMetricFamily(
+            "http_requests", "Answers over HTTP.", labels=["method", "handler", "status"]
+        )
+        for (method, handler, status), count in self._answered.items():
+            requests.add_metric([method, handler, str(status)], count)
+        yield requests
+        durations = HistogramMetricFamily(
+            "http_request_duration_seconds",
+            "From a request's head to the end of its answer.",
+            labels=["method", "handler"],
+        )
+        for labels, histogram in self._durations.items():
+            durations.add_metric(labels, histogram.buckets(), histogram.sum)
+        yield durations
 
     def _steps(self, engines: Sequence[EngineStats]) -> Metric:
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=LABELS)

@@ -15,6 +15,7 @@ from pellucid.server.parsers.compose import choose
 PRINTABLE = re.compile("[!-~]+")
 MORE_THAN_NOTHING = (
     *("max_waiting", "max_n", "max_stop_strings", "max_grammar_seconds", "max_body_mib", "request_seconds"),
+    "log_stats_interval",
 )
 
 
@@ -70,6 +71,12 @@ class ServeOptions:
         "the chat template)",
     )
     enable_auto_tool_choice: bool = option(True, "let the model itself decide whether to call a tool")
+    otlp_traces_endpoint: str | None = option(
+        None, "where a span for each request is sent, http://HOST:4318/v1/traces; needs pellucid[otel]"
+    )
+    enable_log_requests: bool = option(False, "log a line for each completion that has ended")
+    log_prompts: bool = option(False, "show the beginning of prompts in these lines")
+    log_stats_interval: float = option(10.0, "seconds between two lines of statistics, with --verbose")
     access_log: bool = option(False, "log every request")
 
     def __post_init__(self) -> None:
@@ -89,6 +96,8 @@ class ServeOptions:
         for name in ("api_key", "served_model_name", "allowed_hosts"):
             if "" in getattr(self, name):  # an empty key would be every request's
                 raise ValueError(f"{name} has an empty one; leave the option out, or give it a value")
+        if self.log_prompts and not self.enable_log_requests:
+            raise ValueError("log_prompts needs enable_log_requests")
         check_keys("api_key", self.api_key)
         self._check_certificate()
         if not self.host:

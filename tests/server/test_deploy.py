@@ -1,0 +1,84 @@
+"""What is in deploy/ is read by the tools that it is for, where they are here, and asks for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from pellucid.cli.main import build_parser
+from tests.server.conftest import Running
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "pellucid.json").read_text())
+RULES = yaml.safe_load((DEPLOY / "rules.yml").read_text())["groups"][0]["rules"]
+QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+
+
+def checked(*command: str) -> str:
+    """What a tool says to our files, if there is that tool."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("query", [*QUERIES, *(rule["expr"] for rule in RULES)])
+def test_every_metric_that_is_asked_for_exists(server: Running, query: str) -> None:
+    httpx.get(f"{server.url}/health")
+    text = httpx.get(f"{server.url}/metrics").text
+    known = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    known |= {match[1] + "_total" for match in re.finditer(r"^# TYPE (\S+) counter", text, re.MULTILINE)}
+    known |= {match[1] for match in re.finditer(r"^# TYPE (\S+) ", text, re.MULTILINE)}
+    known |= {rule["record"] for rule in RULES if "record" in rule} | {"up"}
+    names = set(re.findall(r"\b(?:vllm:|pellucid:|http_)[a-z0-9_:]+", query)) or {"up"}
+    assert names <= known, names - known
+
+
+def test_prometheus_takes_the_rules_and_its_configuration() -> None:
+    checked("promtool", "check", "rules", str(DEPLOY / "rules.yml"))
+    checked("promtool", "check", "config", "--syntax-only", str(DEPLOY / "prometheus.yml"))
+
+
+def test_compose_takes_its_file() -> None:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("docker compose is not installed")
+    checked("docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet")
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    built = list(yaml.safe_load_all(checked("kubectl", "kustomize", str(DEPLOY / "kubernetes"))))
+    assert {each["kind"] for each in built} == {"Deployment", "Service", "PersistentVolumeClaim"}
+
+
+def test_a_pod_has_time_to_drain() -> None:
+    deployment: Any = yaml.safe_load((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
+    template = deployment["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    args = build_parser().parse_args(["serve", *container["args"]])
+    assert template["spec"]["terminationGracePeriodSeconds"] > args.drain_seconds + 5
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
+def test_images_copy_what_there_is_and_start_a_server(name: str) -> None:
+    lines = (DEPLOY / name).read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert copied and all((ROOT / word).exists() for word in copied)
+    entry = next(line for line in lines if line.startswith("ENTRYPOINT"))
+    build_parser().parse_args(json.loads(entry.removeprefix("ENTRYPOINT "))[1:])
+    assert lines[-1] == entry and any(line.startswith("USER ") for line in lines)
