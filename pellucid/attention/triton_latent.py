@@ -88,11 +88,7 @@ class TritonLatent:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
         paged = self._paged.plan(fwd, table)
         assert paged.short.tree is None and paged.long.tree is None, "draft trees"
-        first = paged.short.num_rows
-        known = (
-            fwd.max_keys[first:] or [paged.long.block_table.shape[1] * fwd.block_size] * paged.long.num_rows
-        )
-        return LatentMetadata(paged, num_short_tokens(fwd, paged), known)
+        return LatentMetadata(paged, num_short_tokens(fwd, paged), fwd.max_keys[paged.short.num_rows :])
 
     def forward(self, q: Tensor, latent: Tensor, layer: LatentLayer, fwd: ForwardInput) -> Tensor:
         """Write rows [T, C + R] to the cache, attend with q [T, N * (nope + R)].  Returns [T, N * value]."""
@@ -159,16 +155,28 @@ class TritonLatent:
         if key not in step.pieces:
             itemsize = spec.dtype.itemsize
             room = MAX_EXPANDED // itemsize // max(spec.row_dim, spec.nope_dim + spec.value_dim)
-            groups = grouped(step.max_keys, room)
-            step.pieces[key] = [self.piece(step, group, spec, all_wanted=all_wanted) for group in groups]
+            width = step.paged.long.block_table.shape[1] * spec.block_size
+            max_keys = step.max_keys or [width] * step.paged.long.num_rows
+            groups = grouped(max_keys, room)
+            step.pieces[key] = [
+                self.piece(step.paged, group, max_keys[group], spec.dtype, all_wanted=all_wanted)
+                for group in groups
+            ]
         return step.pieces[key]
 
-    def piece(self, step: LatentMetadata, group: slice, spec: LatentSpec, *, all_wanted: bool) -> Piece:
+    def piece(
+        self,
+        paged: TritonMetadata,
+        group: slice,
+        max_keys: list[int],
+        dtype: torch.dtype,
+        *,
+        all_wanted: bool,
+    ) -> Piece:
         """A group of long rows: where their keys begin, and their tiles of queries."""
-        paged, max_keys = step.paged, step.max_keys[group]
         long, query_lens = paged.long, paged.long_query_lens[group]
         wanted = query_lens if all_wanted else paged.long_sampled[group]
-        tiles = self.prefill_tiles(query_lens, self.queries_per_tile(spec.dtype), wanted)
+        tiles = self.prefill_tiles(query_lens, self.queries_per_tile(dtype), wanted)
         return Piece(
             rows=self.paged_rows(
                 block_table=long.block_table[group],
@@ -204,7 +212,7 @@ class LatentMetadata:
 
     paged: TritonMetadata
     num_short_tokens: int
-    max_keys: list[int]  # that each long row may have, on the host
+    max_keys: list[int]  # that each long row may have, on the host; none: any number
     pieces: dict[tuple[LatentSpec, bool], list[Piece]] = field(default_factory=dict)
 
 

@@ -6,8 +6,11 @@
 
 Queries have been brought to the width of a latent, so all heads see the same keys.  A program takes as many
 heads as one tile of products has room for: up to 16 of them at one query cost no more than one, and beyond
-64 packed queries a cached row is read again.  Rows are cut, chunks found and merged as `decode_attention`
-does; a group of heads is to it what a KV head is there.
+64 packed queries a cached row is read again.  A latent's two halves are two chains of products, since one of
+all its features would take longer than a tile takes to come.
+
+Rows are cut into chunks as `decode_attention` cuts them; what the chunks of a row found, a second launch
+merges, a program a query and head: one program would have to read 32 KB of each chunk.
 
 Legend: T tokens, B rows, S chunks of a row, M packed rows of a tile, N heads, G heads a program, C rank of
 the latent, R features that turn.
@@ -20,15 +23,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pellucid.kernels.decode_attention import COUNTS, PROGRAMS, Tile, chunks_of, cut, find_further, look_up
-from pellucid.kernels.decode_merge import arrivals, copies_for, hand_in, merged_at_once, partial_results
+from pellucid.kernels.decode_attention import Cut, Tile, chunks_of, up_to
 from pellucid.kernels.decode_tiles import lines_of, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import LOG2_E, MAX_SHORT_QUERY, PagedRows, shared_memory
 
 MAX_PACKED = 64  # packed queries of a program: their sums fill its registers
-ROWS_AT_ONCE = 128  # whose lengths are looked at together
-FEW_PAIRS = 132  # up to here a multiprocessor has one program, and that wants many keys under way
+MAX_REGISTERS = 128  # of a thread, with 16 queries: a multiprocessor then has two programs
+MERGED = 8  # chunks that are merged at once
+
+# Most pairs of a row and a group of heads: keys up to which a row stays whole, fewest keys of a chunk, most
+# chunks.  Few pairs are cut to fill the GPU, many for balance.
+CUTS = {8: (64, 64, 64), 16: (64, 64, 32), 32: (128, 128, 16), 64: (256, 128, 8)}
+CUT_OF_MANY = (2048, 2048, 8)
 
 
 def heads_per_program(num_heads: int, max_query: int) -> int:
@@ -37,25 +44,28 @@ def heads_per_program(num_heads: int, max_query: int) -> int:
     return max(each for each in range(1, min(most, num_heads) + 1) if num_heads % each == 0)
 
 
-def tile_for(
-    num_pairs: int, row_bytes: int, query_bytes: int, padded: int, block_size: int, room: int
-) -> Tile:
+def tile_for(row_bytes: int, query_bytes: int, padded: int, block_size: int, room: int) -> Tile:
     """Keys, warps and stages of a tile.
 
-    num_pairs: of a row and a group of heads.  row_bytes: of a key, as it is padded; query_bytes: of all
-    queries of a program.  room: bytes of shared memory.
+    row_bytes: of a key, as it is padded; query_bytes: of the `padded` queries of a program.  room: bytes of
+    shared memory.
     """
+    keys, stages = (64, 2) if padded == 16 else (32, 2)
     if row_bytes > 2048:  # float32, which multiplies without tensor cores
-        keys, warps, stages = 16, 8, 1
-    elif padded > 16:
-        keys, warps, stages = 32, 8, 3 if num_pairs <= FEW_PAIRS else 2
-    else:
-        keys, warps, stages = 32, 4, 4 if num_pairs <= FEW_PAIRS else 2
+        keys, stages = 16, 1
     if (divisor := block_size & -block_size) != block_size:  # a tile is part of a page, or some pages
         keys = min(keys, divisor)
     while keys > 16 and keys * row_bytes + query_bytes > room:
         keys //= 2
-    return Tile(keys, warps, max(1, min(stages, (room - query_bytes) // (keys * row_bytes))))
+    return Tile(keys, 8, max(1, min(stages, 1 + (room - query_bytes) // (keys * row_bytes))))
+
+
+def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
+    """How to cut so many pairs of a row and a group of heads.  max_keys: that a row may see; tile: keys."""
+    whole, chunk, most = up_to(num_pairs, CUTS, CUT_OF_MANY)
+    min_chunk = max(chunk, tile)
+    num_chunks = 1 if max_keys <= whole else min(most, triton.cdiv(max_keys, min_chunk))
+    return Cut(whole, min_chunk, num_chunks, num_chunks)
 
 
 def latent_decode(
@@ -80,32 +90,27 @@ def latent_decode(
     heads = heads_per_program(num_heads, rows.max_query)
     packed, groups = rows.max_query * heads, num_heads // heads
     padded, num_pairs = max(16, triton.next_power_of_2(packed)), rows.num_rows * groups
-    rank_padded, rotary_padded = (max(16, triton.next_power_of_2(dim)) for dim in (rank, rotary_dim))
+    rank_padded = max(32, triton.next_power_of_2(rank))  # each half is wide enough for tl.dot
+    rotary_padded = max(16, triton.next_power_of_2(rotary_dim))
     row_bytes = (rank_padded + rotary_padded) * q.itemsize
-    tile = tile_for(num_pairs, row_bytes, padded * row_bytes, padded, block_size, shared_memory(q.device))
+    tile = tile_for(row_bytes, padded * row_bytes, padded, block_size, shared_memory(q.device))
     pieces = cut(num_pairs, rows.block_table.shape[1] * block_size, tile.keys)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
-    is_marked = pieces.direct == pieces.num_chunks > 1
-    partial = partial_results(num_lines * (rank + 2), is_marked, q.device)
-    latent_decode_kernel[(num_pairs, pieces.direct)](
+    partial = torch.empty(num_lines * (rank + 2), dtype=torch.float32, device=q.device)
+    statistics = partial[num_lines * rank :]
+    numbers = (rows.block_table.shape[1], pieces.whole, pieces.min_chunk.bit_length() - 1, pieces.num_chunks)
+    latent_decode_kernel[(num_pairs, pieces.num_chunks)](
         q,
         q_turned,
         kv_cache,
         out,
         partial,
-        partial[num_lines * rank :],
-        arrivals(triton.next_power_of_2(num_pairs), q.device),
+        statistics,
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
         scale * LOG2_E,
-        rows.num_rows,
-        pieces.whole,
-        pieces.min_chunk.bit_length() - 1,
-        pieces.num_chunks,
-        pieces.direct,
-        min(rows.num_rows * pieces.direct, max(1, PROGRAMS // groups)),
-        rows.block_table.shape[1],
+        *numbers,
         q.stride(0),
         q.stride(1),
         q_turned.stride(0),
@@ -115,21 +120,37 @@ def latent_decode(
         GROUPS=groups,
         HEADS=heads,
         RANK=rank,
-        RANK_PADDED=rank_padded,
+        HALF_PADDED=rank_padded // 2,
         ROTARY=rotary_dim,
         ROTARY_PADDED=rotary_padded,
         PACKED=packed,
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
         M=padded,
-        MERGED=(merged := merged_at_once(packed, rank)),
-        COPIES=copies_for(merged * packed, tile.num_warps),
-        MARKED=is_marked,
-        ROWS=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=MAX_REGISTERS if padded == 16 else None,
         **dependent(),
     )
+    if pieces.num_chunks > 1:
+        latent_merge_kernel[(num_pairs, packed)](
+            out,
+            partial,
+            statistics,
+            rows.seq_lens,
+            rows.cu_seqlens_q,
+            *numbers[1:],
+            out.stride(0),
+            GROUPS=groups,
+            HEADS=heads,
+            RANK=rank,
+            RANK_PADDED=rank_padded,
+            PACKED=packed,
+            TILE=tile.keys,
+            MERGED=MERGED,
+            num_warps=4,
+            **dependent(),
+        )
     return out
 
 
@@ -169,44 +190,54 @@ def attend_latents(
     position,  # [M], of each packed row's query
     scale,
     RANK: tl.constexpr,
-    RANK_PADDED: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
     ROTARY: tl.constexpr,
     ROTARY_PADDED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Attend over every step-th tile.  Returns (accumulator [M, C], maximum [M], sum of weights [M])."""
+    """Attend over every step-th tile.  Returns (sums of both halves [M, C / 2], maximum [M], total [M])."""
     LINE: tl.constexpr = RANK + ROTARY
     place = tl.arange(0, TILE)
-    dim, rotary = tl.arange(0, RANK_PADDED), tl.arange(0, ROTARY_PADDED)
-    in_rank, in_rotary = (dim < RANK)[None, :], (rotary < ROTARY)[None, :]
-    q = tl.load(q_at[:, None] + dim[None, :], mask=asked[:, None] & in_rank, other=0.0)
-    turned = tl.load(turned_at[:, None] + rotary[None, :], mask=asked[:, None] & in_rotary, other=0.0)
+    dim, rotary = tl.arange(0, HALF_PADDED)[None, :], tl.arange(0, ROTARY_PADDED)[None, :]
+    in_first, in_second, in_rotary = dim < RANK, HALF_PADDED + dim < RANK, rotary < ROTARY
+    q_at, turned_at, is_asked = q_at[:, None], turned_at[:, None], asked[:, None]
+    q_first = tl.load(q_at + dim, mask=is_asked & in_first, other=0.0)
+    q_second = tl.load(q_at + HALF_PADDED + dim, mask=is_asked & in_second, other=0.0)
+    turned = tl.load(turned_at + rotary, mask=is_asked & in_rotary, other=0.0)
     # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)
     total = tl.zeros([M, TILE], dtype=tl.float32)
-    accumulator = tl.zeros([M, RANK_PADDED], dtype=tl.float32)
+    first = tl.zeros([M, HALF_PADDED], dtype=tl.float32)
+    second = tl.zeros([M, HALF_PADDED], dtype=tl.float32)
     for start in range(first_tile * TILE, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
-        present = key < seq_len
+        present = (key < seq_len)[:, None]
         line = lines_of(place, start, pages, BLOCK_SIZE * LINE, LINE, BLOCK_SIZE)
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
         at = cache_ptr + line[:, None]
-        latents = tl.load(at + dim[None, :], mask=present[:, None] & in_rank, other=0.0)
-        keys = tl.load(at + RANK + rotary[None, :], mask=present[:, None] & in_rotary, other=0.0)
-        scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
+        c_first = tl.load(at + dim, mask=present & in_first, other=0.0)
+        c_second = tl.load(at + HALF_PADDED + dim, mask=present & in_second, other=0.0)
+        keys = tl.load(at + RANK + rotary, mask=present & in_rotary, other=0.0)
+        scores = tl.dot(q_first, tl.trans(c_first), input_precision="ieee")
         scores = tl.dot(turned, tl.trans(keys), scores, input_precision="ieee")
+        scores += tl.dot(q_second, tl.trans(c_second), input_precision="ieee")
         scores = tl.where(position[:, None] >= key[None, :], scores * scale, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink[:, None] + weights
-        accumulator = accumulator * shrink[:, None]
-        accumulator = tl.dot(weights.to(latents.dtype), latents, accumulator, input_precision="ieee")
+        weights = weights.to(c_first.dtype)
+        first = tl.dot(weights, c_first, first * shrink[:, None], input_precision="ieee")
+        second = tl.dot(weights, c_second, second * shrink[:, None], input_precision="ieee")
         maximum = new_maximum
-    return accumulator, maximum, tl.sum(total, 1)
+    return first, second, maximum, tl.sum(total, 1)
+
+
+# Numbers that change with the rows are not specialized on: one variant serves all.
+COUNTS = ["num_pages", "whole", "chunk_bits", "num_chunks"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -217,18 +248,14 @@ def latent_decode_kernel(
     out_ptr,
     partial_ptr,  # [B, N / G, S, PACKED, C]
     statistics_ptr,  # [B, N / G, S, PACKED, 2]: maximum, total
-    arrivals_ptr,  # [B, N / G]
     block_table_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     scale,  # to base 2
-    num_rows,
+    num_pages,  # that a row of the block table has room for
     whole,  # keys up to which a row stays whole
     chunk_bits,  # fewest keys of a chunk, as a power of two
     num_chunks,  # most chunks of a row
-    direct,  # chunks of every row that have programs
-    seekers,  # of a group's programs, those that look for further chunks
-    num_pages,  # that a row of the block table has room for
     q_token_stride,
     q_head_stride,
     turned_token_stride,
@@ -238,73 +265,101 @@ def latent_decode_kernel(
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
-    RANK_PADDED: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
     ROTARY: tl.constexpr,
     ROTARY_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
-    MERGED: tl.constexpr,
-    COPIES: tl.constexpr,
-    MARKED: tl.constexpr,
-    ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
+    """One program a row, group of heads and chunk."""
     let_next_start(DEPENDENT)
-    group = tl.program_id(0) % GROUPS
+    row, group, chunk = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS, tl.program_id(1)
     packed = tl.arange(0, M)
     query, head = packed // HEADS, group * HEADS + packed % HEADS
-    dim = tl.arange(0, RANK_PADDED)
-    row, chunk = tl.program_id(0) // GROUPS, tl.program_id(1)  # which start in order of chunks
-    number = chunk * num_rows + row
-    seeks = (direct < num_chunks) & (number < seekers)
-    is_there = number >= 0
-    number = seekers - 1 - number  # long rows mostly come first, and have enough to do themselves
+    pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
     wait(DEPENDENT)
-    seq_len, first_token, num_query, pages = look_up(
-        row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
-        num_pages, whole, chunk_bits, num_chunks, 0, TILE, BLOCK_SIZE,
-    )  # fmt: skip
-    while is_there:
-        pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, 0)
-        if (chunk < chunks) & (num_query > 0):
-            token = first_token.to(tl.int64) + query
-            asked = query < num_query
-            accumulator, maximum, weight = attend_latents(
-                q_ptr + token * q_token_stride + head * q_head_stride,
-                turned_ptr + token * turned_token_stride + head * turned_head_stride,
-                asked, pages, pages_ptr, num_pages, cache_ptr, first_tile + chunk, chunks,
-                seq_len, seq_len - num_query + query, scale,
-                RANK, RANK_PADDED, ROTARY, ROTARY_PADDED, TILE, BLOCK_SIZE, M,
-            )  # fmt: skip
-            if chunks == 1:
-                result = accumulator / tl.where(weight > 0, weight, 1.0)[:, None]
-                out_at = token * out_token_stride + head * RANK
-                inside = asked[:, None] & (dim < RANK)[None, :]
-                tl.store(
-                    out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
-                )
-            else:
-                pair = row.to(tl.int64) * GROUPS + group
-                hand_in(
-                    accumulator, maximum, weight, out_ptr + first_token.to(tl.int64) * out_token_stride,
-                    partial_ptr, statistics_ptr, arrivals_ptr, pair, chunk, group,
-                    num_query, chunks, num_chunks, 1.0, out_token_stride,
-                    HEADS, RANK, RANK_PADDED, PACKED, M, MERGED, COPIES, MARKED,
-                )  # fmt: skip
-        is_there = seeks
-        if seeks:  # last, when memory is busy with what other programs have asked for
-            num_further, row, chunk = find_further(
-                number, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, 0,
-            )  # fmt: skip
-            is_there = number < num_further
-            number += seekers
-            row = tl.minimum(row, num_rows - 1)
-            seq_len, first_token, num_query, pages = look_up(
-                row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_pages, whole, chunk_bits, num_chunks, 0, TILE, BLOCK_SIZE,
-            )  # fmt: skip
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_token = tl.load(cu_seqlens_q_ptr + row)
+    num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
+    pages = pages_of(pages_ptr, chunk * TILE, num_pages, BLOCK_SIZE, PAGES)
+    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, 0)
+    if (chunk < chunks) & (num_query > 0):
+        token = first_token.to(tl.int64) + query
+        asked = query < num_query
+        first, second, maximum, weight = attend_latents(
+            q_ptr + token * q_token_stride + head * q_head_stride,
+            turned_ptr + token * turned_token_stride + head * turned_head_stride,
+            asked, pages, pages_ptr, num_pages, cache_ptr, chunk, chunks,
+            seq_len, seq_len - num_query + query, scale,
+            RANK, HALF_PADDED, ROTARY, ROTARY_PADDED, TILE, BLOCK_SIZE, M,
+        )  # fmt: skip
+        dim = tl.arange(0, HALF_PADDED)[None, :]
+        in_first, in_second = asked[:, None] & (dim < RANK), asked[:, None] & (HALF_PADDED + dim < RANK)
+        if chunks == 1:
+            inverse = (1 / tl.where(weight > 0, weight, 1.0))[:, None]
+            at = out_ptr + (token * out_token_stride + head * RANK)[:, None] + dim
+            tl.store(at, (first * inverse).to(out_ptr.dtype.element_ty), mask=in_first)
+            tl.store(at + HALF_PADDED, (second * inverse).to(out_ptr.dtype.element_ty), mask=in_second)
+        else:
+            line = (tl.program_id(0).to(tl.int64) * num_chunks + chunk) * PACKED + packed
+            part_at = partial_ptr + line[:, None] * RANK + dim
+            tl.store(part_at, first, mask=in_first)
+            tl.store(part_at + HALF_PADDED, second, mask=in_second)
+            tl.store(statistics_ptr + line * 2, maximum, mask=asked)
+            tl.store(statistics_ptr + line * 2 + 1, weight, mask=asked)
+
+
+@triton.jit(do_not_specialize=COUNTS[1:])
+def latent_merge_kernel(
+    out_ptr,
+    partial_ptr,
+    statistics_ptr,
+    seq_lens_ptr,
+    cu_seqlens_q_ptr,
+    whole,
+    chunk_bits,
+    num_chunks,
+    out_token_stride,
+    GROUPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_PADDED: tl.constexpr,
+    PACKED: tl.constexpr,
+    TILE: tl.constexpr,
+    MERGED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The weighted mean of a row's chunks, a program a query and head, MERGED chunks at once."""
+    let_next_start(DEPENDENT)
+    row, group, packed = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS, tl.program_id(1)
+    query, head = packed // HEADS, group * HEADS + packed % HEADS
+    dim = tl.arange(0, RANK_PADDED)
+    wait(DEPENDENT)
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_token = tl.load(cu_seqlens_q_ptr + row)
+    num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
+    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, 0)
+    if (chunks > 1) & (query < num_query):
+        maximum = tl.full([1], -1.0e30, dtype=tl.float32)
+        total = tl.zeros([1], dtype=tl.float32)
+        accumulator = tl.zeros([RANK_PADDED], dtype=tl.float32)
+        for start in tl.range(0, chunks, MERGED, num_stages=1):
+            chunk = start + tl.arange(0, MERGED)
+            present = chunk < chunks
+            line = (tl.program_id(0).to(tl.int64) * num_chunks + chunk) * PACKED + packed
+            maxima = tl.load(statistics_ptr + line * 2, mask=present, other=-1.0e30)
+            totals = tl.load(statistics_ptr + line * 2 + 1, mask=present, other=0.0)
+            inside = present[:, None] & (dim < RANK)[None, :]
+            parts = tl.load(partial_ptr + line[:, None] * RANK + dim[None, :], mask=inside, other=0.0)
+            new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+            weight, shrink = tl.exp2(maxima - new_maximum), tl.exp2(maximum - new_maximum)
+            total = total * shrink + tl.sum(totals * weight, 0)
+            accumulator = accumulator * shrink + tl.sum(parts * weight[:, None], 0)
+            maximum = new_maximum
+        result = accumulator / tl.where(total > 0, total, 1.0)
+        at = out_ptr + (first_token + query).to(tl.int64) * out_token_stride + head * RANK + dim
+        tl.store(at, result.to(out_ptr.dtype.element_ty), mask=dim < RANK)

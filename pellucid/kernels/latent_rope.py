@@ -180,6 +180,7 @@ def latent_rope_kernel(
         turn(at + turning, at + turning + other, cos, sin, row_at + turning, row_at + turning + other, inside)
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
-        at = q_ptr + token * q_stride + head[:, None] * HEAD_DIM + (HEAD_DIM - 2 * HALF) + feature[None, :]
+        heads_at = q_ptr + token * q_stride + head[:, None] * HEAD_DIM + (HEAD_DIM - 2 * HALF)
+        pairs_at = heads_at + feature[None, :]
         known = (head < NUM_HEADS)[:, None] & inside[None, :]
-        turn(at, at + other, cos[None, :], sin[None, :], at, at + other, known)
+        turn(pairs_at, pairs_at + other, cos[None, :], sin[None, :], pairs_at, pairs_at + other, known)

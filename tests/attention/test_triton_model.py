@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from pellucid.layers.leaf import FUSED, PLAIN, choose_leaf
 from tests.models.harness import Harness, load
-from tests.tiny import write_checkpoint
+from tests.tiny import write_checkpoint, write_latent_checkpoint
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [40, 41, 42], [100]]
@@ -34,6 +34,13 @@ def test_logits_and_tokens_are_those_of_plain_torch(tmp_path: Path, changes: dic
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     fused.num_computed[0] = plain.num_computed[0] = 0
     assert fused.generate(PROMPTS, 6) == plain.generate(PROMPTS, 6)
+
+
+def test_so_they_are_over_latents(tmp_path: Path) -> None:
+    folder = write_latent_checkpoint(tmp_path / "model")
+    plain = Harness(load(folder, max_model_len=64), num_seqs=3, max_len=64)
+    fused = Harness(load(folder, max_model_len=64, backend="triton", leaf=FUSED), num_seqs=3, max_len=64)
+    assert fused.generate(PROMPTS[::-1], 6) == plain.generate(PROMPTS[::-1], 6)  # decodes come first
 
 
 def test_a_cpu_gets_plain_torch_and_a_gpu_the_kernels() -> None:

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from pellucid.kernels import decode_attention as decode
+from pellucid.kernels import latent_decode as latent
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
 from pellucid.kernels.all_reduce import (
@@ -35,6 +36,8 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
+from pellucid.kernels.latent_prefill import latent_gather_kernel, latent_prefill_kernel
+from pellucid.kernels.latent_rope import latent_rope_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
@@ -84,7 +87,7 @@ PARTIAL = {
     "x_scale_ptr",
     "weight_scale_ptr",
 }
-LONG = {"slot_mapping_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_ptr"} | {
+LONG = {"slot_mapping_ptr", "cu_keys_ptr", "codes_ptr", "seeds_ptr", "slots_ptr", "positions_ptr"} | {
     "ancestors_ptr",
     "sources_ptr",
     "targets_ptr",
@@ -180,6 +183,7 @@ def main() -> None:
     for target in ROOM:
         compile_attention(target)
         compile_decode(target)
+        compile_latent(target)
     compile_hopper_prefill()
     compile_hopper_matmul()
     compile_persistent_matmul()
@@ -192,6 +196,32 @@ def main() -> None:
     compile_passes()
     compile_exchanges()
     compile_ends()
+
+
+def compile_latent(target: GPUTarget) -> None:
+    """DeepSeek's sizes: one query of 16 heads, and what fills a program."""
+    of = {"RANK": 512, "ROTARY": 64, "ROTARY_PADDED": 64, "HALF_PADDED": 256, "RANK_PADDED": 512}
+    of |= {"DEPENDENT": target == HOPPER}
+    for padded, heads in ((16, 16), (64, 64)):
+        tile = latent.tile_for(1152, padded * 1152, padded, 64, ROOM[target])
+        numbers = of | {"GROUPS": 1, "HEADS": heads, "PACKED": heads, "M": padded, "TILE": tile.keys}
+        numbers |= {"BLOCK_SIZE": 64, "MERGED": latent.MERGED}
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        size = shared_memory(latent.latent_decode_kernel, "*bf16", numbers, target, **options)
+        sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
+        size = shared_memory(latent.latent_merge_kernel, "*bf16", numbers, target, num_warps=4)
+        sys.stdout.write(f"latent_merge {target.arch} {padded} {size}\n")
+    numbers = {"NOPE": 128, "NOPE_PADDED": 128, "VALUE": 128, "VALUE_PADDED": 128, "M": 128, "TILE": 64}
+    tile_bytes, query_bytes = 64 * 320 * 2, 128 * 192 * 2
+    options = {"num_warps": 8, "num_stages": stages_for(tile_bytes, query_bytes, ROOM[target])}
+    size = shared_memory(latent_prefill_kernel, "*bf16", of | numbers, target, **options)
+    name = "hopper_latent_prefill" if target == HOPPER else "latent_prefill"
+    sys.stdout.write(f"{name} {target.arch} {size}\n")
+    numbers = {"NUM_HEADS": 16, "HEAD_DIM": 192, "HALF": 32, "HALF_PADDED": 32, "HEADS": 16}
+    numbers |= {"BLOCK_SIZE": 64, "LINE": 576, "LINE_PADDED": 1024, "TILE": 32}
+    for kernel in (latent_rope_kernel, latent_gather_kernel):
+        size = shared_memory(kernel, "*bf16", of | numbers | {"INTERLEAVED": True}, target, num_warps=4)
+        sys.stdout.write(f"{kernel.fn.__name__} {target.arch} {size}\n")
 
 
 def compile_exchanges() -> None:
