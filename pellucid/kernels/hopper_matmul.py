@@ -310,6 +310,64 @@ def scales_of(group, scales, known, num_rows):
 
 
 @gluon.jit
+def finish_tile(
+    y, w_parts, GROUP: gl.constexpr, results, sizes, ROOM: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """Store what a group of warps has summed up, y [LINES, ROWS], or its share of what all splits have.
+
+    Nobody else uses this group's part of w_parts, ROOM bytes: there is room for results.
+    """
+    bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr = results
+    num_rows, num_out, _ = sizes
+    row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
+    WIDTH: gl.constexpr = LINES if ACT is None else LINES // 2
+    SIZE: gl.constexpr = out_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if SPLITS == 1:
+        rooms: gl.constexpr = ROOM // (ROWS * WIDTH * SIZE)
+        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
+        store_result(
+            y, room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, ACT,
+        )  # fmt: skip
+    else:
+        SHARE: gl.constexpr = ROWS // SPLITS  # rows that a program adds up
+        rooms: gl.constexpr = ROOM // (SHARE * WIDTH * SIZE)
+        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
+        tile = (gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)) * GROUPS + GROUP
+        partials = partial_ptr + tile.to(gl.int64) * (SPLITS * LINES * ROWS)
+        arrivals = arrivals_ptr + tile
+        split = gl.program_id(2)
+        FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+        warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
+        number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
+        y = in_fragments(y, ROWS)
+        share = number // (SHARE * 16)
+        is_others = (share != split) & (row + share * SHARE < num_rows)
+        gl.store(partials + split * (LINES * ROWS) + warp + number, y, mask=is_others)
+        # All of this group's threads have stored before one of them reports.  What all add is zero, and what
+        # some add, this program among them, is not: who finds zero knows that all have come.
+        barrier()
+        gl.atomic_add(arrivals, gl.where(split == 0, 1 - SPLITS, 1), sem="release")
+        own = gl.where(share == split, y, 0.0).reshape([4, SPLITS, SHARE * 16])
+        own = gl.convert_layout(gl.sum(own, 1), FRAGMENTS, assert_trivial=True)
+        while gl.atomic_add(arrivals, 0, sem="acquire") != 0:
+            pass
+        barrier()
+        row += split * SHARE
+        if row < num_rows:
+            at = partials + split * (SHARE * 16) + warp
+            at += gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
+            sums = gl.zeros_like(own)
+            for i in gl.static_range(SPLITS):
+                others = gl.load(at + i * (LINES * ROWS), mask=split != i, cache_modifier=".cg")
+                sums += gl.where(split == i, own, others)
+            store_result(
+                out_of_fragments(sums, SHARE), room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr,
+                weight_scale_ptr, out_ptr, ACT,
+            )  # fmt: skip
+
+
+@gluon.jit
 def multiply_steps(
     GROUP: gl.constexpr, operands, results, sizes, SHARED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, SPLITS: gl.constexpr,
@@ -366,51 +424,10 @@ def multiply_steps(
         x_scale_ptr, weight_scale_ptr = None, None  # they are multiplied in
     barrier()
 
-    # Nobody else uses this group's lines of W: there is room for results.
-    WIDTH: gl.constexpr = LINES if ACT is None else LINES // 2
-    SIZE: gl.constexpr = out_ptr.dtype.element_ty.primitive_bitwidth // 8
-    if SPLITS == 1:
-        rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (ROWS * WIDTH * SIZE)
-        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH).index(GROUP * rooms)
-        store_result(
-            y, room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, ACT,
-        )  # fmt: skip
-    else:
-        SHARE: gl.constexpr = ROWS // SPLITS  # rows that a program adds up
-        rooms: gl.constexpr = STAGES * LINES * LINE_BYTES // (SHARE * WIDTH * SIZE)
-        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, SHARE, WIDTH).index(GROUP * rooms)
-        tile = (gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)) * GROUPS + GROUP
-        partials = partial_ptr + tile.to(gl.int64) * (SPLITS * LINES * ROWS)
-        arrivals = arrivals_ptr + tile
-        split = gl.program_id(2)
-        FRAGMENTS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-        warp = gl.arange(0, 4, gl.SliceLayout(1, FRAGMENTS))[:, None] * (ROWS * 16)
-        number = gl.arange(0, ROWS * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
-        y = in_fragments(y, ROWS)
-        share = number // (SHARE * 16)
-        is_others = (share != split) & (row + share * SHARE < num_rows)
-        gl.store(partials + split * (LINES * ROWS) + warp + number, y, mask=is_others)
-        # All of this group's threads have stored before one of them reports.  What all add is zero, and what
-        # some add, this program among them, is not: who finds zero knows that all have come.
-        barrier()
-        gl.atomic_add(arrivals, gl.where(split == 0, 1 - SPLITS, 1), sem="release")
-        own = gl.where(share == split, y, 0.0).reshape([4, SPLITS, SHARE * 16])
-        own = gl.convert_layout(gl.sum(own, 1), FRAGMENTS, assert_trivial=True)
-        while gl.atomic_add(arrivals, 0, sem="acquire") != 0:
-            pass
-        barrier()
-        row += split * SHARE
-        if row < num_rows:
-            at = partials + split * (SHARE * 16) + warp
-            at += gl.arange(0, SHARE * 16, gl.SliceLayout(0, FRAGMENTS))[None, :]
-            sums = gl.zeros_like(own)
-            for i in gl.static_range(SPLITS):
-                others = gl.load(at + i * (LINES * ROWS), mask=split != i, cache_modifier=".cg")
-                sums += gl.where(split == i, own, others)
-            store_result(
-                out_of_fragments(sums, SHARE), room, row, block, num_rows, num_out, bias_ptr, x_scale_ptr,
-                weight_scale_ptr, out_ptr, ACT,
-            )  # fmt: skip
+    finish_tile(
+        y, w_parts, GROUP, (bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr, partial_ptr, arrivals_ptr),
+        sizes, STAGES * LINES * LINE_BYTES, ROWS, GROUPS, SPLITS, ACT,
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_rows"])

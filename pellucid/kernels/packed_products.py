@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.hopper_matmul import num_arrivals
+from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
+from pellucid.kernels.packed_hopper import most_rows, packed_hopper, takes, tile_for
 from pellucid.kernels.packed_matmul import MAX_ROWS, TILE, dequantize, packed_matmul
 from pellucid.kernels.packed_weight import PackedWeight
+from pellucid.kernels.tiles import Wgmma
 
 SCRATCH_BYTES = 256 << 20  # of W's numbers at a time
 
@@ -20,11 +24,19 @@ class PackedProducts:
 
     def __init__(self, weight: PackedWeight, order: Tensor | None = None) -> None:
         self.weight, self.order = weight, order
-        self.arrivals = torch.zeros(weight.words.shape[0], dtype=torch.int32, device=weight.device)
+        self.tiles = hopper_tiles(weight) if is_hopper(weight.device) else {}
+        counters = [num_arrivals(weight.num_out, rows, tile) for rows, tile in self.tiles.items()]
+        num = max(weight.words.shape[0], *counters, 0)
+        self.arrivals = torch.zeros(num, dtype=torch.int32, device=weight.device)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x if self.order is None else x[:, self.order]
-        if 1 <= len(x) <= MAX_ROWS:
+        if not len(x):
+            return x.new_empty(0, self.weight.num_out)
+        tile = next((tile for rows, tile in self.tiles.items() if len(x) <= rows), None)
+        if tile is not None and takes(x):
+            return packed_hopper(x, self.weight, tile, bias=bias, arrivals=self.arrivals)
+        if len(x) <= MAX_ROWS and x.stride(1) == 1:
             return packed_matmul(x, self.weight, bias=bias, arrivals=self.arrivals)
         return self._of_many(x, bias)
 
@@ -40,3 +52,9 @@ class PackedProducts:
             last = min(first + step, num_out)
             y[:, first:last] = F.linear(x, dequantize(self.weight, first, last))
         return y if bias is None else y.add_(bias)
+
+
+def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma]:
+    """By the most rows that each is for, rising; none if the kernel does not take such codes."""
+    room = num_multiprocessors(weight.device)
+    return {rows: tile_for(rows, weight.num_out, weight.num_in, room) for rows in most_rows(weight)}

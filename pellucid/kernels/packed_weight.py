@@ -122,6 +122,7 @@ class PackedWeight:
     zero: Tensor | None
     offset: Tensor | None
     table: Tensor | None  # [16]
+    table_bits: tuple[int, ...] = ()  # of each of its numbers
     numbers: Numbers
     middle: int
     bits: int
@@ -188,6 +189,7 @@ def packed(parts: Sequence[GroupCodes], dtype: torch.dtype) -> PackedWeight:
         zero=beside("zero"),
         offset=beside("offset"),
         table=None if first.table is None else first.table.to(dtype),
+        table_bits=bits_of(first.table, dtype),
         numbers=first.numbers,
         middle=first.middle,
         bits=first.bits,
@@ -195,6 +197,13 @@ def packed(parts: Sequence[GroupCodes], dtype: torch.dtype) -> PackedWeight:
         num_out=sum(len(part.q) for part in parts),
         num_in=num_in,
     )
+
+
+def bits_of(table: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
+    """Of each number of a table, if its type has 16."""
+    if table is None or dtype.itemsize != 2:
+        return ()
+    return tuple(bits & 0xFFFF for bits in table.to(dtype).view(torch.int16).tolist())
 
 
 def differ(table: Tensor | None, other: Tensor | None) -> bool:

@@ -28,7 +28,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-PLAIN = ("pellucid.kernels.tiles",)  # without kernels, and with types that callers have already
+PLAIN = (
+    "pellucid.kernels.tiles",
+    "pellucid.kernels.packed_weight",
+)  # without kernels, and with types that callers have already
 MOST_SECONDS = 300.0  # of a launch
 MAX_TURNS = 2_000_000  # of all threads of a launch
 
@@ -579,8 +582,16 @@ def atomic_add(pointer: Pointer, value: object, **_: object) -> Value:
 
 
 def elementwise(
-    assembly: str, constraints: str, args: Sequence[Value], *, dtype: DType, **_: object
-) -> Value:
+    assembly: str, constraints: str, args: Sequence[Value], *, dtype: DType | tuple[DType, ...], **_: object
+) -> Value | tuple[Value, ...]:
+    if args[0].dtype.torch == torch.int32:
+        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        made = tuple(
+            Value(bits.to(made.torch) if made.torch == torch.int32 else halves(bits)[0].view(made.torch))
+            for bits, made in zip(executed(assembly, len(dtypes), args), dtypes, strict=True)
+        )
+        return made if isinstance(dtype, tuple) else made[0]
+    assert isinstance(dtype, DType)
     (x,) = args
     instruction = assembly.split(maxsplit=1)[0]
     compute: dict[str, Callable[[Tensor], Tensor]] = {
@@ -590,6 +601,71 @@ def elementwise(
         "cvt.rn.f16x2.f32": lambda x: x,
     }
     return Value(compute[instruction](x.tensor).to(dtype.torch))
+
+
+def halves(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower and the upper 16 bits of int64 numbers of 32, as int16."""
+    low, high = bits & 0xFFFF, bits >> 16 & 0xFFFF
+    return low.to(torch.uint16).view(torch.int16), high.to(torch.uint16).view(torch.int16)
+
+
+def together(low: Tensor, high: Tensor) -> Tensor:
+    """`halves` backwards, of any type of 16 bits."""
+    return low.view(torch.uint16).long() | high.view(torch.uint16).long() << 16
+
+
+def permuted(low: Tensor, high: Tensor, selector: Tensor) -> Tensor:
+    """PTX's prmt: four bytes of eight."""
+    eight, result = low | high << 32, torch.zeros_like(low | high | selector)
+    for i in range(4):
+        choice = selector >> 4 * i & 15
+        assert bool((choice < 8).all()), "a sign would be repeated"
+        result = result | (eight >> 8 * choice & 255) << 8 * i
+    return result
+
+
+def executed(assembly: str, num_results: int, args: Sequence[Value]) -> list[Tensor]:
+    """PTX on numbers of 32 bits: the instructions that unpack codes, one after the other."""
+    inputs = torch.broadcast_tensors(*(arg.tensor.long() & 0xFFFFFFFF for arg in args))
+    places = {f"${num_results + i}": bits for i, bits in enumerate(inputs)}
+
+    def of(name: str) -> Tensor:
+        return places[name] if name in places else torch.tensor(int(name, 0))
+
+    def in_halves(operate: Callable[..., Tensor], type: torch.dtype, *names: str) -> Tensor:
+        operands = [halves(of(name)) for name in names]
+        made = [operate(*(half[i].view(type).double() for half in operands)).to(type) for i in range(2)]
+        return together(*made)
+
+    for line in assembly.strip().removeprefix("{").removesuffix("}").split(";"):
+        if not line.strip() or ".reg" in line:
+            continue
+        instruction, _, rest = line.strip().partition(" ")
+        names = [name.strip(" {}") for name in rest.split(",")]
+        target, first, *others = names
+        kind, type = instruction.split(".")[0], instruction.split(".")[-1]
+        if type in ("bf16x2", "f16x2"):
+            operate = {
+                "add": torch.add, "sub": torch.sub, "mul": torch.mul, "fma": lambda x, y, z: x * y + z
+            }[kind]  # fmt: skip
+            dtype = torch.bfloat16 if type == "bf16x2" else torch.float16
+            places[target] = in_halves(operate, dtype, first, *others)
+        elif len(names) == 3 and kind == "mov":  # apart
+            for name, half in zip(names, halves(of(others[0])), strict=False):
+                places[name] = half.view(torch.uint16).long()
+        elif kind == "prmt":
+            places[target] = permuted(of(first), of(others[0]), of(others[1]))
+        else:
+            places[target] = {
+                "mov": lambda a: a,
+                "and": torch.bitwise_and,
+                "shl": lambda a, n: a << n & 0xFFFFFFFF,
+                "shr": torch.bitwise_right_shift,
+                "lop3": lambda a, b, c, table: a & b | c,
+            }[kind](*map(of, (first, *others)))
+            assert kind != "lop3" or others[-1] == "0xea", line
+    results = torch.broadcast_tensors(*(places[f"${i}"] for i in range(num_results)))
+    return list(results)
 
 
 def where(condition: object, a: object, b: object) -> Value:
@@ -630,6 +706,9 @@ LANGUAGE: dict[str, Any] = {
     "warp_specialize": warp_specialize,
     "arange": lambda start, end, layout=None: Value(torch.arange(start, end, dtype=torch.int32)),
     "zeros": lambda shape, dtype, layout=None: Value(torch.zeros(list(shape), dtype=dtype.torch)),
+    "full": lambda shape, value, dtype, layout=None: Value(torch.full(list(shape), value, dtype=dtype.torch)),
+    "full_like": lambda x, value: Value(torch.full_like(x.tensor, value)),
+    "join": lambda x, y: Value(torch.stack((x.tensor, y.tensor), -1)),
     "zeros_like": elementary(torch.zeros_like),
     "where": where,
     "minimum": elementary(torch.minimum),
@@ -651,7 +730,16 @@ LANGUAGE: dict[str, Any] = {
     "inline_asm_elementwise": elementwise,
     "NVMMASharedLayout": shared_layout,
     "SwizzledSharedLayout": swizzled_layout,
-    **dict.fromkeys(("NVMMADistributedLayout", "BlockedLayout", "SliceLayout", "DotOperandLayout"), anything),
+    **dict.fromkeys(
+        (
+            "NVMMADistributedLayout",
+            "BlockedLayout",
+            "SliceLayout",
+            "DotOperandLayout",
+            "DistributedLinearLayout",
+        ),
+        anything,
+    ),
 }
 HOPPER: dict[str, Any] = {
     "mbarrier": SimpleNamespace(

@@ -31,13 +31,13 @@ KINDS = [  # of codes: what they stand for, bits, inputs a group, what else ther
     (Numbers.INTEGER, 4, 128, ()),
     (Numbers.INTEGER, 4, 64, ("zero",)),
     (Numbers.INTEGER, 4, 32, ("offset",)),
-    (Numbers.INTEGER, 4, 200, ("zero",)),  # a scale for each output
+    (Numbers.INTEGER, 4, 0, ("zero",)),  # a scale for each output
     (Numbers.INTEGER, 8, 16, ()),
     (Numbers.INTEGER, 8, 128, ("zero",)),
     (Numbers.E2M1, 4, 32, ()),
     (Numbers.E2M1, 4, 16, ()),
     (Numbers.TABLE, 4, 64, ()),
-    (Numbers.E4M3, 8, 200, ()),
+    (Numbers.E4M3, 8, 0, ()),
     (Numbers.E5M2, 8, 64, ()),
 ]
 Kind = tuple[Numbers, int, int, tuple[str, ...]]
@@ -46,6 +46,7 @@ Kind = tuple[Numbers, int, int, tuple[str, ...]]
 def codes(kind: Kind, num_out: int, num_in: int) -> GroupCodes:
     """Whose numbers are about the inverse root of the inputs."""
     numbers, bits, group, more = kind
+    group = group or num_in
     generator = torch.Generator().manual_seed(num_in)
     q = torch.randint(1 << bits, (num_out, num_in), generator=generator).to(torch.uint8)
     if numbers in (Numbers.E4M3, Numbers.E5M2):

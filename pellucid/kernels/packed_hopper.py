@@ -1,0 +1,561 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM300
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
+"""y = x W^T with a packed W of 4 bits on Hopper GPUs, for 1 to 256 rows.
+
+As in `hopper_matmul.py`, one warp copies steps of W and x by the TMA unit, W's first ones before the kernel
+before this one has ended, and programs that share a tile each add up a share of its rows, in a fixed order.
+Here W's steps are codes, a quarter of the bytes: each multiplying thread loads 16 bytes, which are its own,
+and makes of them in registers the numbers of its fragments, two at a time in one instruction: `lop3` puts two
+codes into the mantissas of two 16-bit numbers, 128 or 1,024 and more, which are subtracted, exactly, and the
+scale is multiplied, rounded once (the trick is of Kim et al., arXiv:2211.10017).  That is less than two
+instructions a weight, for any number of rows, so that memory is all that counts for up to 64 rows.
+The reference is `packed_matmul_ref`.
+
+Legend: M rows, N outputs, K inputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, finish_tile, num_arrivals, seen_as
+from pellucid.kernels.hopper_prefill import barrier, boxes_of, copy_box
+from pellucid.kernels.packed_weight import Numbers, PackedWeight
+from pellucid.kernels.tiles import RING_BYTES, SPARE, Wgmma
+
+STEP = gl.constexpr(128)  # inputs that are copied at once: two tiles of W
+HALF = gl.constexpr(64)  # inputs of a tile
+MOST_ROWS = (16, 32, 64, 128, 256)
+CODES = gl.constexpr(4096)  # bytes of a step's codes for 64 outputs
+
+
+def packed_hopper(
+    x: Tensor,
+    weight: PackedWeight,
+    tile: Wgmma,
+    *,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+) -> Tensor:
+    """x [M, K] W^T plus bias [N] -> [M, N].  arrivals: as `hopper_matmul` wants them."""
+    num_rows, num_tiles = len(x), weight.words.shape[1]
+    assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
+    assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
+    assert tile.stages * CODES.value % (tile.rows // tile.splits * LINES.value * x.itemsize) == 0, tile
+    out = torch.empty(num_rows, weight.num_out, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(weight.num_out, tile.block_n), tile.splits)
+    partial = None
+    if tile.splits > 1:
+        assert arrivals is not None and len(arrivals) >= num_arrivals(weight.num_out, num_rows, tile)
+        size = grid[0] * grid[1] * tile.splits * tile.block_n * tile.rows
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    packed_hopper_kernel[grid](
+        boxes_of(x, [tile.rows, HALF.value]),
+        boxes_of(weight.words.view(-1, 32), [32, 32]),
+        in_pairs(weight.scale),
+        in_pairs(weight.zero),
+        in_pairs(weight.offset),
+        bias,
+        out,
+        partial,
+        arrivals if tile.splits > 1 else None,
+        num_rows,
+        weight.num_out,
+        num_tiles,
+        ASM=assembly(weight.numbers, weight.dtype, weight.table_bits, has_offset=weight.offset is not None),
+        ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
+        MIDDLE=middle_of(weight),
+        GROUP=weight.group,
+        NUM_GROUPS=weight.scale.shape[1],
+        ROWS=tile.rows,
+        GROUPS=tile.block_n // LINES.value,
+        STAGES=tile.stages,
+        SPLITS=tile.splits,
+        num_warps=4,
+        maxnreg=registers_of(tile),
+        **dependent(),
+    )
+    return out
+
+
+def in_pairs(lanes: Tensor | None) -> Tensor | None:
+    """16-bit numbers of rows r and r + 8, which lie side by side, as one int32."""
+    return None if lanes is None else lanes.view(torch.int32)
+
+
+def registers_of(tile: Wgmma) -> int | None:
+    """Of a thread, such that a small tile leaves room for the programs of the kernels around."""
+    return 128 if tile.rows <= 64 else None
+
+
+def most_rows(weight: PackedWeight) -> tuple[int, ...]:
+    """Up to how many rows such codes have tiles for, rising; none if this kernel does not take them."""
+    known = weight.bits == 4
+    aligned = weight.num_in % 8 == 0 and weight.num_out % 8 == 0
+    return MOST_ROWS if known and aligned and weight.dtype.itemsize == 2 else ()
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the TMA unit can copy these rows."""
+    return x.stride(1) == 1 and not any(each % 16 for each in (x.data_ptr(), x.stride(0) * x.itemsize))
+
+
+def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int) -> Wgmma:
+    """The tile with which the last of rounds of programs ends first.
+
+    Programs that share a tile wait for one another, so all of them must find room at once.
+    """
+    rows = min(128, max(16, triton.next_power_of_2(num_rows)))
+    best = None
+    for width in (192, 128, 64):
+        for splits in (1, 2, 4):
+            programs = -(-num_rows // rows) * -(-num_out // width) * splits
+            if 8 * splits > rows or 512 * splits > num_in:
+                continue
+            if splits > 1 and programs > num_multiprocessors - SPARE:
+                continue
+            cost = -(-programs // num_multiprocessors) * width / splits
+            if best is None or cost < best[0]:
+                best = cost, width, splits
+    assert best is not None, (num_rows, num_out, num_in)
+    _, width, splits = best
+    stage = width // LINES.value * CODES.value + 2 * rows * LINE_BYTES.value
+    whole = max(1, rows // splits * LINE_BYTES.value // CODES.value)  # steps that make room for results
+    stages = min(RING_BYTES // stage, 16) // whole * whole
+    return Wgmma(width, rows, splits, max(stages, whole))
+
+
+@gluon.jit
+def doubled(pair):
+    """An int32 of two 16-bit numbers as two int32, each of one of them twice."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, $2, 0x1010; prmt.b32 $1, $2, $2, 0x3232;",
+        "=r,=r,r",
+        [pair],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+E2M1 = {"bf16x2": (6, 0x01C001C0, 0x7E807E80), "f16x2": (9, 0x0E000E00, 0x74007400)}  # and 2^126, 2^14
+ABOVE = {"bf16x2": 0x4300, "f16x2": 0x6400}  # 128 and 1,024, whose last bits are units
+
+
+def type_of(dtype: torch.dtype) -> str:
+    """PTX's word for two of these."""
+    return "bf16x2" if dtype == torch.bfloat16 else "f16x2"
+
+
+def middle_of(weight: PackedWeight) -> int:
+    """What is subtracted from codes that stand in mantissas: the bits of a 16-bit number, twice."""
+    return (ABOVE[type_of(weight.dtype)] + weight.middle) * 0x10001
+
+
+@cache
+def assembly(
+    numbers: Numbers, dtype: torch.dtype, table_bits: tuple[int, ...] = (), *, has_offset: bool = False
+) -> str:
+    """PTX that makes eight numbers of a word: $0 to $7, of the word $8.
+
+    $9 and $10 are the scales of rows r and r + 8, $11 and $12 what is subtracted from their codes, $13 and
+    $14 what is added in the end, each twice in an int32.
+    """
+    type = type_of(dtype)
+    lines = [".reg .b32 n<4>, s, t, u<8>;"]
+    match numbers:
+        case Numbers.INTEGER:
+            lines += integers(type)
+        case Numbers.E2M1:
+            lines += small_floats(type)
+        case _:
+            lines += from_table(table_bits)
+    for i in range(4):
+        scale, offset = 9 + i % 2, 13 + i % 2
+        scaled = f"fma.rn.{type} n{i}, n{i}, ${scale}, ${offset};"
+        lines += [scaled if has_offset else f"mul.rn.{type} n{i}, n{i}, ${scale};"]
+        lines += [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, n{i};"]
+    return "{" + " ".join(lines) + "}"
+
+
+def integers(type: str) -> list[str]:
+    """Codes in mantissas, less what is above them and their zeros."""
+    lines = []
+    for i in range(4):
+        lines += [f"shr.u32 s, $8, {4 * i};"] if i else []
+        lines += [
+            f"lop3.b32 n{i}, {'s' if i else '$8'}, 0x000f000f, {ABOVE[type] * 0x10001:#x}, 0xea;",
+            f"sub.rn.{type} n{i}, n{i}, ${11 + i % 2};",
+        ]
+    return lines
+
+
+def small_floats(type: str) -> list[str]:
+    """E2M1: sign, exponent of two bits, which may be zero, mantissa of one, where wider types have them."""
+    place, mask, factor = E2M1[type]
+    lines = [f"mov.b32 t, {factor:#x};"]
+    for i in range(4):
+        left = place - 4 * i
+        lines += [
+            f"{'shl.b32' if left >= 0 else 'shr.u32'} n{i}, $8, {abs(left)};",
+            f"and.b32 n{i}, n{i}, {mask:#x};",
+            f"shl.b32 s, $8, {12 - 4 * i};",
+            f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
+            f"mul.rn.{type} n{i}, n{i}, t;",
+        ]
+    return lines
+
+
+def from_table(table_bits: tuple[int, ...]) -> list[str]:
+    """A table's numbers: lower and upper bytes are chosen apart, four at a time, out of eight and eight."""
+    lines = []
+    for a in range(2):  # the codes in each half of the word
+        word = "$8"
+        if a:
+            lines += ["shr.u32 t, $8, 16;"]
+            word = "t"
+        lines += [
+            f"and.b32 s, {word}, 0x7777;",  # a sign would be repeated
+            f"shr.u32 u7, {word}, 1;",
+            "lop3.b32 u7, u7, 0x4444, 0x3210, 0xea;",  # whether of the first or of the last eight
+        ]
+        for byte in range(2):
+            first, last = (places_in(table_bits[8 * half : 8 * half + 8], byte) for half in range(2))
+            lines += [
+                *(f"mov.b32 u{4 + i}, {first[i]:#x};" for i in range(2)),
+                f"prmt.b32 u{2 * a + byte}, u4, u5, s;",
+                *(f"mov.b32 u{4 + i}, {last[i]:#x};" for i in range(2)),
+                "prmt.b32 u6, u4, u5, s;",
+                f"prmt.b32 u{2 * a + byte}, u{2 * a + byte}, u6, u7;",
+            ]
+    for i, order in enumerate(("0x5140", "0x7362")):  # of two codes lower and upper bytes side by side
+        lines += [
+            f"prmt.b32 s, u0, u1, {order};",
+            f"prmt.b32 t, u2, u3, {order};",
+            f"prmt.b32 n{2 * i}, s, t, 0x5410;",
+            f"prmt.b32 n{2 * i + 1}, s, t, 0x7632;",
+        ]
+    return lines
+
+
+def places_in(bits: tuple[int, ...], byte: int) -> tuple[int, int]:
+    """One of the bytes of each of eight 16-bit numbers, in two words."""
+    bytes = [each >> 8 * byte & 255 for each in bits]
+    return int.from_bytes(bytes[:4], "little"), int.from_bytes(bytes[4:], "little")
+
+
+EIGHT_BFLOAT16, EIGHT_FLOAT16 = gl.constexpr((gl.bfloat16,) * 8), gl.constexpr((gl.float16,) * 8)
+LANES = gl.constexpr(32)  # int32 of scales of 64 outputs
+WORDS = gl.constexpr(  # of a tile: warp, lane, thread, step of 16 inputs
+    gl.DistributedLinearLayout(
+        [[0, 0, 0, 1], [0, 0, 0, 2]],
+        [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]],
+        [[1, 0, 0, 0], [2, 0, 0, 0]],
+        [],
+        [4, 8, 4, 4],
+    )
+)
+
+
+@gluon.jit
+def places_of(block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """Where scales of the first groups lie, one for each warp and lane, and each word if groups are small."""
+    warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
+    lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
+    at = warp[:, None] * 8 + lane[None, :] + block * (NUM_GROUPS * LANES)
+    at = at[:, :, None][:, :, :, None]
+    if GROUP < HALF:
+        word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
+        at += (word * 16 // GROUP * LANES)[None, :][:, None, :][:, :, None, :]
+    return at
+
+
+@gluon.jit
+def load_pairs(ptr, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """The pairs of a tile's groups; of groups that are not there the last ones."""
+    if ptr is None:
+        return gl.zeros([1], gl.int32, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
+    else:
+        PER: gl.constexpr = HALF // GROUP if GROUP < HALF else 1
+        group = gl.minimum(half * HALF // GROUP, NUM_GROUPS - PER)
+        return gl.load(ptr + at + group * LANES)
+
+
+@gluon.jit
+def load_all(tables, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """The pairs of scales, zeros and offsets."""
+    scale_ptr, zero_ptr, offset_ptr = tables
+    return (
+        load_pairs(scale_ptr, at, half, NUM_GROUPS, GROUP),
+        load_pairs(zero_ptr, at, half, NUM_GROUPS, GROUP),
+        load_pairs(offset_ptr, at, half, NUM_GROUPS, GROUP),
+    )
+
+
+@gluon.jit
+def numbers_of(
+    tile, pairs, HAS_ZERO: gl.constexpr, HAS_OFFSET: gl.constexpr, MIDDLE: gl.constexpr,
+    ASM: gl.constexpr, ADD: gl.constexpr, dtype: gl.constexpr, OPERAND: gl.constexpr,
+):  # fmt: skip
+    """The numbers of a tile of codes in shared memory, [64, 64], as the left operand of a product."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    word = gl.convert_layout(tile.load(FLAT).reshape([4, 8, 4, 4]), WORDS, assert_trivial=True)
+    scale, zero, offset = pairs
+    scale, other_scale = doubled(gl.broadcast(scale, word)[0])
+    if HAS_ZERO:
+        zero, other_zero = doubled(gl.broadcast(zero, word)[0])
+        zero, other_zero = raised(zero, MIDDLE, ADD), raised(other_zero, MIDDLE, ADD)
+    else:
+        zero = gl.full([4, 8, 4, 4], MIDDLE, gl.int32, WORDS)
+        other_zero = zero
+    if HAS_OFFSET:
+        # Signs are turned: it is added.
+        offset, other_offset = doubled(gl.broadcast(offset, word)[0] ^ -2147450880)
+    else:
+        offset, other_offset = scale, scale
+    v = gl.inline_asm_elementwise(
+        ASM,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r",
+        [word, scale, other_scale, zero, other_zero, offset, other_offset],
+        dtype=EIGHT_BFLOAT16 if dtype == gl.bfloat16 else EIGHT_FLOAT16,
+        is_pure=True,
+        pack=1,
+    )
+    low = gl.join(gl.join(v[0], v[1]), gl.join(v[2], v[3]))
+    high = gl.join(gl.join(v[4], v[5]), gl.join(v[6], v[7]))
+    t = gl.join(low, high).reshape([4, 8, 4, 4, 2, 2, 2])  # .., a, b, c
+    t = t.permute((0, 5, 1, 3, 6, 2, 4)).reshape([LINES, HALF])
+    return gl.convert_layout(t, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def raised(pair, MIDDLE: gl.constexpr, ADD: gl.constexpr):
+    """Zeros and what codes in mantissas have above, both twice in an int32."""
+    middle = gl.full_like(pair, MIDDLE)
+    return gl.inline_asm_elementwise(ADD, "=r,r,r", [pair, middle], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def range_of(num_tiles, SPLITS: gl.constexpr):
+    """(the first one, number) of the steps of this program."""
+    total, split = (num_tiles + 1) // 2, gl.program_id(2)
+    first = total * split // SPLITS
+    return first, total * (split + 1) // SPLITS - first
+
+
+@gluon.jit
+def copy_codes(
+    words, parts, full, stage, tile, is_step, num_tiles, GROUPS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Copy a step of this program's codes; of which group, then which stage is a part."""
+    for group in gl.static_range(GROUPS):
+        block = gl.program_id(1) * GROUPS + group
+        copy_box(
+            words,
+            [(block * num_tiles + tile) * 16, 0],
+            full,
+            parts.index(group * STAGES + stage),
+            pred=is_step,
+        )
+
+
+@gluon.jit
+def copy_x(x, parts, full, stage, tile, is_step, ROWS: gl.constexpr):
+    """Copy a step of x."""
+    for half in gl.static_range(2):
+        at = [gl.program_id(0) * ROWS, (tile + half) * HALF]
+        copy_box(x, at, full, parts.index(2 * stage + half), pred=is_step)
+
+
+@gluon.jit
+def copy_steps(
+    operands, num_tiles,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The copying warp: the first steps, as many as there is room for: W, wait, x; then the others."""
+    x, words, x_parts, w_parts, bars = operands
+    BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES
+    let_next_start(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    fence_async_shared()
+    mbarrier.arrive(bars.index(2 * STAGES))
+    first, num_steps = range_of(num_tiles, SPLITS)
+    for i in gl.static_range(STAGES):
+        mbarrier.expect(bars.index(i), BYTES, pred=i < num_steps)
+        copy_codes(
+            words, w_parts, bars.index(i), i, 2 * (first + i), i < num_steps, num_tiles, GROUPS, STAGES
+        )
+    wait(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        copy_x(x, x_parts, bars.index(i), i, 2 * (first + i), i < num_steps, ROWS)
+    for step in range(STAGES, num_steps):
+        stage, tile = step % STAGES, 2 * (first + step)
+        mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
+        mbarrier.expect(bars.index(stage), BYTES)
+        copy_x(x, x_parts, bars.index(stage), stage, tile, True, ROWS)
+        copy_codes(words, w_parts, bars.index(stage), stage, tile, True, num_tiles, GROUPS, STAGES)
+
+
+@gluon.jit
+def multiply_steps(
+    GROUP_OF_WARPS: gl.constexpr, operands, tables, results, sizes,
+    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """A multiplying group of warps: its 64 outputs with all rows of the tile.
+
+    While one half of a step is multiplied, the numbers of the next one are made.
+    """
+    x, words, x_parts, w_parts, bars = operands
+    scale_ptr, zero_ptr, offset_ptr = tables
+    dtype: gl.constexpr = x_parts.dtype
+    num_rows, num_out, num_tiles = sizes
+    first, num_steps = range_of(num_tiles, SPLITS)
+    tiles = seen_as(w_parts, gl.int32, 2 * GROUPS * STAGES, 16, 32)
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    HAS_ZERO: gl.constexpr = zero_ptr is not None
+    HAS_OFFSET: gl.constexpr = offset_ptr is not None
+    y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+    block = gl.program_id(1) * GROUPS + GROUP_OF_WARPS
+    at = places_of(gl.minimum(block, (num_out - 1) // LINES), NUM_GROUPS, GROUP)
+    pairs = load_all(tables, at, 2 * first, NUM_GROUPS, GROUP)
+    mbarrier.wait(bars.index(2 * STAGES), 0)
+    mbarrier.wait(bars.index(0), 0)
+    own: gl.constexpr = GROUP_OF_WARPS * STAGES
+    w = numbers_of(tiles.index(2 * own), pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
+    other_pairs = load_all(tables, at, 2 * first + 1, NUM_GROUPS, GROUP)
+    for step in range(num_steps):
+        stage, next_stage = step % STAGES, (step + 1) % STAGES
+        y = warpgroup_mma(w, x_parts.index(2 * stage).permute((1, 0)), y, is_async=True)
+        pairs = load_all(tables, at, 2 * (first + step) + 2, NUM_GROUPS, GROUP)
+        other = numbers_of(
+            tiles.index(2 * (own + stage) + 1),
+            other_pairs,
+            HAS_ZERO,
+            HAS_OFFSET,
+            MIDDLE,
+            ASM,
+            ADD,
+            dtype,
+            OPERAND,
+        )
+        y, w = warpgroup_mma_wait(0, deps=[y, w])
+        y = warpgroup_mma(other, x_parts.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
+        other_pairs = load_all(tables, at, 2 * (first + step) + 3, NUM_GROUPS, GROUP)
+        mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
+        w = numbers_of(
+            tiles.index(2 * (own + next_stage)), pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND
+        )
+        y, other = warpgroup_mma_wait(0, deps=[y, other])
+        mbarrier.arrive(bars.index(STAGES + stage))
+    barrier()
+    bias_ptr, out_ptr, partial_ptr, arrivals_ptr = results
+    finish_tile(
+        y, w_parts, GROUP_OF_WARPS, (bias_ptr, None, None, out_ptr, partial_ptr, arrivals_ptr), sizes,
+        STAGES * CODES, ROWS, GROUPS, SPLITS, None,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def packed_hopper_kernel(
+    x,  # descriptor of [M, K], in boxes [ROWS, 64]
+    words,  # descriptor of [tiles * 16, 32], in boxes [32, 32]
+    scale_ptr,  # int32 [N / 64, NUM_GROUPS, 32], as are the next two
+    zero_ptr,
+    offset_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    arrivals_ptr,
+    num_rows,
+    num_out,
+    num_tiles,  # of inputs
+    ASM: gl.constexpr,  # makes numbers of codes
+    ADD: gl.constexpr,  # adds two 16-bit numbers to two
+    MIDDLE: gl.constexpr,  # what is subtracted of all codes, twice in an int32
+    GROUP: gl.constexpr,  # inputs that share a scale
+    NUM_GROUPS: gl.constexpr,
+    ROWS: gl.constexpr,
+    GROUPS: gl.constexpr,  # of four warps
+    STAGES: gl.constexpr,
+    SPLITS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    """One program a tile of rows, a block of outputs and a range of inputs."""
+    x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES, ROWS, HALF], x.layout)
+    w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 32, 32], words.layout)
+    # First those that say "full", then those that say "empty", and that all of these are prepared.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bars.index(2 * STAGES), count=1)
+    fence_async_shared()
+    operands, sizes = (x, words, x_parts, w_parts, bars), (num_rows, num_out, num_tiles)
+    tables, results = (scale_ptr, zero_ptr, offset_ptr), (bias_ptr, out_ptr, partial_ptr, arrivals_ptr)
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
+    elif GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+            ],
+            [4, 4, 1],
+            [152, 152, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_steps, (
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (multiply_steps, (
+                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
+                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                )),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+            ],
+            [4, 1],
+            [232 if ROWS > 64 else 160, 40],
+        )  # fmt: skip

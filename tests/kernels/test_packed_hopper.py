@@ -1,0 +1,103 @@
+"""Packed matrices on a Hopper GPU, and on a CPU that plays one, against plain arithmetic."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pellucid.kernels.hopper_matmul import num_arrivals
+from pellucid.kernels.hopper_prefill import is_hopper
+from pellucid.kernels.packed_hopper import packed_hopper
+from pellucid.kernels.packed_matmul import packed_matmul_ref
+from pellucid.kernels.tiles import Wgmma
+from tests.kernels.emulator import emulated
+from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, rows, weight_of
+
+HAS_HOPPER = torch.cuda.is_available() and is_hopper(torch.device("cuda"))
+FOUR_BITS = [kind for kind in KINDS if kind[1] == 4]
+TILES = [
+    Wgmma(64, 16, 1, 4),
+    Wgmma(128, 16, 2, 4),
+    Wgmma(192, 32, 4, 4),
+    Wgmma(128, 64, 2, 6),
+    Wgmma(192, 128, 1, 4),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "tile"),
+    [*((kind, TILES[1]) for kind in FOUR_BITS), *((FOUR_BITS[0], tile) for tile in TILES)],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(1, 200, 1096), (17, 640, 2048), (150, 320, 1088)], ids=str)
+def test_products_match(kind: Kind, dtype: torch.dtype, tile: Wgmma, shape: tuple[int, int, int]) -> None:
+    num_rows, num_out, num_in = shape
+    weight = weight_of(kind, num_out, num_in, dtype)
+    x, bias = rows(num_rows, num_in, dtype), rows(1, num_out, dtype)[0]
+    arrivals = torch.zeros(num_arrivals(num_out, num_rows, tile), dtype=torch.int32, device="cuda")
+    y = packed_hopper(x, weight, tile, bias=bias, arrivals=arrivals)
+    assert not arrivals.any()
+    expected = packed_matmul_ref(x, weight, bias=bias)
+    torch.testing.assert_close(y.float(), expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    assert torch.equal(packed_hopper(x, weight, tile, bias=bias, arrivals=arrivals), y)
+
+
+def multiply(
+    module: ModuleType, kind: Kind, dtype: torch.dtype, tile: Wgmma, shape: tuple[int, int, int]
+) -> None:
+    """Multiply with an emulated kernel, and compare."""
+    num_rows, num_out, num_in = shape
+    weight = weight_of(kind, num_out, num_in, dtype)
+    x, bias = rows(num_rows, num_in, dtype), rows(1, num_out, dtype)[0]
+    arrivals = torch.zeros(num_arrivals(num_out, num_rows, tile), dtype=torch.int32)
+    y = module.packed_hopper(x, weight, tile, bias=bias, arrivals=arrivals)
+    assert not arrivals.any()
+    expected = packed_matmul_ref(x, weight, bias=bias)
+    torch.testing.assert_close(y.float(), expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", FOUR_BITS, ids=str)
+def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
+    multiply(emulated("packed_hopper"), kind, dtype, Wgmma(128, 16, 2, 2), (5, 200, 560))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("tile", [Wgmma(64, 16, 1, 3), Wgmma(192, 32, 4, 2), Wgmma(128, 64, 1, 2)], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_tiles_of_all_forms_match_where_hopper_is_played(tile: Wgmma, seed: int) -> None:
+    multiply(emulated("packed_hopper", seed=seed), KINDS[0], torch.bfloat16, tile, (40, 136, 1096))
+
+
+FAULTS = {
+    "numbers of codes before they have come": (
+        "mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)",
+        "",
+    ),
+    "copies do not wait for room": (
+        "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)",
+        "",
+    ),
+    "the scales of another group": (
+        "pairs = load_all(tables, at, 2 * (first + step) + 2,",
+        "pairs = load_all(tables, at, 0,",
+    ),
+    "programs are given the same range": ("first = total * split // SPLITS", "first = total * 0"),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_faults_would_be_noticed(fault: tuple[str, str]) -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            module = emulated("packed_hopper", fault, seed=seed)
+            multiply(module, KINDS[0], torch.bfloat16, Wgmma(64, 16, 2, 2), (5, 64, 1096))
