@@ -12,7 +12,7 @@ from pellucid.cli.console import terminal
 from pellucid.cli.options import add_engine_options, engine_options
 
 if TYPE_CHECKING:
-    from pellucid.models.inspect import Kind
+    from pellucid.models.kinds import Kind
 
 GIB = 1 << 30
 

@@ -54,7 +54,7 @@ def packed_hopper(
     arrivals: Tensor | None = None,
 ) -> Tensor:
     """x [M, K] W^T plus bias [N] -> [M, N].  arrivals: as `hopper_matmul` wants them."""
-    num_rows, num_tiles = len(x), weight.words.shape[1]
+    num_rows, num_tiles, num_groups = len(x), weight.words.shape[1], weight.scale.shape[1]
     assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
     assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
     assert tile.stages * CODES.value % (tile.rows // tile.splits * LINES.value * x.itemsize) == 0, tile
@@ -82,7 +82,8 @@ def packed_hopper(
         ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
         MIDDLE=middle_of(weight),
         GROUP=weight.group,
-        NUM_GROUPS=weight.scale.shape[1],
+        NUM_GROUPS=num_groups,
+        PADDED=triton.next_power_of_2(triton.cdiv(num_groups, tile.splits) + 1),
         ROWS=tile.rows,
         GROUPS=tile.block_n // LINES.value,
         STAGES=tile.stages,
@@ -121,20 +122,19 @@ def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int)
 
     Programs that share a tile wait for one another, so all of them must find room at once.
     """
-    rows = min(128, max(16, triton.next_power_of_2(num_rows)))
+    fewest = min(128, max(16, triton.next_power_of_2(num_rows)))
     best = None
     for width in (192, 128, 64):
-        for splits in (1, 2, 4):
+        for splits in (4, 2, 1):
+            rows = max(fewest, 8 * splits)
             programs = -(-num_rows // rows) * -(-num_out // width) * splits
-            if 8 * splits > rows or 512 * splits > num_in:
-                continue
-            if splits > 1 and programs > num_multiprocessors - SPARE:
+            if 512 * splits > num_in or (splits > 1 and programs > num_multiprocessors - SPARE):
                 continue
             cost = -(-programs // num_multiprocessors) * width / splits
             if best is None or cost < best[0]:
-                best = cost, width, splits
+                best = cost, width, rows, splits
     assert best is not None, (num_rows, num_out, num_in)
-    _, width, splits = best
+    _, width, rows, splits = best
     stage = width // LINES.value * CODES.value + 2 * rows * LINE_BYTES.value
     whole = max(1, rows // splits * LINE_BYTES.value // CODES.value)  # steps that make room for results
     stages = min(RING_BYTES // stage, 16) // whole * whole
@@ -298,14 +298,35 @@ def load_pairs(ptr, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def load_all(tables, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
-    """The pairs of scales, zeros and offsets."""
+def load_all(tables, at, step, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """The pairs of scales, zeros and offsets of a step: of its first half, and of the second one."""
     scale_ptr, zero_ptr, offset_ptr = tables
-    return (
-        load_pairs(scale_ptr, at, half, NUM_GROUPS, GROUP),
-        load_pairs(zero_ptr, at, half, NUM_GROUPS, GROUP),
-        load_pairs(offset_ptr, at, half, NUM_GROUPS, GROUP),
+    first = (
+        load_pairs(scale_ptr, at, 2 * step, NUM_GROUPS, GROUP),
+        load_pairs(zero_ptr, at, 2 * step, NUM_GROUPS, GROUP),
+        load_pairs(offset_ptr, at, 2 * step, NUM_GROUPS, GROUP),
     )
+    if GROUP % STEP == 0:
+        return first, first
+    else:
+        second = (
+            load_pairs(scale_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
+            load_pairs(zero_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
+            load_pairs(offset_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
+        )
+        return first, second
+
+
+@gluon.jit
+def ask_for(ptr, block, first_group, last_group, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr):
+    """Have the scales of these groups in the L2 cache, a line of memory each."""
+    if ptr is not None:
+        LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        group = first_group + gl.arange(0, PADDED, LINE)
+        at = ptr + (block * NUM_GROUPS + gl.minimum(group, last_group)) * LANES
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 @gluon.jit
@@ -418,7 +439,8 @@ def copy_steps(
 @gluon.jit
 def multiply_steps(
     GROUP_OF_WARPS: gl.constexpr, operands, tables, results, sizes,
-    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr,
+    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
+    GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -438,35 +460,32 @@ def multiply_steps(
     HAS_OFFSET: gl.constexpr = offset_ptr is not None
     y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
     block = gl.program_id(1) * GROUPS + GROUP_OF_WARPS
-    at = places_of(gl.minimum(block, (num_out - 1) // LINES), NUM_GROUPS, GROUP)
-    pairs = load_all(tables, at, 2 * first, NUM_GROUPS, GROUP)
+    known_block = gl.minimum(block, (num_out - 1) // LINES)
+    first_group = first * STEP // GROUP
+    last_group = gl.minimum((first + num_steps) * STEP // GROUP, NUM_GROUPS - 1)
+    ask_for(scale_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
+    ask_for(zero_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
+    ask_for(offset_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
+    at = places_of(known_block, NUM_GROUPS, GROUP)
+    # Scales are asked for two steps ahead: they come from the L2 cache.
+    pairs, other_pairs = load_all(tables, at, first, NUM_GROUPS, GROUP)
+    next_pairs, next_others = load_all(tables, at, first + 1, NUM_GROUPS, GROUP)
     mbarrier.wait(bars.index(2 * STAGES), 0)
     mbarrier.wait(bars.index(0), 0)
     own: gl.constexpr = GROUP_OF_WARPS * STAGES
     w = numbers_of(tiles.index(2 * own), pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
-    other_pairs = load_all(tables, at, 2 * first + 1, NUM_GROUPS, GROUP)
     for step in range(num_steps):
         stage, next_stage = step % STAGES, (step + 1) % STAGES
         y = warpgroup_mma(w, x_parts.index(2 * stage).permute((1, 0)), y, is_async=True)
-        pairs = load_all(tables, at, 2 * (first + step) + 2, NUM_GROUPS, GROUP)
-        other = numbers_of(
-            tiles.index(2 * (own + stage) + 1),
-            other_pairs,
-            HAS_ZERO,
-            HAS_OFFSET,
-            MIDDLE,
-            ASM,
-            ADD,
-            dtype,
-            OPERAND,
-        )
+        later_pairs, later_others = load_all(tables, at, first + step + 2, NUM_GROUPS, GROUP)
+        tile = tiles.index(2 * (own + stage) + 1)
+        other = numbers_of(tile, other_pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
         y, w = warpgroup_mma_wait(0, deps=[y, w])
         y = warpgroup_mma(other, x_parts.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
-        other_pairs = load_all(tables, at, 2 * (first + step) + 3, NUM_GROUPS, GROUP)
         mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
-        w = numbers_of(
-            tiles.index(2 * (own + next_stage)), pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND
-        )
+        tile = tiles.index(2 * (own + next_stage))
+        w = numbers_of(tile, next_pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
+        other_pairs, next_pairs, next_others = next_others, later_pairs, later_others
         y, other = warpgroup_mma_wait(0, deps=[y, other])
         mbarrier.arrive(bars.index(STAGES + stage))
     barrier()
@@ -496,6 +515,7 @@ def packed_hopper_kernel(
     MIDDLE: gl.constexpr,  # what is subtracted of all codes, twice in an int32
     GROUP: gl.constexpr,  # inputs that share a scale
     NUM_GROUPS: gl.constexpr,
+    PADDED: gl.constexpr,  # a power of two of groups, at least as many as a program's inputs have
     ROWS: gl.constexpr,
     GROUPS: gl.constexpr,  # of four warps
     STAGES: gl.constexpr,
@@ -515,8 +535,8 @@ def packed_hopper_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],
@@ -527,16 +547,16 @@ def packed_hopper_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],
@@ -547,12 +567,12 @@ def packed_hopper_kernel(
         gl.warp_specialize(
             [
                 (multiply_steps, (
-                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (multiply_steps, (
-                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE, GROUP, NUM_GROUPS,
-                    ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],

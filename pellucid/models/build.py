@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.attention.base import AnyBackend, choose_backend
 from pellucid.dist.collectives import ALONE, UNLINKED, Group, Links
@@ -18,18 +18,17 @@ from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
 from pellucid.layers.latent import LatentAttention
 from pellucid.layers.leaf import Leaf, choose_leaf
-from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
 from pellucid.lora.bank import AdapterLimits, LoraBank
 from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.head import BuiltHead, HeadPlan, Lender
+from pellucid.models.kinds import kinds_of
 from pellucid.models.loader import fill_dummy, load_weights, open_source, torch_module, weights_of
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords
-from pellucid.quant.products import Product, lines
 from pellucid.quant.quantization import choose_quantization
 from pellucid.quant.schemes.base import StoredConfig
 from pellucid.resolve import Resolved
@@ -263,8 +262,8 @@ def build(
                 logger.info("attention: %s", words)
     builder.bind(backend)
     if options.show_progress:
-        for line in lines(products_of(torch_module(model))):
-            logger.info("%s", line)
+        kinds = kinds_of(torch_module(model), context.formats, source.infos, options.dtype)
+        logger.info("weights:%s", "".join(f"\n  {kind}" for kind in kinds))
     weights = weights_of(model)
     weight_bytes = sum(weight.nbytes for weight in weights)
     named = context.elsewhere.union(*(weight.sources for weight in weights))
@@ -288,10 +287,3 @@ def build(
         lora_banks=tuple(context.lora_banks),
         modules=modules,
     )
-
-
-def products_of(model: nn.Module) -> Iterator[Product]:
-    """What multiplies each of the linear layers that are here."""
-    for layer in model.modules():
-        if isinstance(layer, Linear) and layer.product is not None:
-            yield layer.product

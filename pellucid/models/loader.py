@@ -54,10 +54,6 @@ def load_weights(
     wanted = elsewhere | {name for weight in weights_of(model) for name in weight.sources}
     tensors = Decoded(source, formats, wanted)
     check_fit(model, checkpoint, tensors, elsewhere)
-    if show_progress:
-        kept = {name for weight in weights_of(model) if weight.keeps_codes for name in weight.sources}
-        for line in tensors.lines(kept):
-            logger.info("%s", line)
     total = sum(weight.nbytes for weight in weights_of(model))
     hidden = None if show_progress else True  # None: shown on a terminal only
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=hidden) as bar:

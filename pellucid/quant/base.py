@@ -6,7 +6,7 @@ where a checkpoint's tensor goes, and the common rules stand ready below.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -206,6 +206,11 @@ def packed(
 def vector(shape: LinearShape) -> Place:
     """The rule for one number for each output: a bias, or the scales of whole rows."""
     return Sliced(shape.out_partitions) if shape.split == "out" else Replicated()
+
+
+def kept_in_bytes(params: dict[str, ParamSpec]) -> dict[str, ParamSpec]:
+    """Parameters that become a byte a weight, once the layer has repacked."""
+    return {name: replace(spec, kept_bits=8.0) for name, spec in params.items()}
 
 
 def elements(features: int, per: int) -> int:

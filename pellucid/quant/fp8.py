@@ -31,6 +31,7 @@ from pellucid.quant.base import (
     Sliced,
     check_shape,
     elements,
+    kept_in_bytes,
     matrix,
 )
 from pellucid.quant.fp8_product import Fp8Product
@@ -165,7 +166,7 @@ class QuantizedWhenLoaded:
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
-        return Unquantized().params(shape)
+        return kept_in_bytes(Unquantized().params(shape))
 
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")

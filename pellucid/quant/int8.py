@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from pellucid.forward import ForwardInput
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.platform import Platform
-from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, matrix
+from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
 from pellucid.quant.fp8 import OutputScales
 from pellucid.quant.products import Multiplier, Product, int8_product
 from pellucid.quant.unquantized import Unquantized
@@ -45,7 +45,7 @@ class Int8:
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
         if not self._is_stored:
-            return Unquantized().params(shape)
+            return kept_in_bytes(Unquantized().params(shape))
         size, scales = (shape.out_features, shape.in_features), OutputScales(shape, block=None)
         return {
             "weight": ParamSpec(shape=size, dtype=torch.int8, place=matrix(shape), fill="bits"),

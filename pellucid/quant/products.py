@@ -2,13 +2,11 @@
 
 Pure: a decision follows from the layer's format and shape and from the platform alone, so that all of them
 can be walked through on any machine.  What the methods of `quant/` then do is what was decided, and the log
-has a line for each kind (`lines`).  What no product serves is refused before weights are loaded.
+has a line for each kind (`models/kinds.py`).  What no product serves is refused before weights are loaded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,6 +40,10 @@ class Product:
 
     kind: str  # of its weights, such as "int8 rows"
     multiplier: Multiplier
+    why: str = ""  # by nothing faster or smaller
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.multiplier.value}{f', for {self.why}' if self.why else ''}"
 
     @property
     def rounds(self) -> bool:
@@ -104,12 +106,6 @@ def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:
     """
     is_tiled = shape.in_features % 16 == 0 and shape.out_features % 16 == 0
     return shape.dtype == torch.bfloat16 and is_tiled and not platform.reaches(12)
-
-
-def lines(products: Iterable[Product]) -> Iterator[str]:
-    """For the log: what each kind of weights got, and how many layers there are of it."""
-    for product, num in Counter(products).items():
-        yield f"{product.kind} ({num} {'layer' if num == 1 else 'layers'}): {product.multiplier.value}"
 
 
 def name_of(dtype: torch.dtype) -> str:

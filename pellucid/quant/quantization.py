@@ -15,7 +15,7 @@ import torch
 
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearMethod
-from pellucid.quant.codes import E4M3, ROW, S8, WHOLE_MATRIX, Code
+from pellucid.quant.codes import E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.fp8 import Fp8, Fp8Format
 from pellucid.quant.int8 import Int8
 from pellucid.quant.layouts.base import LayerFormat
@@ -60,7 +60,7 @@ class AsStored(Quantization):
             return None
         match kept.pop():
             case None:
-                return Unquantized()
+                return Unquantized(self._why(self.stored(paths[0], kind)))
             case Fp8Format() as native:
                 return Fp8(native)
             case LayerFormat() as format:
@@ -76,6 +76,14 @@ class AsStored(Quantization):
         if native is None and self.packs and refusal(format) is None:
             return format
         return native
+
+    def _why(self, format: LayerFormat | None) -> str:
+        """Why codes are decoded; of plain weights nothing."""
+        if format is None or format.code == PLAIN:
+            return ""
+        if self.packs:
+            return refusal(format) or ""
+        return "codes are kept on GPUs alone, for activations of 16 bits"
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)

@@ -8,6 +8,7 @@ long as it takes to read the matrix, and gated ones have kernels of their own.  
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -23,13 +24,15 @@ from pellucid.quant.products import Multiplier, Product, plain_product
 class Unquantized:
     """One matrix [out, in], multiplied in the activations' dtype."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = "") -> None:
+        """why: codes are decoded."""
+        self._why = why
         self._choice: Product | None = None
         self._multiply: Multiply = library_product
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         packs = platform.device == "cpu" and can_pack()
-        self._choice = plain_product(shape.dtype, platform, packs=packs)
+        self._choice = replace(plain_product(shape.dtype, platform, packs=packs), why=self._why)
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:

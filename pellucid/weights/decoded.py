@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 WEIGHT = ".weight"
 PLAIN = ("F32", "F16", "BF16")
 JOINED = ("_blocks", "_scales")  # ends of names of experts' codes, which no dot precedes
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +111,6 @@ class Decoded:
                 if name in self._source.infos
             }
             return matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
-
-    def lines(self, kept: Set[str] = frozenset()) -> Iterator[str]:
-        """For the log: what becomes plain, and what it takes in files.  kept: names of what stays codes."""
-        totals: dict[tuple[str, bool], list[int]] = {}
-        for name, matrix in self.matrices.items():
-            sums = totals.setdefault((describe(matrix.format), name in kept), [0, 0])
-            sums[0] += 1
-            sums[1] += sum(self._source.infos[tensor].nbytes for tensor in self._below[matrix.path])
-        for (what, stays), (num, stored) in totals.items():
-            how = "stays packed" if stays else "decoded when loaded"
-            yield f"{what} ({num} matrices, {stored / GIB:.2f} GiB in files): {how}"
 
 
 def paths_of(name: str) -> Iterator[str]:

@@ -584,6 +584,9 @@ def atomic_add(pointer: Pointer, value: object, **_: object) -> Value:
 def elementwise(
     assembly: str, constraints: str, args: Sequence[Value], *, dtype: DType | tuple[DType, ...], **_: object
 ) -> Value | tuple[Value, ...]:
+    if isinstance(args[0], Pointer):  # nothing is written
+        args[0].where(None)
+        return Value(torch.zeros_like(args[0].at))
     if args[0].dtype.torch == torch.int32:
         dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
         made = tuple(

@@ -87,8 +87,8 @@ FAULTS = {
         "",
     ),
     "the scales of another group": (
-        "pairs = load_all(tables, at, 2 * (first + step) + 2,",
-        "pairs = load_all(tables, at, 0,",
+        "load_all(tables, at, first + step + 2,",
+        "load_all(tables, at, 0,",
     ),
     "programs are given the same range": ("first = total * split // SPLITS", "first = total * 0"),
 }

@@ -18,7 +18,7 @@ from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
 from pellucid.quant.fp8_product import MULTIPLY as FP8_PRODUCTS
 from pellucid.quant.int8 import MULTIPLY as INT8_PRODUCTS
 from pellucid.quant.int8 import Int8, quantize_rows
-from pellucid.quant.products import Multiplier, Product, fp8_product, int8_product, lines, plain_product
+from pellucid.quant.products import Multiplier, Product, fp8_product, int8_product, plain_product
 from tests.models.harness import CPU, load
 from tests.quant.layers import make_linear
 
@@ -115,7 +115,7 @@ def test_a_cpu_packs_what_it_can_and_says_where_it_is_slow() -> None:
     slow = {product for product in all_products(CPU).values() if product.multiplier in SLOW}
     fp8 = {"fp8 rows", "fp8 rows, static activations", "fp8 blocks of 128 inputs", "fp8 blocks of 48 inputs"}
     assert {product.kind for product in slow} == {"int8 rows", *fp8}
-    assert all("slow" in line or "costs time" in line for line in lines(slow))
+    assert all("slow" in str(product) or "costs time" in str(product) for product in slow)
 
 
 FORMATS = [Fp8Format(), Fp8Format(activations="static"), Fp8Format(block=(32, 32)), None]
@@ -158,13 +158,19 @@ def test_the_log_says_what_multiplies_each_kind_of_weights(
 ) -> None:
     with caplog.at_level(logging.INFO, "pellucid.models.build"):
         load(tiny, max_model_len=64, quantization=quantization, show_progress=True)
-    attention, *said = [
+    attention, weights = [
         record.getMessage() for record in caplog.records if record.name == "pellucid.models.build"
     ]
     assert attention == "attention: torch's operations"
-    kinds = {None: [], "fp8": ["fp8 rows"], "int8": ["int8 rows"]}[quantization]
-    assert [line.split(" (")[0] for line in said] == [*kinds, "float32"]
-    assert all("layer" in line and "): " in line for line in said)
+    title, *rows = weights.splitlines()
+    assert title == "weights:"
+    kind = {None: "float32", "fp8": "fp8 rows", "int8": "int8 rows"}[quantization]
+    bits = 8 if quantization else 32
+    for row in rows:
+        names, how = row.split(": ", 1)
+        is_quantized = not names.endswith(("embed_tokens", "lm_head"))
+        assert f"kept at {bits if is_quantized else 32}.00 bits a weight" in how
+        assert f"; {kind}: " in how or not is_quantized
 
 
 @pytest.mark.gpu
