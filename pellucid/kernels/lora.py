@@ -1,30 +1,43 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 """Low-rank additions to a product, of another adapter for each token.
 
 LoRA (Hu et al. 2021), batched as in Punica (Chen et al. 2023): y[t] += B[a] A[a] x[t] with a = adapters[t],
 and nothing if that is -1.  Two launches: `shrink` multiplies by A, its inputs cut into parts that run side by
-side, and `expand` sums the parts and multiplies by B.  A program has a tile of tokens and goes through the
-adapters that occur in it, with all other tokens zeroed, so a token's result depends on no other one, and what
-is launched not on who asks.  A tile without adapters ends at once.
+side, and `expand` sums the parts and multiplies by B.  A program has a tile of tokens and one adapter, and
+ends at once if none of them has that; tokens of others are zeros in it and are not written, so a token's
+result depends on no other one, and what is launched not on who asks.
 
 Legend: T tokens, K input features, N output features, P matrices merged in the layer, L adapters, R the rank.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 
-TILE = 16  # tokens, the least that tensor cores take
 BLOCK_K = 128  # inputs at a time
-BLOCK_N = 64  # outputs of a program
+BLOCK_N = 128  # outputs of a program
 LEAST_RANK = 16  # that the banks have room for: tensor cores multiply no less
-SPLIT = 512  # inputs of a program of `shrink`
+
+
+class Cut(NamedTuple):
+    """How much a program has."""
+
+    tile: int  # tokens
+    split: int  # inputs, of `shrink`
+
+
+FEW, SOME, MANY = Cut(tile=16, split=512), Cut(tile=32, split=512), Cut(tile=64, split=1 << 30)
+MOST_SOME = 512  # tokens
 
 
 def add_lora_ref(
@@ -50,19 +63,20 @@ def add_lora(y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts
     assert x.stride(1) == y.stride(1) == 1 and len(parts) == num_parts <= 3, (x.stride(), parts)
     if not num_tokens:
         return
-    tiles, splits = triton.cdiv(num_tokens, TILE), triton.cdiv(num_in, SPLIT)
+    tile, split = FEW if num_tokens <= FEW.tile else SOME if num_tokens <= MOST_SOME else MANY
+    tiles, splits = triton.cdiv(num_tokens, tile), triton.cdiv(num_in, split)
     shrunk = torch.empty((splits, num_parts, num_tokens, rank), dtype=torch.float32, device=x.device)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    shrink_kernel[(tiles, num_parts, splits)](
-        x, adapters, a, shrunk, num_tokens, num_adapters, x.stride(0),
-        K=num_in, R=rank, P=num_parts, TILE=TILE, BLOCK=BLOCK_K, SPLIT=SPLIT, PRECISION=precision,
-        num_warps=4,
+    shrink_kernel[(tiles, num_parts * num_adapters, splits)](
+        x, adapters, a, shrunk, num_tokens, x.stride(0),
+        K=num_in, R=rank, P=num_parts, TILE=tile, BLOCK=BLOCK_K, SPLIT=min(split, num_in),
+        PRECISION=precision, num_warps=4, **dependent(),
     )  # fmt: skip
     starts = [sum(parts[:part]) for part in range(num_parts)] + [sum(parts)] * (3 - num_parts)
-    expand_kernel[(tiles, triton.cdiv(max(parts), BLOCK_N), num_parts)](
-        y, shrunk, adapters, b, num_tokens, num_adapters, y.stride(0),
+    expand_kernel[(tiles, num_parts * num_adapters, triton.cdiv(max(parts), BLOCK_N))](
+        y, shrunk, adapters, b, num_tokens, y.stride(0),
         END0=starts[1], END1=starts[2], N=sum(parts), R=rank, P=num_parts, SPLITS=splits,
-        TILE=TILE, BLOCK=BLOCK_N, PRECISION=precision, num_warps=4,
+        TILE=tile, BLOCK=BLOCK_N, PRECISION=precision, num_warps=4, **dependent(),
     )  # fmt: skip
 
 
@@ -73,7 +87,6 @@ def shrink_kernel(
     a_ptr,
     out_ptr,  # [splits, P, T, R] float32
     num_tokens,
-    num_adapters,
     x_stride,
     K: tl.constexpr,
     R: tl.constexpr,
@@ -82,29 +95,26 @@ def shrink_kernel(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """One program a tile of tokens, merged matrix, and SPLIT inputs."""
+    """One program a tile of tokens, adapter and merged matrix, and SPLIT inputs."""
+    let_next_start(DEPENDENT)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    part, split = tl.program_id(1), tl.program_id(2)
-    adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
-    if tl.max(adapter, 0) < 0:
+    part, adapter, split = tl.program_id(1) % P, tl.program_id(1) // P, tl.program_id(2)
+    wait(DEPENDENT)
+    is_its = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1) == adapter
+    if tl.max(is_its.to(tl.int32), 0) == 0:
         return
     rank, sums = tl.arange(0, R), tl.zeros((TILE, R), tl.float32)
-    for which in range(num_adapters):
-        is_its = adapter == which
-        if tl.max(is_its.to(tl.int32), 0) > 0:
-            down_ptr = a_ptr + (part + P * tl.cast(which, tl.int64)) * R * K
-            for start in range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, K), BLOCK):
-                at = start + tl.arange(0, BLOCK)
-                inputs = tl.load(
-                    x_ptr + token[:, None].to(tl.int64) * x_stride + at[None, :],
-                    mask=is_its[:, None] & (at < K)[None, :],
-                    other=0.0,
-                )
-                down = tl.load(down_ptr + rank[None, :] * K + at[:, None], mask=(at < K)[:, None], other=0.0)
-                sums = tl.dot(inputs, down, sums, input_precision=PRECISION)
+    x_ptr += token[:, None].to(tl.int64) * x_stride
+    a_ptr += tl.program_id(1).to(tl.int64) * R * K + rank[None, :] * K
+    for start in range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, K), BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inputs = tl.load(x_ptr + at[None, :], mask=is_its[:, None] & (at < K)[None, :], other=0.0)
+        down = tl.load(a_ptr + at[:, None], mask=(at < K)[:, None], other=0.0)
+        sums = tl.dot(inputs, down, sums, input_precision=PRECISION)
     out_ptr += (split * P + part).to(tl.int64) * num_tokens * R
-    tl.store(out_ptr + token[:, None] * R + rank[None, :], sums, mask=(token < num_tokens)[:, None])
+    tl.store(out_ptr + token[:, None] * R + rank[None, :], sums, mask=is_its[:, None])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -114,7 +124,6 @@ def expand_kernel(
     adapters_ptr,
     b_ptr,
     num_tokens,
-    num_adapters,
     y_stride,
     END0: tl.constexpr,  # outputs of the first matrix, of the first two; N if there are no more
     END1: tl.constexpr,
@@ -125,31 +134,28 @@ def expand_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """One program a tile of tokens and BLOCK outputs of a merged matrix."""
+    """One program a tile of tokens, adapter and merged matrix, and BLOCK of its outputs."""
+    let_next_start(DEPENDENT)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    part = tl.program_id(2)
-    first = tl.where(part == 0, 0, tl.where(part == 1, END0, END1))
+    part, adapter = tl.program_id(1) % P, tl.program_id(1) // P
+    first = tl.where(part == 0, 0, tl.where(part == 1, END0, END1)) + tl.program_id(2) * BLOCK
     end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
-    at = first + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
-    if (tl.max(adapter, 0) < 0) | (first + tl.program_id(1) * BLOCK >= end):
+    wait(DEPENDENT)
+    is_its = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1) == adapter
+    if (tl.max(is_its.to(tl.int32), 0) == 0) | (first >= end):
         return
-    rank, is_token = tl.arange(0, R), token < num_tokens
+    at, rank = first + tl.arange(0, BLOCK), tl.arange(0, R)
+    shrunk_ptr += part.to(tl.int64) * num_tokens * R + token[:, None] * R + rank[None, :]
     shrunk = tl.zeros((TILE, R), tl.float32)
-    for split in range(SPLITS):
-        from_ptr = shrunk_ptr + (split * P + part).to(tl.int64) * num_tokens * R
-        shrunk += tl.load(from_ptr + token[:, None] * R + rank[None, :], mask=is_token[:, None], other=0.0)
-    small = shrunk.to(b_ptr.dtype.element_ty)
-    sums = tl.zeros((TILE, BLOCK), tl.float32)
-    for which in range(num_adapters):
-        is_its = adapter == which
-        if tl.max(is_its.to(tl.int32), 0) > 0:
-            up_ptr = b_ptr + tl.cast(which, tl.int64) * N * R
-            up = tl.load(up_ptr + at[None, :] * R + rank[:, None], mask=(at < end)[None, :], other=0.0)
-            inputs = tl.where(is_its[:, None], small, 0.0).to(small.dtype)
-            sums = tl.dot(inputs, up, sums, input_precision=PRECISION)
+    for split in tl.static_range(SPLITS):
+        from_ptr = shrunk_ptr + tl.cast(split * P, tl.int64) * num_tokens * R
+        shrunk += tl.load(from_ptr, mask=is_its[:, None], other=0.0)
+    b_ptr += adapter.to(tl.int64) * N * R
+    up = tl.load(b_ptr + at[None, :] * R + rank[:, None], mask=(at < end)[None, :], other=0.0)
+    sums = tl.dot(shrunk.to(up.dtype), up, input_precision=PRECISION)
     y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
-    inside = (is_token & (adapter >= 0))[:, None] & (at < end)[None, :]
+    inside = is_its[:, None] & (at < end)[None, :]
     y = tl.load(y_ptr, mask=inside, other=0.0)
     tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
