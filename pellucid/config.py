@@ -124,7 +124,9 @@ class DeviceConfig:
     )
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str | None = option(
-        None, "how plans reach the workers: local or multiproc; default local for one, multiproc for more"
+        None,
+        "how plans reach workers: local or multiproc (uni, mp); default local for one, multiproc for more",
+        alias=("distributed_executor_backend",),
     )
     quantization: str | None = option(
         None, "fp8 or int8 quantize plain weights as they load; default the checkpoint's own scheme"

@@ -19,7 +19,6 @@ ENGINE = {  # and why
     "disable_async_output_proc": ALONE,
     "disable_custom_all_reduce": "sums between ranks are chosen by how GPUs are connected",
     "disable_log_stats": "statistics are logged by a server with --verbose alone",
-    "distributed_executor_backend": "say executor, local or multiproc",
     "guided_decoding_backend": "there is one, xgrammar",
     "limit_mm_per_prompt": "prompts are text",
     "max_parallel_loading_workers": ALONE,
@@ -42,7 +41,7 @@ SERVER = {
     "uvicorn_log_level": "say --access-log or --verbose",
 }
 WITH_VALUE = {  # the others are flags
-    *("block_manager", "compilation_config", "cuda_graph_sizes", "distributed_executor_backend"),
+    *("block_manager", "compilation_config", "cuda_graph_sizes"),
     *("guided_decoding_backend", "limit_mm_per_prompt", "max_parallel_loading_workers", "tokenizer_mode"),
     *("max_seq_len_to_capture", "num_scheduler_steps", "swap_space"),
     *("api_server_count", "max_log_len", "uvicorn_log_level"),

@@ -18,6 +18,7 @@ from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import Draft
 from pellucid.platform import Platform, check_platform
 
+VLLM_EXECUTORS = {"mp": "multiproc", "uni": "local"}  # its names of ours
 MOST_LORAS = 128  # a step's kernels look for each
 MOST_RANK = 512
 MOST_LISTED = 1 << 20  # 20 MiB for each request that runs
@@ -230,6 +231,9 @@ def _read_split(split: str | Sequence[int], num_stages: int, num_layers: int) ->
 
 
 def _resolve_executor(wish: str | None, num_workers: int) -> str:
+    wish = VLLM_EXECUTORS.get(wish or "", wish)
+    if wish == "ray":
+        raise ValueError("executor is 'ray', which is not served; on the GPUs of one host use 'mp'")
     if wish == "local" and num_workers > 1:
         raise ValueError(f"executor is 'local', which runs one worker, not {num_workers}; use 'multiproc'")
     return wish or ("local" if num_workers == 1 else "multiproc")

@@ -175,3 +175,10 @@ def test_numpys_numbers_and_paths_are_taken() -> None:
     assert (config.scheduler.max_num_seqs, config.cache.gpu_memory_utilization) == (8, 0.5)
     assert type(config.model.seed) is int, "which random takes"
     assert (config.model.model, config.parallel.pipeline_split) == ("m", (1, 2))
+
+
+def test_executors_have_the_names_of_vllm_too() -> None:
+    assert resolved(2, distributed_executor_backend="mp").executor == "multiproc"
+    assert resolved(2, distributed_executor_backend="uni").executor == "local"
+    with pytest.raises(ValueError, match="'ray', which is not served"):
+        resolved(2, distributed_executor_backend="ray")
