@@ -212,6 +212,8 @@ class SpeculativeConfig:
     revision: str | None = None  # of that model, on the hub
     quantization: str | None = None  # of that model: a scheme for plain weights
     draft_tensor_parallel_size: int | None = None  # as the model's, if said
+    # drafts by what they bring, and none where they do not pay; default, but for synthetic acceptance
+    adaptive: bool | None = None
     # medusa: a tree instead of a chain, as paths of ranks such as [[0], [1], [0, 0]]; or that as a text
     speculative_token_tree: Sequence[Sequence[int]] | str | None = None
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
@@ -270,6 +272,11 @@ class SpeculativeConfig:
                 f"speculative_token_tree has {len(tree)} nodes, but num_speculative_tokens is "
                 f"{self.num_speculative_tokens}; make them equal"
             )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Does acceptance say how many drafts a request has, and the clock whether it has any?"""
+        return not self.is_synthetic if self.adaptive is None else self.adaptive
 
     @property
     def is_synthetic(self) -> bool:
@@ -402,6 +409,7 @@ KINDS: dict[str, tuple[type, str]] = {
 MAX_DRAFTS = 64
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
 HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
+KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose drafter has some
 READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa")  # from the checkpoint that `model` names
 # vLLM's other names of methods.
 SAME_METHODS = {

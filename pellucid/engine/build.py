@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pellucid.config import EngineConfig
+from pellucid.config import KEEP_KV, EngineConfig
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.features.host import HostFeatures
@@ -83,7 +83,8 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
-        cheap_tokens=0 if resolved.speculative.is_synthetic else CHEAP_TOKENS[resolved.platform.device],
+        cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
+        drafter_keeps_kv=resolved.speculative.method in KEEP_KV,
         policy=user.scheduler.scheduling_policy,
     )
     kv = KVManager(

@@ -268,7 +268,7 @@ class Engine:
         result = ticket.result()
         self._inflight.popleft()
         seconds = self._clock.waited(since, until)
-        self.scheduler.prefill_budget.took(seconds)
+        self.scheduler.took(seconds)
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         self._sizes.add(plan.num_tokens)
         self.xray.lands(plan, result, seconds)

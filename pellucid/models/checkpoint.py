@@ -17,7 +17,7 @@ from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
 
 ASSETS = Path(__file__).parent.parent / "assets"
-BUNDLED = ("sprout", "sprout-draft")
+BUNDLED = ("sprout", "sprout-draft", "sprout-eagle3", "sprout-medusa")
 SHAPE = "shape:"
 CONFIG_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 SIDE_FILES = "*quant*config.json"  # what tools write of quantization beside config.json

@@ -65,7 +65,9 @@ class Scheduler:
         self.features = features or HostFeatures()
         most_new = 1 + options.num_spec
         self.table = Table(options.num_slots, options.max_model_len, most_new, self.features.watched)
-        self.wants = Wants(self.table, options.num_spec, options.cheap_tokens)
+        self.wants = Wants(
+            self.table, options.num_spec, options.cheap_tokens, keeps_kv=options.drafter_keeps_kv
+        )
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
         self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
@@ -175,6 +177,11 @@ class Scheduler:
         tokens = self.table.tokens(seq.slot) if seq.status is Status.RUNNING else seq.tokens
         return tokens[seq.num_told :].tolist()
 
+    def took(self, seconds: float) -> None:
+        """The oldest plan has come home, so long after the one before it or after its own start."""
+        self.prefill_budget.took(seconds)
+        self.wants.took(seconds)
+
     # Plan
 
     def next_plan(self) -> StepPlan | None:
@@ -196,6 +203,7 @@ class Scheduler:
             return None
         retired, self._retired = self._retired, []
         self._tell_prefill_budget(step)
+        self.wants.planned(step)
         rows = step.rows()
         self._newest = step.id
         self._inflight.append(Flight(step.id, rows, *self._stays(rows.slots)))
@@ -274,7 +282,7 @@ class Scheduler:
         ended = [row.slot for row in step.chunks if t.is_decoding(row.slot)]
         sampled = np.concatenate((slots, ended)).astype(np.int64) if ended else slots
         want = t.want[sampled]  # and they are there for the next step
-        step.num_propose = int(want.max(initial=0))
+        step.num_propose = self.wants.num_propose(sampled)
         if step.asked & HOST_BOUND:  # of theirs the host learns later
             want[t.asked[sampled] & HOST_BOUND > 0] = 0
         t.drafts[sampled] = want
@@ -642,9 +650,12 @@ class Scheduler:
                     landed[place] = self._land_row(slot, new)
             is_told &= ~is_due
         self._num_landed += 1
+        if self.options.num_spec:
+            self.wants.landed(int(num_new.sum()))
         if self._num_landed % TURN == 0:
             self._publish_some()
             self._pass_windows(self._decoding)
+        if self._num_landed % TURN == 0 or self.wants.has_turned:
             self.wants.choose(self._decoding)
         going = self._going(slots, num_new, tokens, is_told)
         return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS

@@ -60,8 +60,8 @@ class DraftModelProposer:
     ) -> Drafts:  # fmt: skip
         drafter = self._drafter
         assert drafter is not None, "load() was not called"
-        if known.has_chunks or not known.num_wanted:
-            drafter.built.run(fwd)  # for its KV: of chunks, and of a last draft that nobody has computed yet
+        if known.has_chunks:
+            drafter.built.run(fwd)  # for its KV
         if not known.num_wanted:
             return Drafts(sampled.tokens[:, :0])
         passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)

@@ -30,6 +30,8 @@ class Follower:
 
     def propose(self, fwd: ForwardInput, sampled: SampleOutput, known: Known, states: Tensor) -> Drafts:
         """states: [T, ..], of the step's tokens."""
+        if not known.num_wanted and not known.has_chunks:
+            return Drafts(sampled.tokens[:, :0])
         features = self.built.run(Passes.over(fwd, known), states)
         if not known.num_wanted:
             return Drafts(sampled.tokens[:, :0])

@@ -209,8 +209,8 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "        self._pass_windows(np.array([slot]))\n", ""),
         (
             "scheduler",
-            "            self._pass_windows(self._decoding)\n            self.wants",
-            "            self.wants",
+            "            self._pass_windows(self._decoding)\n        if self._num_landed",
+            "        if self._num_landed",
         ),
     ],
     "10 who lacks a page does not look behind windows": [

@@ -27,7 +27,9 @@ NUM_DRAFTS = 4
 
 
 def drafting(model: Path, num_drafts: int = NUM_DRAFTS) -> dict[str, object]:
-    return {"speculative_model": str(model), "num_speculative_tokens": num_drafts}
+    """In every step, so that the drafter's KV stays whole."""
+    config = {"model": str(model), "num_speculative_tokens": num_drafts, "adaptive": False}
+    return {"speculative_config": config}
 
 
 def worker_of(engine: Engine) -> Worker:
