@@ -1,8 +1,8 @@
 """Whether drafts pay at all, by the clock: what a token of a row costs in steps with drafts and without.
 
-All that speculation costs is in a step's seconds: the drafter's passes, the tokens of drafts, a host that has
-more to do.  So it is not modelled but measured, for about as many rows as there are: steps with drafts against
-plain ones, and tokens a row yields in each.  Where drafts lose, nobody wants any, and the drafter does not run.
+All that speculation costs is in a step's seconds: the drafter's passes, the tokens of drafts, a host that
+has more to do.  So it is not modelled but measured, for about as many rows as there are: steps with drafts
+against plain ones, and tokens a row yields in each.  Where drafts lose nobody wants any; no drafter runs.
 Now and then the other way is tried, more seldom the more often it has lost: with a wait that doubles, trials
 cost less and less.  Steps with prompts in them say nothing.  No torch.
 """

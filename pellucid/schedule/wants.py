@@ -6,9 +6,9 @@ is worth it that stands with at least this chance.  The n-th does with rate ** n
 rate: of the drafts that were looked at, how many stood.  Who wants none teaches nothing more, so what is
 known of it fades until it tries again.
 
-Whether drafts pay at all is the switch's to say (switch.py), which goes by the clock.  A drafter with KV of its
-own runs behind every step while it is on, so that its KV stays whole; when it goes off, those that run have lost
-theirs, and want no drafts any more.
+Whether drafts pay at all is the switch's to say (switch.py), which goes by the clock.  A drafter with KV of
+its own runs behind every step while it is on, so that its KV stays whole; when it goes off, those that run
+have lost theirs, and want no drafts any more.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Wants:
         self._tries[slot] = self._hits[slot] = 0.0
 
     def num_propose(self, slots: Column) -> int:
-        """Most drafts that are to be made behind these rows; one at least where a drafter's KV stays whole."""
+        """Most drafts to be made behind these rows; one at least where a drafter's KV stays whole."""
         most = int(self._table.want[slots].max(initial=0))
         is_kept = self._keeps_kv and self.switch.is_on and not self._has_lost[slots].all()
         return max(most, 1) if is_kept else most
