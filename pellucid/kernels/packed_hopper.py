@@ -51,14 +51,21 @@ def packed_hopper(
     tile: Wgmma,
     *,
     bias: Tensor | None = None,
+    act: str | None = None,
     arrivals: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K] W^T plus bias [N] -> [M, N].  arrivals: as `hopper_matmul` wants them."""
+    """x [M, K] W^T plus bias [N] -> [M, N].  arrivals: as `hopper_matmul` wants them.
+
+    act: of a weight that is `gated`; then what is gated comes out, [M, N / 2].  Without it, the outputs of
+    such a weight come as they lie.
+    """
+    assert act is None or weight.gated, act
     num_rows, num_tiles, num_groups = len(x), weight.words.shape[1], weight.scale.shape[1]
     assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
     assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
     assert tile.stages * CODES.value % (tile.rows // tile.splits * LINES.value * x.itemsize) == 0, tile
-    out = torch.empty(num_rows, weight.num_out, dtype=x.dtype, device=x.device)
+    width = weight.num_out // 2 if act else weight.num_out
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(weight.num_out, tile.block_n), tile.splits)
     partial = None
     if tile.splits > 1:
@@ -88,6 +95,7 @@ def packed_hopper(
         GROUPS=tile.block_n // LINES.value,
         STAGES=tile.stages,
         SPLITS=tile.splits,
+        ACT=act,
         num_warps=4,
         maxnreg=registers_of(tile),
         **dependent(),
@@ -442,7 +450,7 @@ def multiply_steps(
     ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
     GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 outputs with all rows of the tile.
 
@@ -492,7 +500,7 @@ def multiply_steps(
     bias_ptr, out_ptr, partial_ptr, arrivals_ptr = results
     finish_tile(
         y, w_parts, GROUP_OF_WARPS, (bias_ptr, None, None, out_ptr, partial_ptr, arrivals_ptr), sizes,
-        STAGES * CODES, ROWS, GROUPS, SPLITS, None,
+        STAGES * CODES, ROWS, GROUPS, SPLITS, ACT,
     )  # fmt: skip
 
 
@@ -520,6 +528,7 @@ def packed_hopper_kernel(
     GROUPS: gl.constexpr,  # of four warps
     STAGES: gl.constexpr,
     SPLITS: gl.constexpr,
+    ACT: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     """One program a tile of rows, a block of outputs and a range of inputs."""
@@ -536,7 +545,7 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],
@@ -548,15 +557,15 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],
@@ -568,11 +577,11 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT,
+                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
             ],

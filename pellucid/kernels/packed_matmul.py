@@ -43,7 +43,7 @@ def packed_matmul(
     """
     num_rows, num_tiles = len(x), weight.words.shape[0]
     assert 1 <= num_rows <= MAX_ROWS and x.shape[1] == weight.num_in and x.stride(1) == 1, x.shape
-    assert x.dtype == weight.dtype, (x.dtype, weight.dtype)
+    assert x.dtype == weight.dtype and not weight.gated, (x.dtype, weight.dtype)
     splits = splits_for(weight) if splits is None else splits
     rows = max(16, triton.next_power_of_2(num_rows))
     out = torch.empty(num_rows, weight.num_out, dtype=x.dtype, device=x.device)
@@ -96,6 +96,7 @@ def dequantize(weight: PackedWeight, first: int = 0, last: int | None = None) ->
     last = weight.num_out if last is None else last
     out = torch.empty(last - first, weight.num_in, dtype=weight.dtype, device=weight.device)
     assert first % TILE.value == 0, first
+    assert not weight.gated or last - first == weight.num_out, "gates and what they open lie apart"
     num_steps = weight.words.shape[1]
     dequantize_kernel[(triton.cdiv(last - first, TILE.value), num_steps)](
         weight.words,
@@ -112,6 +113,7 @@ def dequantize(weight: PackedWeight, first: int = 0, last: int | None = None) ->
         BITS=weight.bits,
         GROUP=weight.group,
         GROUPS=weight.scale.shape[1],
+        GATED=weight.gated,
         num_warps=4,
         **dependent(),
     )
@@ -270,6 +272,7 @@ def dequantize_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
+    GATED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a tile."""
@@ -281,5 +284,8 @@ def dequantize_kernel(
     )  # fmt: skip
     wait(DEPENDENT)
     row, k = block * TILE + tl.arange(0, TILE), step * TILE + tl.arange(0, TILE)
+    if GATED:  # by turns, as packed_weight.by_turns has them
+        line = tl.arange(0, TILE)
+        row = block * (TILE // 2) + line // 16 * 8 + line % 8 + line // 8 % 2 * (num_rows // 2)
     inside = (row < num_rows)[:, None] & (k < K)[None, :]
     tl.store(out_ptr + row[:, None] * K + k[None, :], w, mask=inside)

@@ -13,7 +13,7 @@ from pellucid.kernels.hopper_matmul import num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
 from pellucid.kernels.packed_hopper import most_rows, packed_hopper, takes, tile_for
 from pellucid.kernels.packed_matmul import MAX_ROWS, TILE, dequantize, packed_matmul
-from pellucid.kernels.packed_weight import PackedWeight
+from pellucid.kernels.packed_weight import GroupCodes, PackedWeight, by_turns
 from pellucid.kernels.tiles import Wgmma
 
 SCRATCH_BYTES = 256 << 20  # of W's numbers at a time
@@ -24,6 +24,9 @@ class PackedProducts:
 
     def __init__(self, weight: PackedWeight, order: Tensor | None = None) -> None:
         self.weight, self.order = weight, order
+        self.places: Tensor | None = None  # of outputs among those that lie by turns
+        if weight.gated:
+            self.places = by_turns(weight.num_out).argsort().to(weight.device)
         self.tiles = hopper_tiles(weight) if is_hopper(weight.device) else {}
         counters = [num_arrivals(weight.num_out, rows, tile) for rows, tile in self.tiles.items()]
         num = max(weight.words.shape[0], *counters, 0)
@@ -33,19 +36,33 @@ class PackedProducts:
         x = x if self.order is None else x[:, self.order]
         if not len(x):
             return x.new_empty(0, self.weight.num_out)
-        tile = next((tile for rows, tile in self.tiles.items() if len(x) <= rows), None)
-        if tile is not None and takes(x):
-            return packed_hopper(x, self.weight, tile, bias=bias, arrivals=self.arrivals)
-        if len(x) <= MAX_ROWS and x.stride(1) == 1:
+        if (tile := self._tile(x)) is not None:
+            if self.places is None:
+                return packed_hopper(x, self.weight, tile, bias=bias, arrivals=self.arrivals)
+            y = packed_hopper(x, self.weight, tile, arrivals=self.arrivals)[:, self.places]
+            return y if bias is None else y.add_(bias)
+        if len(x) <= MAX_ROWS and x.stride(1) == 1 and not self.weight.gated:
             return packed_matmul(x, self.weight, bias=bias, arrivals=self.arrivals)
         return self._of_many(x, bias)
+
+    def gated(self, x: Tensor, act: str, bias: Tensor | None = None) -> Tensor | None:
+        """act(gate) * up of a gated weight; None: a product and a gate apart are no slower."""
+        tile = self._tile(x) if self.weight.gated and len(x) else None
+        if tile is None:
+            return None
+        x = x if self.order is None else x[:, self.order]
+        return packed_hopper(x, self.weight, tile, bias=bias, act=act, arrivals=self.arrivals)
+
+    def _tile(self, x: Tensor) -> Wgmma | None:
+        tile = next((tile for rows, tile in self.tiles.items() if len(x) <= rows), None)
+        return tile if tile is not None and takes(x) else None
 
     def _of_many(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W's numbers, as many at a time as there is room for, and the library's product."""
         num_out, num_in = self.weight.num_out, self.weight.num_in
         tile = int(TILE.value)
         step = max(1, SCRATCH_BYTES // (num_in * x.itemsize * tile)) * tile
-        if num_out <= step:
+        if num_out <= step or self.weight.gated:
             return F.linear(x, dequantize(self.weight), bias)
         y = torch.empty(len(x), num_out, dtype=x.dtype, device=x.device)
         for first in range(0, num_out, step):
@@ -58,3 +75,9 @@ def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma]:
     """By the most rows that each is for, rising; none if the kernel does not take such codes."""
     room = num_multiprocessors(weight.device)
     return {rows: tile_for(rows, weight.num_out, weight.num_in, room) for rows in most_rows(weight)}
+
+
+def gates(part: GroupCodes, dtype: torch.dtype) -> bool:
+    """Whether such codes, of gates and of as many that they open, are best kept to be gated in one pass."""
+    is_whole = len(part.q) % 32 == 0 and part.q.shape[1] % 8 == 0
+    return is_hopper(part.q.device) and part.bits == 4 and dtype.itemsize == 2 and is_whole

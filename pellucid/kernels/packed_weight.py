@@ -129,6 +129,7 @@ class PackedWeight:
     group: int  # inputs: a multiple of 64 or 16 or 32
     num_out: int
     num_in: int
+    gated: bool = False  # of each tile's outputs eight are gates, and eight what they open, by turns
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,9 +155,10 @@ def group_for(group: int, num_in: int) -> int | None:
     return common if common >= LEAST_GROUP else None
 
 
-def packed(parts: Sequence[GroupCodes], dtype: torch.dtype) -> PackedWeight:
+def packed(parts: Sequence[GroupCodes], dtype: torch.dtype, *, gated: bool = False) -> PackedWeight:
     """Matrices of like codes, one below the other, for activations of `dtype`.
 
+    gated: they are gates and as many that these open, in whole tiles, to be multiplied in one pass.
     Raises ValueError where groups of so many inputs are not served.
     """
     num_in = parts[0].q.shape[1]
@@ -173,18 +175,21 @@ def packed(parts: Sequence[GroupCodes], dtype: torch.dtype) -> PackedWeight:
     if group < num_in:
         parts = [part.regrouped(group) for part in parts]
     num_groups = -(-(-(-num_in // TILE) * TILE) // group)
-    first = parts[0]
+    first, num_out = parts[0], sum(len(part.q) for part in parts)
+    order = by_turns(num_out).to(first.q.device) if gated else None
+
+    def below(values: list[Tensor]) -> Tensor:
+        joined = torch.cat(values) if len(values) > 1 else values[0]
+        return joined if order is None else joined[order]
 
     def beside(name: str) -> Tensor | None:
         values = [getattr(part, name) for part in parts]
-        if values[0] is None:
-            return None
-        return in_lanes(torch.cat(values), num_groups).to(dtype)
+        return None if values[0] is None else in_lanes(below(values), num_groups).to(dtype)
 
     scale = beside("scale")
     assert scale is not None
     return PackedWeight(
-        words=in_words(torch.cat([part.q for part in parts]) if len(parts) > 1 else first.q, first.bits),
+        words=in_words(below([part.q for part in parts]), first.bits),
         scale=scale,
         zero=beside("zero"),
         offset=beside("offset"),
@@ -194,9 +199,16 @@ def packed(parts: Sequence[GroupCodes], dtype: torch.dtype) -> PackedWeight:
         middle=first.middle,
         bits=first.bits,
         group=group,
-        num_out=sum(len(part.q) for part in parts),
+        num_out=num_out,
         num_in=num_in,
+        gated=gated,
     )
+
+
+def by_turns(num_out: int) -> Tensor:
+    """Which output of [gate; up] is each of those that lie eight by eight, int64 [num_out]."""
+    assert num_out % TILE == 0, num_out
+    return torch.arange(num_out).view(2, -1, 8).transpose(0, 1).flatten()
 
 
 def bits_of(table: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
@@ -286,7 +298,11 @@ def numbers_of(weight: PackedWeight, first: int = 0, last: int | None = None) ->
         offset=of_groups(weight.offset),
         table=weight.table,
     )
-    return codes.dequantized()[: last - first, : weight.num_in].to(weight.dtype)
+    numbers = codes.dequantized()[: last - first, : weight.num_in].to(weight.dtype)
+    if not weight.gated:
+        return numbers
+    assert last - first == weight.num_out, "gates and what they open lie apart"
+    return torch.empty_like(numbers).index_copy_(0, by_turns(weight.num_out).to(numbers.device), numbers)
 
 
 def values_of(codes: GroupCodes) -> Tensor:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -103,6 +104,19 @@ class Packed:
         assert self._multiply is not None, "finish() was not called after loading"
         y = self._multiply(x.reshape(-1, x.shape[-1]), layer.bias)
         return y.view(*x.shape[:-1], layer.shape.out_features)
+
+    def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        if not isinstance(self._multiply, Gates):
+            return None
+        y = self._multiply.gated(x.reshape(-1, x.shape[-1]), act, layer.bias)
+        return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
+
+
+@runtime_checkable
+class Gates(Protocol):
+    """What may gate in the same pass in which it multiplies."""
+
+    def gated(self, x: Tensor, act: str, bias: Tensor | None = None) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +246,13 @@ def product_of(parts: Sequence[GroupCodes | Tensor], dtype: torch.dtype, product
         codes = [with_zeros(part) for part, _ in ordered]
     else:
         codes = [part for part, _ in ordered]
-    weight = packed(codes, dtype)
     if product.multiplier is Multiplier.UNPACKED:
-        from pellucid.kernels.packed_products import PackedProducts  # where Triton is installed
+        from pellucid.kernels.packed_products import PackedProducts, gates  # where Triton is installed
 
-        return PackedProducts(weight, orders[0])
-    return Slices(weight, orders[0])
+        is_pair = len(codes) == 2 and len(codes[0].q) == len(codes[1].q)
+        gated = is_pair and gates(codes[0], dtype)
+        return PackedProducts(packed(codes, dtype, gated=gated), orders[0])
+    return Slices(packed(codes, dtype), orders[0])
 
 
 def with_zeros(part: GroupCodes) -> GroupCodes:

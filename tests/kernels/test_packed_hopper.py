@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -13,9 +14,12 @@ from pellucid.kernels.hopper_matmul import num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper
 from pellucid.kernels.packed_hopper import packed_hopper
 from pellucid.kernels.packed_matmul import packed_matmul_ref
+from pellucid.kernels.packed_products import PackedProducts
+from pellucid.kernels.packed_weight import packed
+from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.tiles import Wgmma
 from tests.kernels.emulator import emulated
-from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, rows, weight_of
+from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
 
 HAS_HOPPER = torch.cuda.is_available() and is_hopper(torch.device("cuda"))
 FOUR_BITS = [kind for kind in KINDS if kind[1] == 4]
@@ -75,6 +79,35 @@ def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torc
 @pytest.mark.parametrize("seed", range(2))
 def test_tiles_of_all_forms_match_where_hopper_is_played(tile: Wgmma, seed: int) -> None:
     multiply(emulated("packed_hopper", seed=seed), KINDS[0], torch.bfloat16, tile, (40, 136, 1096))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("tile", [Wgmma(64, 16, 1, 3), Wgmma(192, 32, 4, 2)], ids=str)
+def test_gated_products_match_where_hopper_is_played(tile: Wgmma, act: str) -> None:
+    parts = [
+        replace(codes(KINDS[1], 96, 560), q=torch.randint(16, (96, 560)).to(torch.uint8)) for _ in range(2)
+    ]
+    weight = packed(parts, torch.bfloat16, gated=True)
+    x, bias = rows(5, 560, torch.bfloat16), rows(1, 192, torch.bfloat16)[0]
+    arrivals = torch.zeros(num_arrivals(192, 5, tile), dtype=torch.int32)
+    y = emulated("packed_hopper").packed_hopper(x, weight, tile, bias=bias, act=act, arrivals=arrivals)
+    expected = silu_mul_ref(packed_matmul_ref(x, weight, bias=bias), act)
+    torch.testing.assert_close(y.float(), expected, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("num_rows", [1, 20, 130, 300])
+def test_layers_of_gates_match_gated_and_not(num_rows: int) -> None:
+    weight = packed([codes(KINDS[1], 320, 1088)] * 2, torch.bfloat16, gated=True)
+    x, bias = rows(num_rows, 1088, torch.bfloat16), rows(1, 640, torch.bfloat16)[0]
+    expected, product = packed_matmul_ref(x, weight, bias=bias), PackedProducts(weight)
+    torch.testing.assert_close(product(x, bias).float(), expected, atol=2e-2, rtol=2e-2)
+    gated = product.gated(x, "silu", bias)
+    assert (gated is None) == (num_rows > 256)
+    if gated is not None:
+        torch.testing.assert_close(gated.float(), silu_mul_ref(expected, "silu"), atol=5e-2, rtol=5e-2)
 
 
 FAULTS = {

@@ -14,6 +14,7 @@ from pellucid.kernels.packed_weight import (
     GroupCodes,
     Numbers,
     PackedWeight,
+    by_turns,
     group_for,
     in_lanes,
     in_words,
@@ -98,6 +99,17 @@ def test_packing_loses_nothing(kind: Kind) -> None:
     expected = torch.cat([part.dequantized() for part in parts])
     assert torch.equal(numbers_of(packed(parts, torch.float32)), expected)
     assert torch.equal(numbers_of(packed(parts, torch.float32), 64, 100), expected[64:100])
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[8]], ids=str)
+def test_gates_and_what_they_open_may_lie_by_turns(kind: Kind) -> None:
+    parts = [codes(kind, 96, 200)] * 2
+    weight = packed(parts, torch.float32, gated=True)
+    expected = torch.cat([part.dequantized() for part in parts])
+    assert torch.equal(numbers_of(weight), expected) and torch.equal(dequantize(weight), expected)
+    lying = out_of_words(weight.words, weight.bits)[:192, :200]
+    assert torch.equal(lying, torch.cat([part.q for part in parts])[by_turns(192)])
+    assert by_turns(64)[:24].tolist() == [*range(8), *range(32, 40), *range(8, 16)]
 
 
 @pytest.mark.parametrize(
