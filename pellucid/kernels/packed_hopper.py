@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T with a packed W of 4 bits on Hopper GPUs, for 1 to 256 rows.
+"""y = x W^T with a packed W of 4 or 8 bits on Hopper GPUs, for 1 to 256 rows.
 
 As in `hopper_matmul.py`, one warp copies steps of W and x by the TMA unit, W's first ones before the kernel
 before this one has ended, and programs that share a tile each add up a share of its rows, in a fixed order.
@@ -63,7 +63,10 @@ def packed_hopper(
     num_rows, num_tiles, num_groups = len(x), weight.words.shape[1], weight.scale.shape[1]
     assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
     assert tile.splits in (1, 2, 4, 8) and 8 * tile.splits <= tile.rows, tile
-    assert tile.stages * CODES.value % (tile.rows // tile.splits * LINES.value * x.itemsize) == 0, tile
+    assert (
+        tile.stages * CODES.value * weight.bits // 4 % (tile.rows // tile.splits * LINES.value * x.itemsize)
+        == 0
+    ), tile
     width = weight.num_out // 2 if act else weight.num_out
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(weight.num_out, tile.block_n), tile.splits)
@@ -74,7 +77,7 @@ def packed_hopper(
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
     packed_hopper_kernel[grid](
         boxes_of(x, [tile.rows, HALF.value]),
-        boxes_of(weight.words.view(-1, 32), [32, 32]),
+        boxes_of(weight.words.view(-1, 32), [8 * weight.bits, 32]),
         in_pairs(weight.scale),
         in_pairs(weight.zero),
         in_pairs(weight.offset),
@@ -85,9 +88,13 @@ def packed_hopper(
         num_rows,
         weight.num_out,
         num_tiles,
-        ASM=assembly(weight.numbers, weight.dtype, weight.table_bits, has_offset=weight.offset is not None),
+        ASM=assembly(
+            *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
+            has_offset=weight.offset is not None,
+        ),
         ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
         MIDDLE=middle_of(weight),
+        BITS=weight.bits,
         GROUP=weight.group,
         NUM_GROUPS=num_groups,
         PADDED=triton.next_power_of_2(triton.cdiv(num_groups, tile.splits) + 1),
@@ -115,9 +122,8 @@ def registers_of(tile: Wgmma) -> int | None:
 
 def most_rows(weight: PackedWeight) -> tuple[int, ...]:
     """Up to how many rows such codes have tiles for, rising; none if this kernel does not take them."""
-    known = weight.bits == 4
     aligned = weight.num_in % 8 == 0 and weight.num_out % 8 == 0
-    return MOST_ROWS if known and aligned and weight.dtype.itemsize == 2 else ()
+    return MOST_ROWS if aligned and weight.dtype.itemsize == 2 else ()
 
 
 def takes(x: Tensor) -> bool:
@@ -125,7 +131,7 @@ def takes(x: Tensor) -> bool:
     return x.stride(1) == 1 and not any(each % 16 for each in (x.data_ptr(), x.stride(0) * x.itemsize))
 
 
-def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int) -> Wgmma:
+def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int, bits: int = 4) -> Wgmma:
     """The tile with which the last of rounds of programs ends first.
 
     Programs that share a tile wait for one another, so all of them must find room at once.
@@ -143,7 +149,7 @@ def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int)
                 best = cost, width, rows, splits
     assert best is not None, (num_rows, num_out, num_in)
     _, width, rows, splits = best
-    stage = width // LINES.value * CODES.value + 2 * rows * LINE_BYTES.value
+    stage = width // LINES.value * CODES.value * bits // 4 + 2 * rows * LINE_BYTES.value
     whole = max(1, rows // splits * LINE_BYTES.value // CODES.value)  # steps that make room for results
     stages = min(RING_BYTES // stage, 16) // whole * whole
     return Wgmma(width, rows, splits, max(stages, whole))
@@ -173,33 +179,95 @@ def type_of(dtype: torch.dtype) -> str:
 
 def middle_of(weight: PackedWeight) -> int:
     """What is subtracted from codes that stand in mantissas: the bits of a 16-bit number, twice."""
+    if weight.bits == 8 and weight.dtype == torch.bfloat16:  # which stand there nibble by nibble
+        number = torch.tensor(float(weight.middle), dtype=weight.dtype)
+        return (int(number.view(torch.int16)) & 0xFFFF) * 0x10001
     return (ABOVE[type_of(weight.dtype)] + weight.middle) * 0x10001
 
 
 @cache
 def assembly(
-    numbers: Numbers, dtype: torch.dtype, table_bits: tuple[int, ...] = (), *, has_offset: bool = False
+    numbers: Numbers,
+    bits: int,
+    dtype: torch.dtype,
+    table_bits: tuple[int, ...] = (),
+    *,
+    has_offset: bool = False,
 ) -> str:
-    """PTX that makes eight numbers of a word: $0 to $7, of the word $8.
+    """PTX that makes eight numbers of a word: $0 to $7, of the word $8; or four of 8 bits, of the word $4.
 
-    $9 and $10 are the scales of rows r and r + 8, $11 and $12 what is subtracted from their codes, $13 and
-    $14 what is added in the end, each twice in an int32.
+    The next arguments are scales of rows r and r + 8, what is subtracted from their codes, and what is added
+    in the end, each twice in an int32.
     """
     type = type_of(dtype)
-    lines = [".reg .b32 n<4>, s, t, u<8>;"]
-    match numbers:
-        case Numbers.INTEGER:
+    lines, num = [".reg .b32 n<4>, s, t, u<8>;"], 4
+    match numbers, bits:
+        case Numbers.INTEGER, 4:
             lines += integers(type)
-        case Numbers.E2M1:
+        case Numbers.E2M1, _:
             lines += small_floats(type)
-        case _:
+        case Numbers.TABLE, _:
             lines += from_table(table_bits)
-    for i in range(4):
-        scale, offset = 9 + i % 2, 13 + i % 2
+        case Numbers.INTEGER, _:
+            lines, num = lines + integers_of_8(type), 2
+        case _:
+            lines, num = lines + floats_of_8(type, numbers), 2
+    first = 2 * num  # argument: the word
+    for i in range(num):
+        scale, offset = first + 1 + i % 2, first + 5 + i % 2
         scaled = f"fma.rn.{type} n{i}, n{i}, ${scale}, ${offset};"
         lines += [scaled if has_offset else f"mul.rn.{type} n{i}, n{i}, ${scale};"]
         lines += [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, n{i};"]
     return "{" + " ".join(lines) + "}"
+
+
+def integers_of_8(type: str) -> list[str]:
+    """Four bytes of a word: whole in mantissas of ten bits, nibble by nibble in those of seven."""
+    lines = [
+        "mov.b32 u0, 0x64006400;",
+        "mov.b32 u1, 0;",
+        "mov.b32 u2, 0x41804180;",
+        "mov.b32 u3, 0xc508c508;",
+    ]
+    for i, order in enumerate(("0x4140", "0x4342")):
+        if type == "f16x2":
+            lines += [
+                f"prmt.b32 n{i}, $4, u1, {order};",
+                f"lop3.b32 n{i}, n{i}, 0x00ff00ff, 0x64006400, 0xea;",
+                f"sub.rn.f16x2 n{i}, n{i}, ${7 + i};",
+            ]
+            continue
+        lines += [
+            f"prmt.b32 s, $4, u1, {order};",
+            f"lop3.b32 n{i}, s, 0x000f000f, 0x43004300, 0xea;",
+            "shr.u32 s, s, 4;",
+            "lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;",
+            "fma.rn.bf16x2 s, s, u2, u3;",  # 16 (128 + upper) - 2,176: less by the 128 above lower
+            f"add.rn.bf16x2 n{i}, n{i}, s;",
+            f"sub.rn.bf16x2 n{i}, n{i}, ${7 + i};",
+        ]
+    return lines
+
+
+def floats_of_8(type: str, numbers: Numbers) -> list[str]:
+    """E4M3 and E5M2, where wider types have sign, exponent and mantissa; exponents are then set right."""
+    exponent = 4 if numbers is Numbers.E4M3 else 5
+    wide = 8 if type == "bf16x2" else 5
+    right = wide - exponent
+    bias = (1 << wide - 1) - (1 << exponent - 1)  # which their exponents lack
+    half = 7 if type == "bf16x2" else 10  # bits of a mantissa
+    factor = ((1 << wide - 1) - 1 + bias << half) * 0x10001
+    mask = (0x7F00 >> right) * 0x10001
+    lines = ["mov.b32 u1, 0;", f"mov.b32 t, {factor:#x};"]
+    for i, order in enumerate(("0x1404", "0x3424")):
+        lines += [
+            f"prmt.b32 s, $4, u1, {order};",
+            f"shr.u32 n{i}, s, {right};",
+            f"and.b32 n{i}, n{i}, {mask:#x};",
+            f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
+            f"mul.rn.{type} n{i}, n{i}, t;",
+        ]
+    return lines
 
 
 def integers(type: str) -> list[str]:
@@ -268,6 +336,7 @@ def places_in(bits: tuple[int, ...], byte: int) -> tuple[int, int]:
     return int.from_bytes(bytes[:4], "little"), int.from_bytes(bytes[4:], "little")
 
 
+FOUR_BFLOAT16, FOUR_FLOAT16 = gl.constexpr((gl.bfloat16,) * 4), gl.constexpr((gl.float16,) * 4)
 EIGHT_BFLOAT16, EIGHT_FLOAT16 = gl.constexpr((gl.bfloat16,) * 8), gl.constexpr((gl.float16,) * 8)
 LANES = gl.constexpr(32)  # int32 of scales of 64 outputs
 WORDS = gl.constexpr(  # of a tile: warp, lane, thread, step of 16 inputs
@@ -282,47 +351,61 @@ WORDS = gl.constexpr(  # of a tile: warp, lane, thread, step of 16 inputs
 
 
 @gluon.jit
-def places_of(block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+def places_of(block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr):
     """Where scales of the first groups lie, one for each warp and lane, and each word if groups are small."""
     warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
     lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
     at = warp[:, None] * 8 + lane[None, :] + block * (NUM_GROUPS * LANES)
     at = at[:, :, None][:, :, :, None]
-    if GROUP < HALF:
+    if GROUP < HALF * 4 // BITS:
         word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
-        at += (word * 16 // GROUP * LANES)[None, :][:, None, :][:, :, None, :]
+        at += (word * 4 // BITS * 16 // GROUP * LANES)[None, :][:, None, :][:, :, None, :]
     return at
 
 
 @gluon.jit
-def load_pairs(ptr, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
-    """The pairs of a tile's groups; of groups that are not there the last ones."""
+def load_pairs(ptr, at, chunk, CHUNK: gl.constexpr, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """The pairs of the groups of a chunk of inputs; of groups that are not there the last ones."""
     if ptr is None:
         return gl.zeros([1], gl.int32, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
     else:
-        PER: gl.constexpr = HALF // GROUP if GROUP < HALF else 1
-        group = gl.minimum(half * HALF // GROUP, NUM_GROUPS - PER)
+        PER: gl.constexpr = CHUNK // GROUP if GROUP < CHUNK else 1
+        group = gl.minimum(chunk * CHUNK // GROUP, NUM_GROUPS - PER)
         return gl.load(ptr + at + group * LANES)
 
 
 @gluon.jit
-def load_all(tables, at, step, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
-    """The pairs of scales, zeros and offsets of a step: of its first half, and of the second one."""
+def load_chunk(tables, at, chunk, CHUNK: gl.constexpr, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """The pairs of scales, zeros and offsets."""
     scale_ptr, zero_ptr, offset_ptr = tables
-    first = (
-        load_pairs(scale_ptr, at, 2 * step, NUM_GROUPS, GROUP),
-        load_pairs(zero_ptr, at, 2 * step, NUM_GROUPS, GROUP),
-        load_pairs(offset_ptr, at, 2 * step, NUM_GROUPS, GROUP),
+    return (
+        load_pairs(scale_ptr, at, chunk, CHUNK, NUM_GROUPS, GROUP),
+        load_pairs(zero_ptr, at, chunk, CHUNK, NUM_GROUPS, GROUP),
+        load_pairs(offset_ptr, at, chunk, CHUNK, NUM_GROUPS, GROUP),
     )
+
+
+@gluon.jit
+def load_half(tables, at, half, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr):
+    """Those of a tile: of its only chunk, or of both."""
+    if BITS == 4 or GROUP >= HALF:
+        pairs = load_chunk(tables, at, half, HALF, NUM_GROUPS, GROUP)
+        return pairs, pairs
+    else:
+        return (
+            load_chunk(tables, at, 2 * half, HALF // 2, NUM_GROUPS, GROUP),
+            load_chunk(tables, at, 2 * half + 1, HALF // 2, NUM_GROUPS, GROUP),
+        )
+
+
+@gluon.jit
+def load_all(tables, at, step, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr):
+    """Those of a step: of its first half, and of the second one."""
+    first = load_half(tables, at, 2 * step, NUM_GROUPS, GROUP, BITS)
     if GROUP % STEP == 0:
         return first, first
     else:
-        second = (
-            load_pairs(scale_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
-            load_pairs(zero_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
-            load_pairs(offset_ptr, at, 2 * step + 1, NUM_GROUPS, GROUP),
-        )
-        return first, second
+        return first, load_half(tables, at, 2 * step + 1, NUM_GROUPS, GROUP, BITS)
 
 
 @gluon.jit
@@ -339,12 +422,36 @@ def ask_for(ptr, block, first_group, last_group, NUM_GROUPS: gl.constexpr, PADDE
 
 @gluon.jit
 def numbers_of(
-    tile, pairs, HAS_ZERO: gl.constexpr, HAS_OFFSET: gl.constexpr, MIDDLE: gl.constexpr,
-    ASM: gl.constexpr, ADD: gl.constexpr, dtype: gl.constexpr, OPERAND: gl.constexpr,
+    tiles, number, pairs, HAS_ZERO: gl.constexpr, HAS_OFFSET: gl.constexpr, MIDDLE: gl.constexpr,
+    ASM: gl.constexpr, ADD: gl.constexpr, BITS: gl.constexpr, dtype: gl.constexpr, OPERAND: gl.constexpr,
 ):  # fmt: skip
     """The numbers of a tile of codes in shared memory, [64, 64], as the left operand of a product."""
+    if BITS == 4:
+        v = unpacked(tiles.index(number), pairs[0], HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype)
+        low = gl.join(gl.join(v[0], v[1]), gl.join(v[2], v[3]))
+        high = gl.join(gl.join(v[4], v[5]), gl.join(v[6], v[7]))
+        t = gl.join(low, high).reshape([4, 8, 4, 4, 2, 2, 2])  # warp, lane, thread, step, a, b, c
+        t = t.permute((0, 5, 1, 3, 6, 2, 4)).reshape([LINES, HALF])
+        return gl.convert_layout(t, OPERAND, assert_trivial=True)
+    else:
+        tile = tiles.index(2 * number), tiles.index(2 * number + 1)
+        v = unpacked(tile[0], pairs[0], HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype)
+        w = unpacked(tile[1], pairs[1], HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype)
+        low = gl.join(gl.join(v[0], v[1]), gl.join(v[2], v[3]))
+        high = gl.join(gl.join(w[0], w[1]), gl.join(w[2], w[3]))
+        t = gl.join(low, high).reshape([4, 8, 4, 2, 2, 2, 2, 2])  # warp, lane, thread, step, c, a, b, half
+        t = t.permute((0, 6, 1, 7, 3, 4, 2, 5)).reshape([LINES, HALF])
+        return gl.convert_layout(t, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def unpacked(
+    chunk, pairs, HAS_ZERO: gl.constexpr, HAS_OFFSET: gl.constexpr, MIDDLE: gl.constexpr,
+    ASM: gl.constexpr, ADD: gl.constexpr, BITS: gl.constexpr, dtype: gl.constexpr,
+):  # fmt: skip
+    """The numbers of a chunk's words [4, 8, 4, 4]: eight of each, or four of 8 bits."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    word = gl.convert_layout(tile.load(FLAT).reshape([4, 8, 4, 4]), WORDS, assert_trivial=True)
+    word = gl.convert_layout(chunk.load(FLAT).reshape([4, 8, 4, 4]), WORDS, assert_trivial=True)
     scale, zero, offset = pairs
     scale, other_scale = doubled(gl.broadcast(scale, word)[0])
     if HAS_ZERO:
@@ -358,19 +465,25 @@ def numbers_of(
         offset, other_offset = doubled(gl.broadcast(offset, word)[0] ^ -2147450880)
     else:
         offset, other_offset = scale, scale
-    v = gl.inline_asm_elementwise(
-        ASM,
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r",
-        [word, scale, other_scale, zero, other_zero, offset, other_offset],
-        dtype=EIGHT_BFLOAT16 if dtype == gl.bfloat16 else EIGHT_FLOAT16,
-        is_pure=True,
-        pack=1,
-    )
-    low = gl.join(gl.join(v[0], v[1]), gl.join(v[2], v[3]))
-    high = gl.join(gl.join(v[4], v[5]), gl.join(v[6], v[7]))
-    t = gl.join(low, high).reshape([4, 8, 4, 4, 2, 2, 2])  # .., a, b, c
-    t = t.permute((0, 5, 1, 3, 6, 2, 4)).reshape([LINES, HALF])
-    return gl.convert_layout(t, OPERAND, assert_trivial=True)
+    args = word, scale, other_scale, zero, other_zero, offset, other_offset
+    if BITS == 4:
+        return gl.inline_asm_elementwise(
+            ASM,
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r,r",
+            args,
+            dtype=EIGHT_BFLOAT16 if dtype == gl.bfloat16 else EIGHT_FLOAT16,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            ASM,
+            "=h,=h,=h,=h,r,r,r,r,r,r,r",
+            args,
+            dtype=FOUR_BFLOAT16 if dtype == gl.bfloat16 else FOUR_FLOAT16,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @gluon.jit
@@ -390,14 +503,15 @@ def range_of(num_tiles, SPLITS: gl.constexpr):
 
 @gluon.jit
 def copy_codes(
-    words, parts, full, stage, tile, is_step, num_tiles, GROUPS: gl.constexpr, STAGES: gl.constexpr
-):
+    words, parts, full, stage, tile, is_step, num_tiles,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
+):  # fmt: skip
     """Copy a step of this program's codes; of which group, then which stage is a part."""
     for group in gl.static_range(GROUPS):
         block = gl.program_id(1) * GROUPS + group
         copy_box(
             words,
-            [(block * num_tiles + tile) * 16, 0],
+            [(block * num_tiles + tile) * (4 * BITS), 0],
             full,
             parts.index(group * STAGES + stage),
             pred=is_step,
@@ -416,11 +530,11 @@ def copy_x(x, parts, full, stage, tile, is_step, ROWS: gl.constexpr):
 def copy_steps(
     operands, num_tiles,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    BITS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: the first steps, as many as there is room for: W, wait, x; then the others."""
     x, words, x_parts, w_parts, bars = operands
-    BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES
+    BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES * BITS // 4
     let_next_start(DEPENDENT)
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
@@ -431,8 +545,8 @@ def copy_steps(
     for i in gl.static_range(STAGES):
         mbarrier.expect(bars.index(i), BYTES, pred=i < num_steps)
         copy_codes(
-            words, w_parts, bars.index(i), i, 2 * (first + i), i < num_steps, num_tiles, GROUPS, STAGES
-        )
+            words, w_parts, bars.index(i), i, 2 * (first + i), i < num_steps, num_tiles, GROUPS, STAGES, BITS,
+        )  # fmt: skip
     wait(DEPENDENT)
     for i in gl.static_range(STAGES):
         copy_x(x, x_parts, bars.index(i), i, 2 * (first + i), i < num_steps, ROWS)
@@ -441,14 +555,14 @@ def copy_steps(
         mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
         mbarrier.expect(bars.index(stage), BYTES)
         copy_x(x, x_parts, bars.index(stage), stage, tile, True, ROWS)
-        copy_codes(words, w_parts, bars.index(stage), stage, tile, True, num_tiles, GROUPS, STAGES)
+        copy_codes(words, w_parts, bars.index(stage), stage, tile, True, num_tiles, GROUPS, STAGES, BITS)
 
 
 @gluon.jit
 def multiply_steps(
     GROUP_OF_WARPS: gl.constexpr, operands, tables, results, sizes,
     ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
-    GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
+    BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -461,7 +575,7 @@ def multiply_steps(
     dtype: gl.constexpr = x_parts.dtype
     num_rows, num_out, num_tiles = sizes
     first, num_steps = range_of(num_tiles, SPLITS)
-    tiles = seen_as(w_parts, gl.int32, 2 * GROUPS * STAGES, 16, 32)
+    tiles = seen_as(w_parts, gl.int32, BITS // 2 * GROUPS * STAGES, 16, 32)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
     HAS_ZERO: gl.constexpr = zero_ptr is not None
@@ -474,25 +588,31 @@ def multiply_steps(
     ask_for(scale_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
     ask_for(zero_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
     ask_for(offset_ptr, known_block, first_group, last_group, NUM_GROUPS, PADDED)
-    at = places_of(known_block, NUM_GROUPS, GROUP)
+    at = places_of(known_block, NUM_GROUPS, GROUP, BITS)
     # Scales are asked for two steps ahead: they come from the L2 cache.
-    pairs, other_pairs = load_all(tables, at, first, NUM_GROUPS, GROUP)
-    next_pairs, next_others = load_all(tables, at, first + 1, NUM_GROUPS, GROUP)
+    pairs, other_pairs = load_all(tables, at, first, NUM_GROUPS, GROUP, BITS)
+    next_pairs, next_others = load_all(tables, at, first + 1, NUM_GROUPS, GROUP, BITS)
     mbarrier.wait(bars.index(2 * STAGES), 0)
     mbarrier.wait(bars.index(0), 0)
     own: gl.constexpr = GROUP_OF_WARPS * STAGES
-    w = numbers_of(tiles.index(2 * own), pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
+    w = numbers_of(
+        tiles, 2 * own, pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
     for step in range(num_steps):
         stage, next_stage = step % STAGES, (step + 1) % STAGES
         y = warpgroup_mma(w, x_parts.index(2 * stage).permute((1, 0)), y, is_async=True)
-        later_pairs, later_others = load_all(tables, at, first + step + 2, NUM_GROUPS, GROUP)
-        tile = tiles.index(2 * (own + stage) + 1)
-        other = numbers_of(tile, other_pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
+        later_pairs, later_others = load_all(tables, at, first + step + 2, NUM_GROUPS, GROUP, BITS)
+        other = numbers_of(
+            tiles, 2 * (own + stage) + 1, other_pairs,
+            HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
         y, w = warpgroup_mma_wait(0, deps=[y, w])
         y = warpgroup_mma(other, x_parts.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
         mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
-        tile = tiles.index(2 * (own + next_stage))
-        w = numbers_of(tile, next_pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, dtype, OPERAND)
+        w = numbers_of(
+            tiles, 2 * (own + next_stage), next_pairs,
+            HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
         other_pairs, next_pairs, next_others = next_others, later_pairs, later_others
         y, other = warpgroup_mma_wait(0, deps=[y, other])
         mbarrier.arrive(bars.index(STAGES + stage))
@@ -500,14 +620,14 @@ def multiply_steps(
     bias_ptr, out_ptr, partial_ptr, arrivals_ptr = results
     finish_tile(
         y, w_parts, GROUP_OF_WARPS, (bias_ptr, None, None, out_ptr, partial_ptr, arrivals_ptr), sizes,
-        STAGES * CODES, ROWS, GROUPS, SPLITS, ACT,
+        STAGES * CODES * BITS // 4, ROWS, GROUPS, SPLITS, ACT,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
 def packed_hopper_kernel(
     x,  # descriptor of [M, K], in boxes [ROWS, 64]
-    words,  # descriptor of [tiles * 16, 32], in boxes [32, 32]
+    words,  # descriptor of [tiles * 4 BITS, 32], in boxes [8 BITS, 32]
     scale_ptr,  # int32 [N / 64, NUM_GROUPS, 32], as are the next two
     zero_ptr,
     offset_ptr,
@@ -521,6 +641,7 @@ def packed_hopper_kernel(
     ASM: gl.constexpr,  # makes numbers of codes
     ADD: gl.constexpr,  # adds two 16-bit numbers to two
     MIDDLE: gl.constexpr,  # what is subtracted of all codes, twice in an int32
+    BITS: gl.constexpr,
     GROUP: gl.constexpr,  # inputs that share a scale
     NUM_GROUPS: gl.constexpr,
     PADDED: gl.constexpr,  # a power of two of groups, at least as many as a program's inputs have
@@ -533,7 +654,7 @@ def packed_hopper_kernel(
 ):
     """One program a tile of rows, a block of outputs and a range of inputs."""
     x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES, ROWS, HALF], x.layout)
-    w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 32, 32], words.layout)
+    w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 8 * BITS, 32], words.layout)
     # First those that say "full", then those that say "empty", and that all of these are prepared.
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bars.index(2 * STAGES), count=1)
@@ -545,9 +666,9 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],
             [1],
             [40],
@@ -557,17 +678,17 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],
             [4, 4, 1],
             [152, 152, 40],
@@ -577,13 +698,13 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
                 )),
-                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, DEPENDENT)),
+                (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],
             [4, 1],
             [232 if ROWS > 64 else 160, 40],

@@ -74,10 +74,11 @@ class PackedProducts:
 def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma]:
     """By the most rows that each is for, rising; none if the kernel does not take such codes."""
     room = num_multiprocessors(weight.device)
-    return {rows: tile_for(rows, weight.num_out, weight.num_in, room) for rows in most_rows(weight)}
+    shape = weight.num_out, weight.num_in
+    return {rows: tile_for(rows, *shape, room, weight.bits) for rows in most_rows(weight)}
 
 
 def gates(part: GroupCodes, dtype: torch.dtype) -> bool:
     """Whether such codes, of gates and of as many that they open, are best kept to be gated in one pass."""
     is_whole = len(part.q) % 32 == 0 and part.q.shape[1] % 8 == 0
-    return is_hopper(part.q.device) and part.bits == 4 and dtype.itemsize == 2 and is_whole
+    return is_hopper(part.q.device) and dtype.itemsize == 2 and is_whole

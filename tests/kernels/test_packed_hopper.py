@@ -22,7 +22,7 @@ from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
 
 HAS_HOPPER = torch.cuda.is_available() and is_hopper(torch.device("cuda"))
-FOUR_BITS = [kind for kind in KINDS if kind[1] == 4]
+ALL = KINDS
 TILES = [
     Wgmma(64, 16, 1, 4),
     Wgmma(128, 16, 2, 4),
@@ -37,7 +37,7 @@ TILES = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("kind", "tile"),
-    [*((kind, TILES[1]) for kind in FOUR_BITS), *((FOUR_BITS[0], tile) for tile in TILES)],
+    [*((kind, TILES[1]) for kind in ALL), *((ALL[0], tile) for tile in TILES)],
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(1, 200, 1096), (17, 640, 2048), (150, 320, 1088)], ids=str)
@@ -69,7 +69,7 @@ def multiply(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", FOUR_BITS, ids=str)
+@pytest.mark.parametrize("kind", ALL, ids=str)
 def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
     multiply(emulated("packed_hopper"), kind, dtype, Wgmma(128, 16, 2, 2), (5, 200, 560))
 
