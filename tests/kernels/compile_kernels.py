@@ -40,7 +40,10 @@ from pellucid.kernels.latent_prefill import latent_gather_kernel, latent_prefill
 from pellucid.kernels.latent_rope import latent_rope_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
+from pellucid.kernels.packed_hopper import assembly as assembly_of
+from pellucid.kernels.packed_hopper import packed_hopper_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
+from pellucid.kernels.packed_weight import Numbers
 from pellucid.kernels.paged_attention import SHARED_MEMORY, padded_heads
 from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
 from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
@@ -192,6 +195,7 @@ def main() -> None:
     compile_quantization()
     compile_scaled_products()
     compile_packed()
+    compile_packed_hopper()
     compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
@@ -569,6 +573,40 @@ def compile_packed() -> None:
             dequantize_kernel, types, constants | {"K": 4096, "GATED": False}, target, num_warps=4
         ).metadata.shared
         sys.stdout.write(f"dequantize_kernel {numbers} {target.arch} {size}\n")
+
+
+def compile_packed_hopper() -> None:
+    """Codes of 4 and 8 bits, for few and for many rows; split and gated."""
+    half = LINE_BYTES.value // DTYPE.itemsize
+    for (groups, rows, stages, splits, act), (numbers, bits, group, given) in itertools.product(
+        ((1, 16, 8, 2, None), (2, 64, 4, 4, None), (3, 16, 6, 1, "silu"), (3, 128, 4, 1, None)),
+        (
+            (Numbers.INTEGER, 4, 128, set()),
+            (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
+            (Numbers.E2M1, 4, 16, set()),
+            (Numbers.TABLE, 4, 64, {"bias_ptr"}),
+            (Numbers.INTEGER, 8, 32, set()),
+            (Numbers.E4M3, 8, 128, set()),
+        ),
+    ):
+        if bits == 8 and rows == 128:
+            continue
+        layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
+        types = {"x": f"tensordesc<bf16{[rows, half]},{layouts[0]!r}>"}
+        types |= {"words": f"tensordesc<i32{[8 * bits, 32]},{layouts[1]!r}>", "partial_ptr": "*fp32"}
+        types |= dict.fromkeys(("scale_ptr", "zero_ptr", "offset_ptr", "arrivals_ptr"), "*i32")
+        types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
+        types |= dict.fromkeys(("num_rows", "num_out", "num_tiles"), "i32")
+        assembly = assembly_of(numbers, bits, DTYPE, tuple(range(16)), has_offset="offset_ptr" in given)
+        constants = {"ASM": assembly, "ADD": "add.rn.bf16x2 $0, $1, $2;", "MIDDLE": 0x43084308, "BITS": bits}
+        constants |= {"GROUP": group, "NUM_GROUPS": 4096 // group, "PADDED": 256, "ROWS": rows, "ACT": act}
+        constants |= {"GROUPS": groups, "STAGES": stages, "SPLITS": splits}
+        constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
+        if splits == 1:
+            constants |= {"partial_ptr": None, "arrivals_ptr": None}
+        registers = {"maxnreg": 128} if rows <= 64 else {}
+        made = compiled(packed_hopper_kernel, types, constants, num_warps=4, **registers)
+        sys.stdout.write(f"hopper_packed {groups}x{rows} {made.metadata.shared}\n")
 
 
 def compile_scaled_products() -> None:
