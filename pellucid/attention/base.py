@@ -108,6 +108,7 @@ class AttentionLayer(Protocol):
     kv_cache: Tensor  # as `kv_layout` says, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
     qk_norm: QKNorm | None
     rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half
+    interleaved: bool  # features 2i and 2i + 1 of a head turn together, not i and i + rotary_dim / 2
     is_last: bool  # of the model: what it gives is read where fwd.wanted looks
 
 

@@ -79,7 +79,8 @@ class TorchAttention:
         metadata = fwd.attn[layer.table]
         assert isinstance(metadata, TorchMetadata)
         _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
-        q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, norm=layer.qk_norm, rope=layer.rope)
+        how = {"norm": layer.qk_norm, "rope": layer.rope, "interleaved": layer.interleaved}
+        q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, **how)
         work = metadata.work_for(layer, q)
         if work.begun is not None:
             plain(layer.kv_cache).index_fill_(0, work.begun, 0)

@@ -132,7 +132,7 @@ class TritonAttention:
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         q = self.qkv_rope(
             qkv, layer.kv_cache, fwd.positions, step.slot_mapping,
-            norm=layer.qk_norm, rope=layer.rope, **scales,
+            norm=layer.qk_norm, rope=layer.rope, interleaved=layer.interleaved, **scales,
         )  # fmt: skip
         out, all_wanted = torch.empty_like(q), fwd.all_wanted or not layer.is_last
         if not all_wanted and not step.short.num_rows:

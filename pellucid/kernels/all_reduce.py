@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.rms_norm import add_rms_norm_ref, warps_for
+from pellucid.kernels.rms_norm import NO_POST, Post, add_rms_norm_ref, check_weight, warps_for
 
 MAX_ROWS = 256
 MAX_WORDS = 4096  # of a row
@@ -99,35 +99,53 @@ def sum_rows(x: Tensor, mailbox: Mailbox) -> Tensor:
 
 
 def sum_add_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, mailbox: Mailbox
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    mailbox: Mailbox,
+    post: Post = NO_POST,
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` of the sum of all ranks' x [T, D], which is rounded to x's dtype first.
 
     Without a residual x becomes that sum.  Returns (normalized, residual stream).
     """
+    if weight is None and post.is_nothing and residual is None:
+        x = sum_rows(x, mailbox)
+        return x, x
     stream = x if residual is None else residual
     assert mailbox.can_sum(x), (x.shape, x.dtype, x.stride())
     assert stream.shape == x.shape and stream.is_contiguous(), (stream.shape, x.shape, stream.stride())
-    assert weight.shape == x.shape[1:] and weight.is_contiguous(), (weight.shape, x.shape)
-    assert x.dtype == stream.dtype == weight.dtype, (x.dtype, stream.dtype, weight.dtype)
-    out, num_words = torch.empty_like(x), x.shape[1] // 2
+    assert x.dtype == stream.dtype, (x.dtype, stream.dtype)
+    check_weight(weight, x)
+    check_weight(post.weight, x)
+    out, num_words = None if weight is None else torch.empty_like(x), x.shape[1] // 2
     sum_add_rms_norm_kernel[(len(x),)](
         x.view(torch.int32),
         stream.view(torch.int32),
-        weight.view(torch.int32),
-        out.view(torch.int32),
+        words_of(weight),
+        None if out is None else out.view(torch.int32),
+        words_of(post.weight),
         mailbox.addresses,
         mailbox.epochs,
         eps,
+        post.eps,
+        post.scale,
         NUM_WORDS=num_words,
         PADDED=padded_words(num_words),
         DTYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16,
         HAS_RESIDUAL=residual is not None,
+        IS_SCALED=post.scale != 1.0,
         num_warps=warps_for(2 * padded_words(num_words)),
         **mailbox.constants,
         **dependent(),
     )
-    return out, stream
+    return stream if out is None else out, stream
+
+
+def words_of(weight: Tensor | None) -> Tensor | None:
+    """A norm's weight as the kernel reads it: in words of two, or float32 as it is."""
+    return weight if weight is None or weight.dtype == torch.float32 else weight.view(torch.int32)
 
 
 def gather_ranks(x: Tensor, mailbox: Mailbox) -> Tensor:
@@ -190,10 +208,10 @@ def sum_rows_ref(parts: Tensor) -> Tensor:
 
 
 def sum_add_rms_norm_ref(
-    parts: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    parts: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, post: Post = NO_POST
 ) -> tuple[Tensor, Tensor]:
     """The same for all ranks' x, [R, T, D]."""
-    return add_rms_norm_ref(sum_rows_ref(parts), residual, weight, eps)
+    return add_rms_norm_ref(sum_rows_ref(parts), residual, weight, eps, post)
 
 
 @triton.jit(do_not_specialize=["num_words"])
@@ -295,15 +313,19 @@ def sum_kernel(
 def sum_add_rms_norm_kernel(
     x_ptr,
     stream_ptr,
-    weight_ptr,
+    weight_ptr,  # or None: the sum is not normalized
     out_ptr,
+    post_ptr,  # or None: x is added as it is
     addresses_ptr,
     epochs_ptr,
     eps,
+    post_eps,
+    post_scale,
     NUM_WORDS: tl.constexpr,
     PADDED: tl.constexpr,
     DTYPE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_SCALED: tl.constexpr,
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -314,7 +336,10 @@ def sum_add_rms_norm_kernel(
     let_next_start(DEPENDENT)
     row, word = tl.program_id(0), tl.arange(0, PADDED)
     inside = word < NUM_WORDS
-    weight_low, weight_high = halves(tl.load(weight_ptr + word, mask=inside, other=0), DTYPE)
+    if weight_ptr is not None:
+        weight_low, weight_high = load_weight(weight_ptr, word, inside, DTYPE)
+    if post_ptr is not None:
+        post_low, post_high = load_weight(post_ptr, word, inside, DTYPE)
     wait(DEPENDENT)
     epoch = tl.load(epochs_ptr + row) + 1
     at = row.to(tl.int64) * NUM_WORDS + word
@@ -323,16 +348,53 @@ def sum_add_rms_norm_kernel(
     stream = tl.load(stream_ptr + at, mask=inside, other=0)  # on its way while the packets are
     low, high = receive_sum(word, inside, epoch, row, addresses_ptr, PADDED, DTYPE, RANK, SIZE, ROWS, WORDS)
     low, high = low.to(DTYPE).to(tl.float32), high.to(DTYPE).to(tl.float32)
+    if post_ptr is not None:
+        is_wide: tl.constexpr = post_ptr.dtype.element_ty == tl.float32
+        low, high = weighted_halves(low, high, post_low, post_high, post_eps, NUM_WORDS, is_wide, DTYPE)
+    if IS_SCALED:
+        low = (low * post_scale).to(DTYPE).to(tl.float32)
+        high = (high * post_scale).to(DTYPE).to(tl.float32)
     if HAS_RESIDUAL:
         stream_low, stream_high = halves(stream, DTYPE)
         low = (low + stream_low).to(DTYPE).to(tl.float32)
         high = (high + stream_high).to(DTYPE).to(tl.float32)
     tl.store(stream_ptr + at, joined(low, high, DTYPE), mask=inside)
-    inverse_rms = tl.rsqrt(tl.sum(low * low + high * high, 0) / (2 * NUM_WORDS) + eps)
-    low = (low * inverse_rms).to(DTYPE).to(tl.float32) * weight_low
-    high = (high * inverse_rms).to(DTYPE).to(tl.float32) * weight_high
-    tl.store(out_ptr + at, joined(low, high, DTYPE), mask=inside)
+    if weight_ptr is not None:
+        is_wide: tl.constexpr = weight_ptr.dtype.element_ty == tl.float32
+        low, high = weighted_halves(low, high, weight_low, weight_high, eps, NUM_WORDS, is_wide, DTYPE)
+        tl.store(out_ptr + at, joined(low, high, DTYPE), mask=inside)
     tl.store(epochs_ptr + row, epoch)
+
+
+@triton.jit
+def load_weight(weight_ptr, word, inside, DTYPE: tl.constexpr):
+    """A norm's weight as float32, of low halves and of high ones."""
+    if weight_ptr.dtype.element_ty == tl.float32:
+        low = tl.load(weight_ptr + 2 * word, mask=inside, other=0.0)
+        high = tl.load(weight_ptr + 2 * word + 1, mask=inside, other=0.0)
+    else:
+        low, high = halves(tl.load(weight_ptr + word, mask=inside, other=0), DTYPE)
+    return low, high
+
+
+@triton.jit
+def weighted_halves(
+    low,
+    high,
+    weight_low,
+    weight_high,
+    eps,
+    NUM_WORDS: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """A row over its rms, times the weight, as float32 numbers that DTYPE can hold."""
+    inverse_rms = tl.rsqrt(tl.sum(low * low + high * high, 0) / (2 * NUM_WORDS) + eps)
+    low, high = low * inverse_rms, high * inverse_rms
+    if not IS_WIDE:
+        low, high = low.to(DTYPE).to(tl.float32), high.to(DTYPE).to(tl.float32)
+    low, high = low * weight_low, high * weight_high
+    return low.to(DTYPE).to(tl.float32), high.to(DTYPE).to(tl.float32)
 
 
 @triton.jit

@@ -33,6 +33,7 @@ def qkv_rope(
     *,
     norm: tuple[Tensor, float] | None = None,
     rope: Tensor | None = None,
+    interleaved: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
@@ -43,7 +44,8 @@ def qkv_rope(
     offset of each token; tokens may share a place only in the padding block, where it does not matter which
     of them stays.  norm: RMSNorm of each head of q and k, (weight [N + K, H], eps).  rope: float32
     [max_len, 2, 1, R], cosines and sines that are negative in the first half; features from R on pass.
-    Computes in float32 and rounds to qkv's dtype after norm, weight and turn each.
+    interleaved: features 2i and 2i + 1 of a head turn together, not i and i + R / 2.
+    Computes in float32 and rounds to qkv's dtype after norm, weight (unless that is float32) and turn each.
     """
     (num_tokens, width), (_, two, num_kv_heads, block_size, head_dim) = qkv.shape, kv_cache.shape
     num_heads = width // head_dim - 2 * num_kv_heads
@@ -79,6 +81,7 @@ def qkv_rope(
         REST_PADDED=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
         HAS_NORM=norm is not None,
         HAS_ROPE=rope is not None,
+        INTERLEAVED=interleaved,
         LIMIT=limit_of(kv_cache.dtype),
         HEADS=heads,
         num_warps=num_warps,
@@ -105,12 +108,14 @@ def qkv_rope_ref(
     *,
     norm: tuple[Tensor, float] | None = None,
     rope: Tensor | None = None,
+    interleaved: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
     """The same, one step and in the end one token after the other."""
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    q, k, v = qkv_heads(qkv, positions, num_kv_heads, head_dim, norm=norm, rope=rope)
+    how = {"norm": norm, "rope": rope, "interleaved": interleaved}
+    q, k, v = qkv_heads(qkv, positions, num_kv_heads, head_dim, **how)
     limit = limit_of(kv_cache.dtype)
     k, v = k.float() * (1 / k_scale), v.float() * (1 / v_scale)
     if limit:
@@ -129,6 +134,7 @@ def qkv_heads(
     *,
     norm: tuple[Tensor, float] | None = None,
     rope: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, N, H], keys and values [T, K, H] as they attend, in plain torch: what CPUs run."""
     heads = qkv.unflatten(1, (-1, head_dim))
@@ -137,19 +143,25 @@ def qkv_heads(
     if norm is not None:
         qk = rms_norm_ref(qk, *norm)
     if rope is not None:
-        qk = turn(qk, positions, rope)
+        qk = turn(qk, positions, rope, interleaved=interleaved)
     q, k = qk.split((num_heads, num_kv_heads), dim=1)
     return q, k, v
 
 
-def turn(x: Tensor, positions: Tensor, rope: Tensor) -> Tensor:
-    """x [T, heads, H] turned by rope [max_len, 2, 1, R] at positions [T], in float32 and rounded back."""
+def turn(x: Tensor, positions: Tensor, rope: Tensor, *, interleaved: bool = False) -> Tensor:
+    """x [T, heads, H] turned by rope [max_len, 2, 1, R] at positions [T], in float32 and rounded back.
+
+    interleaved: see `qkv_rope`.
+    """
     cos, sin = rope.index_select(0, positions).unbind(1)
     rotary_dim = rope.shape[-1]
-    if rotary_dim == x.shape[-1]:
+    if rotary_dim == x.shape[-1] and not interleaved:
         return rotate(x, cos, sin)
     turning, passing = x.split((rotary_dim, x.shape[-1] - rotary_dim), dim=-1)
-    return torch.cat((rotate(turning, cos, sin), passing), dim=-1)
+    if not interleaved:
+        return torch.cat((rotate(turning, cos, sin), passing), dim=-1)
+    turned = rotate(torch.cat((turning[..., ::2], turning[..., 1::2]), dim=-1), cos, sin)
+    return torch.cat((torch.stack(turned.chunk(2, dim=-1), dim=-1).flatten(-2), passing), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -161,8 +173,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def normalize(x, inverse_rms, weight_ptr, inside, is_value):
     """Some features x [HEADS, ...] of each head, normalized and weighted; values as they are."""
     weight = tl.load(weight_ptr, mask=inside & ~is_value, other=0.0).to(tl.float32)
-    normalized = (x.to(tl.float32) * inverse_rms).to(x.dtype)
-    return tl.where(is_value, x, (normalized.to(tl.float32) * weight).to(x.dtype))
+    normalized = x.to(tl.float32) * inverse_rms
+    if weight_ptr.dtype.element_ty == x.dtype:
+        normalized = normalized.to(x.dtype).to(tl.float32)
+    return tl.where(is_value, x, (normalized * weight).to(x.dtype))
 
 
 @triton.jit
@@ -192,11 +206,12 @@ def qkv_rope_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HALF: tl.constexpr,  # features 0 .. HALF pair with HALF .. 2 * HALF; the rest pass
+    HALF: tl.constexpr,  # features 0 .. HALF turn with HALF .. 2 * HALF; the rest pass
     HALF_PADDED: tl.constexpr,
     REST_PADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_ROPE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,  # features 2i turn with 2i + 1 instead
     LIMIT: tl.constexpr,
     HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -214,8 +229,11 @@ def qkv_rope_kernel(
     known = head < NUM_HEADS + 2 * NUM_KV_HEADS
     inside, rest_inside = known & (dim < HALF), known & (rest_dim < HEAD_DIM)
     at = qkv_ptr + token * qkv_stride + head * HEAD_DIM
-    low = tl.load(at + dim, mask=inside, other=0.0)
-    high = tl.load(at + HALF + dim, mask=inside, other=0.0)
+    low_dim, high_dim = dim, HALF + dim
+    if INTERLEAVED:
+        low_dim, high_dim = 2 * dim, 2 * dim + 1
+    low = tl.load(at + low_dim, mask=inside, other=0.0)
+    high = tl.load(at + high_dim, mask=inside, other=0.0)
     if has_rest:
         rest = tl.load(at + rest_dim, mask=rest_inside, other=0.0)
 
@@ -228,8 +246,8 @@ def qkv_rope_kernel(
             squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
         inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
         weight_at = norm_ptr + head * HEAD_DIM
-        low = normalize(low, inverse_rms, weight_at + dim, inside, is_value)
-        high = normalize(high, inverse_rms, weight_at + HALF + dim, inside, is_value)
+        low = normalize(low, inverse_rms, weight_at + low_dim, inside, is_value)
+        high = normalize(high, inverse_rms, weight_at + high_dim, inside, is_value)
         if has_rest:
             rest = normalize(rest, inverse_rms, weight_at + rest_dim, rest_inside, is_value)
 
@@ -249,8 +267,8 @@ def qkv_rope_kernel(
     cache_at = cache_ptr + (page * BLOCK_SIZE + place % BLOCK_SIZE) * HEAD_DIM
     inverse_scale = tl.where(is_value, v_inverse_scale, k_inverse_scale)
     to_q, to_cache = is_query & inside, (head >= NUM_HEADS) & inside
-    store(low, q_at + dim, cache_at + dim, to_q, to_cache, inverse_scale, LIMIT)
-    store(high, q_at + HALF + dim, cache_at + HALF + dim, to_q, to_cache, inverse_scale, LIMIT)
+    store(low, q_at + low_dim, cache_at + low_dim, to_q, to_cache, inverse_scale, LIMIT)
+    store(high, q_at + high_dim, cache_at + high_dim, to_q, to_cache, inverse_scale, LIMIT)
     if has_rest:
         to_q, to_cache = is_query & rest_inside, (head >= NUM_HEADS) & rest_inside
         store(rest, q_at + rest_dim, cache_at + rest_dim, to_q, to_cache, inverse_scale, LIMIT)

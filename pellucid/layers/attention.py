@@ -22,6 +22,7 @@ class Attention(nn.Module):
         kv_scales: tuple[Weight, Weight] | None = None,
         scale: float,
         rope: Tensor | None = None,
+        interleaved: bool = False,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
         is_last: bool = False,
     ) -> None:
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         self.table = 0  # the worker's choice
         self.k_scale, self.v_scale = 1.0, 1.0
         self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
-        self.rope = rope
+        self.rope, self.interleaved = rope, interleaved
         self.q_norm, self.k_norm = qk_norm or (None, None)
         self.qk_norm: QKNorm | None = None  # both in one, once their weights are loaded
         self.is_last = is_last
@@ -52,7 +53,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_weight = self.q_norm.weight.expand(self.spec.num_heads, -1)
             k_weight = self.k_norm.weight.expand(self.spec.num_kv_heads, -1)
-            self.qk_norm = QKNorm(torch.cat((q_weight, k_weight)).detach(), self.q_norm.eps)
+            self.qk_norm = QKNorm(torch.cat((q_weight, k_weight)).detach(), self.q_norm.spec.eps)
 
     def forward(self, qkv: Tensor, fwd: ForwardInput) -> Tensor:
         """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> [T, num_heads * head_dim]."""

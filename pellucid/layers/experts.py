@@ -12,8 +12,9 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.experts import ExpertWeights, Gating, More
 from pellucid.kernels.routing import Chosen, Routing, Share, Uniform
 from pellucid.layers.activation import Act
+from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import Leaf
-from pellucid.layers.linear import Linear, Unsummed
+from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.weight import Weight
 
@@ -119,7 +120,7 @@ class Experts(nn.Module):
         assert gate_up is not None and down is not None
         return ExpertWeights(gate_up, down, params.get("gate_up_bias"), params.get("down_bias"))
 
-    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Unsummed:
+    def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Addend:
         mixed = self.leaf.mix(
             x,
             self.router(x, fwd),
@@ -128,12 +129,12 @@ class Experts(nn.Module):
             weighs_input=self.weighs_input,
             more=self._shared(x, fwd),
         )
-        return mixed if self.group.size == 1 else Unsummed(mixed, self.group)
+        return mixed if self.group.size == 1 else Addend(mixed, self.group)
 
     def _shared(self, x: Tensor, fwd: ForwardInput) -> More | None:
         """This rank's part of what the shared expert gives."""
         if self.shared is None:
             return None
         given = self.shared(x, fwd)
-        values = given.part if isinstance(given, Unsummed) else given
+        values = given.part if isinstance(given, Addend) else given
         return More(values, None if self.shared_gate is None else self.shared_gate(x, fwd))

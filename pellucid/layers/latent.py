@@ -71,7 +71,9 @@ class LatentAttention(nn.Module):
         self.scale = scale
         self.table = 0  # the worker's choice
         self.kv_norm, self.kv_b = kv_norm, kv_b
-        self.norm = QKNorm(kv_norm.weight, kv_norm.eps)  # both, as a backend reads them, once they are loaded
+        self.norm = QKNorm(
+            kv_norm.weight, kv_norm.spec.eps
+        )  # both, as a backend reads them, once they are loaded
         self.up = torch.empty(0)
         self.rope, self.interleaved = rope, interleaved
         self.is_last = is_last
@@ -81,7 +83,7 @@ class LatentAttention(nn.Module):
     def finish(self) -> None:
         """See the matrix that makes keys and values as each head's."""
         spec = self.spec
-        self.norm = QKNorm(self.kv_norm.weight.detach(), self.kv_norm.eps)
+        self.norm = QKNorm(self.kv_norm.weight.detach(), self.kv_norm.spec.eps)
         self.up = self.kv_b.detach().view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)
 
     def forward(self, q: Tensor, latent: Tensor, fwd: ForwardInput) -> Tensor:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
 from pellucid.kernels.experts import mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
+    Post,
     add_rms_norm,
     add_rms_norm_fp8,
     add_rms_norm_fp8_ref,
@@ -24,8 +26,9 @@ from pellucid.kernels.rms_norm import (
 from pellucid.kernels.routing import Chosen, route, route_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
 
-AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
-AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float, Rounding], tuple[Rounded, Tensor]]
+AddNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Post], tuple[Tensor, Tensor]]
+AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float, Rounding, Post], tuple[Rounded, Tensor]]
+CapLogits = Callable[[Tensor, float, float | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,19 @@ class Leaf:
     gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
     mix: Callable[..., Tensor]  # see mix_experts
+    cap_logits: CapLogits
 
 
 PLAIN = Leaf(
-    add_rms_norm_ref, silu_mul_ref, add_rms_norm_fp8_ref, silu_mul_fp8_ref, route_ref, mix_experts_ref
+    add_rms_norm_ref,
+    silu_mul_ref,
+    add_rms_norm_fp8_ref,
+    silu_mul_fp8_ref,
+    route_ref,
+    mix_experts_ref,
+    cap_logits_ref,
 )
-FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts)
+FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts, cap_logits)
 
 
 def choose_leaf(device: torch.device) -> Leaf:

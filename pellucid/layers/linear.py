@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.layers.weight import Weight
@@ -95,34 +93,3 @@ class Unmerged(nn.Module):
 
     def gated(self, x: Tensor | Rounded, act: str) -> None:
         """Gate and up are two products."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unsummed:
-    """A sum of which each rank holds a part [T, D].  Norms take it, and may sum it on the way."""
-
-    part: Tensor
-    group: Group
-
-    def __add__(self, other: Unsummed) -> Unsummed:
-        """The sum of both, to be summed over ranks once."""
-        assert self.group is other.group, "parts on other ranks"
-        return Unsummed(self.part + other.part, self.group)
-
-    def sum(self) -> Tensor:
-        """[T, D], the same on every rank, in the place of `part`."""
-        return self.group.all_reduce(self.part)
-
-
-class Reduced(nn.Module):
-    """A linear layer whose input features ranks divide among them: each has a part of the sum."""
-
-    def __init__(self, part: Linear | Unmerged, group: Group) -> None:
-        super().__init__()
-        self.part = part
-        self.group = group
-        self.rounding = part.rounding
-
-    def forward(self, x: Tensor | Rounded, fwd: ForwardInput | None = None) -> Unsummed:
-        """x [T, this rank's in_features] -> [T, out_features]."""
-        return Unsummed(self.part(x, fwd), self.group)

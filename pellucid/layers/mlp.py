@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.layers.activation import Act
+from pellucid.layers.addend import Addend, Adding
 from pellucid.layers.leaf import Leaf
-from pellucid.layers.linear import Linear, Reduced, Unmerged, Unsummed
+from pellucid.layers.linear import Linear, Unmerged
 
 
 class GatedMLP(nn.Module):
@@ -17,7 +18,7 @@ class GatedMLP(nn.Module):
     def __init__(
         self,
         gate_up: Linear | Unmerged,
-        down: Linear | Reduced | Unmerged,
+        down: Linear | Adding | Unmerged,
         act: Act,
         leaf: Leaf,
     ) -> None:
@@ -28,7 +29,7 @@ class GatedMLP(nn.Module):
         self.leaf = leaf
         self.rounding = down.rounding
 
-    def forward(self, x: Tensor | Rounded, fwd: ForwardInput) -> Tensor | Unsummed:
+    def forward(self, x: Tensor | Rounded, fwd: ForwardInput) -> Tensor | Addend:
         hidden = self.gate_up.gated(x, self.act)
         if hidden is None:
             hidden = self._gate(self.gate_up(x, fwd))

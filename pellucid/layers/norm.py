@@ -9,46 +9,91 @@ from torch import Tensor, nn
 
 from pellucid.kernels.all_reduce import sum_add_rms_norm
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
+from pellucid.kernels.rms_norm import NO_POST
+from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import Leaf
-from pellucid.layers.linear import Linear, Unmerged, Unsummed
+from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """How a model normalizes, wherever it does."""
+    """How a model normalizes, wherever it does.
+
+    wide: the weight is multiplied in float32 and the product rounded, not x / rms(x) before it.
+    offset: what is added to the checkpoint's weights.
+    """
 
     eps: float
+    wide: bool = False
+    offset: float = 0.0
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) in float32, rounded to x's dtype, and only then times the weight, as transformers rounds."""
+    """x / rms(x) in float32, rounded to x's dtype, and only then times the weight, unless it is wide."""
+
+    weight: nn.Parameter
 
     def __init__(self, weight: Weight, spec: NormSpec, leaf: Leaf) -> None:
         super().__init__()
         self.weight = weight
-        self.eps = spec.eps
+        self.spec = spec
         self.leaf = leaf
         self.rounding: Callable[[], Rounding] | None = None
         self.served: tuple[Linear | Unmerged, ...] = ()  # in a tuple it is no part of this module
+
+    def finish(self) -> None:
+        """A wide weight is kept in float32, which tells the kernels that it is."""
+        if self.spec.wide:
+            self.weight = nn.Parameter(self.weight.float() + self.spec.offset, requires_grad=False)
+        elif self.spec.offset:
+            self.weight.add_(self.spec.offset)
 
     def serve(self, layer: Linear | Unmerged) -> None:
         """Nobody but `layer` takes what is normalized: it may be as that one would round it."""
         self.rounding = layer.rounding
         self.served = (layer,)
 
-    def forward(
-        self, x: Tensor | Unsummed, residual: Tensor | None = None
-    ) -> tuple[Tensor | Rounded, Tensor]:
+    def forward(self, x: Tensor | Addend, residual: Tensor | None = None) -> tuple[Tensor | Rounded, Tensor]:
         """Add x [T, D] to the residual stream and normalize it.  Returns (normalized, residual stream).
 
         The stream is added to in place: who wants to keep what it was copies it.
         """
-        if isinstance(x, Unsummed):
-            mailbox = x.group.mailbox
-            if mailbox is not None and mailbox.can_sum(x.part):
-                return sum_add_rms_norm(x.part, residual, self.weight, self.eps, mailbox)
-            x = x.sum()
-        if self.rounding is None:
-            return self.leaf.add_norm(x, residual, self.weight, self.eps)
-        return self.leaf.add_norm_fp8(x, residual, self.weight, self.eps, self.rounding())
+        return add_norm(x, residual, self.weight, self.spec.eps, self.leaf, self.rounding)
+
+
+class Add(nn.Module):
+    """Adds as a norm does, and hands out the sum: where a family has no norm, or a pipeline a cut."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.leaf = leaf
+
+    def serve(self, layer: Linear | Unmerged) -> None:
+        """The stream is read again: nobody may round it."""
+
+    def forward(self, x: Tensor | Addend, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Called like a norm: (x + residual, the same)."""
+        added, stream = add_norm(x, residual, None, 0.0, self.leaf)
+        assert isinstance(added, Tensor)
+        return added, stream
+
+
+def add_norm(
+    x: Tensor | Addend,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    leaf: Leaf,
+    rounding: Callable[[], Rounding] | None = None,
+) -> tuple[Tensor | Rounded, Tensor]:
+    """What is left to do to x, the addition, and the norm if there is a weight, in one pass or few."""
+    post = NO_POST
+    if isinstance(x, Addend):
+        post, mailbox = x.post, x.group.mailbox
+        if mailbox is not None and mailbox.can_sum(x.part):
+            return sum_add_rms_norm(x.part, residual, weight, eps, mailbox, post)
+        x = x.sum()
+    if rounding is None or weight is None:
+        return leaf.add_norm(x, residual, weight, eps, post)
+    return leaf.add_norm_fp8(x, residual, weight, eps, rounding(), post)

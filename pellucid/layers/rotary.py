@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) on half-split heads, with the known ways of stretching it.
+"""Rotary position embedding (Su et al. 2021), with the known ways of stretching it.
 
 Everything about length scaling ends in one table of cosines and sines; applying it knows no kind
 (`kernels/qkv_rope.py`).  How a config.json spells the numbers is the models' business (`models/rope.py`).
@@ -73,12 +73,23 @@ def yarn_ramp(config: RopeConfig) -> tuple[float, float]:
     return low, high if high != low else high + 0.001
 
 
+def longrope_frequencies(config: RopeConfig, max_len: int) -> Tensor:
+    """Each divided by a factor of its own, one of two sets (LongRoPE, Ding et al. 2024).
+
+    Which set is decided once, by the longest sequence this engine admits: cached keys cannot turn again.
+    """
+    is_long = max_len > config.original_max_position_embeddings
+    factors = config.long_factors if is_long else config.short_factors
+    return plain_frequencies(config) / torch.tensor(factors, dtype=torch.float32)
+
+
 FREQUENCIES: dict[str, Callable[[RopeConfig, int], Tensor]] = {
     "default": default_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
 }
 
 

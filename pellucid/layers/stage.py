@@ -1,7 +1,7 @@
 """What stands in a model where another pipeline stage has its layers.
 
 A stage hands the residual stream on as one tensor [T, D]: what the next norm would have added up is added
-before it is sent, so a cut changes no number.
+before it is sent, by the `Add` that stands for that norm, so a cut changes no number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pellucid.layers.linear import Unsummed
 from pellucid.layers.weight import Weight
 
 
@@ -39,16 +38,6 @@ class Depth(int):
 
 class Layers(nn.ModuleList):
     """Layers of a model, each of which takes what the one before it gives."""
-
-
-class Outlet(nn.Module):
-    """Stands for the norm behind the last layer: the residual stream as it is to be handed on."""
-
-    def forward(self, x: Tensor | Unsummed, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Called like the norm that it stands for: (x + residual, the same)."""
-        stream = x.sum() if isinstance(x, Unsummed) else x
-        stream = stream if residual is None else stream + residual
-        return stream, stream
 
 
 class Absent(nn.Module):

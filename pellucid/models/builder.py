@@ -22,18 +22,21 @@ from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.dist.vocab_share import vocab_share
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.activation import Act
+from pellucid.layers.addend import Adding
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
 from pellucid.layers.experts import Experts, Sparse
+from pellucid.layers.head import ScaledHead
 from pellucid.layers.latent import LatentAttention, LatentHeads, LatentProjection
 from pellucid.layers.leaf import PLAIN, Leaf
-from pellucid.layers.linear import Linear, Reduced, Unmerged
+from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.mlp import GatedMLP
-from pellucid.layers.norm import NormSpec, RMSNorm
+from pellucid.layers.norm import Add, NormSpec, RMSNorm
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
-from pellucid.layers.stage import Absent, Inlet, Layers, Outlet
+from pellucid.layers.stage import Absent, Inlet, Layers
 from pellucid.layers.weight import Weight
+from pellucid.layers.width_norm import WidthNorm
 from pellucid.lora.bank import AdapterLimits, LoraBank
 from pellucid.models.make_experts import make_experts
 from pellucid.quant.base import (
@@ -119,9 +122,10 @@ class Builder:
                     self._note_names(make(i, elsewhere.at(f"{name}.{i}")))
         return layers
 
-    def embedding(self, name: str, vocab: int, dim: int) -> VocabEmbedding:
-        """Token embeddings [vocab, dim]."""
+    def embedding(self, name: str, vocab: int, dim: int, *, scale: float = 1.0) -> VocabEmbedding:
+        """Token embeddings [vocab, dim], times `scale`, which is rounded to their dtype."""
         coords, context = replace(self.context.coords, vocab=vocab), self.context
+        scale = torch.tensor(scale).to(context.dtype).item()
         self._note_format(self._path(name), "embedding")
         share = vocab_share(vocab, coords.size)
         spec = ParamSpec(shape=(share, dim), dtype=context.dtype, place=Sliced((share,)))
@@ -132,23 +136,32 @@ class Builder:
         if context.stage.is_first:
             weight = table(context.device)
             return (
-                VocabEmbedding(weight)
+                VocabEmbedding(weight, scale)
                 if context.group.size == 1
-                else SplitVocabEmbedding(weight, context.group)
+                else SplitVocabEmbedding(weight, context.group, scale)
             )
         context.inlet = Inlet(dim, context.dtype, lambda: table(context.device))
         return self._stand_in(VocabEmbedding(table(META)), context.inlet)
 
     def norm(self, name: str, dim: int, norm: NormSpec) -> RMSNorm:
         """RMSNorm over `dim` features, called as norm(x, residual=None) -> (x, residual); adds in place."""
-        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=Replicated(), fill="near_one")
         if self.in_layer or self.context.stage.is_last:
-            return RMSNorm(self._weight(spec, f"{name}.weight"), norm, self.context.leaf)
-        absent = RMSNorm(self._elsewhere()._weight(spec, f"{name}.weight"), norm, self.context.leaf)
-        return self._stand_in(absent, Outlet())
+            return self._norm(name, dim, norm)
+        return self._stand_in(self._elsewhere()._norm(name, dim, norm), Add(self.context.leaf))
+
+    def add(self) -> Add:
+        """Where a family adds to the residual stream, as norms do, and has no norm."""
+        return Add(self.context.leaf)
+
+    def width_norm(self, q_name: str, k_name: str, heads: Heads, norm: NormSpec) -> WidthNorm:
+        """RMSNorm of all queries, and of all keys, called with a packed projection."""
+        local, kv_coords = self._local(heads), self._kv_coords(heads.num_kv)
+        q = self._norm(q_name, local.num * local.dim, norm, self.context.coords)
+        k = self._norm(k_name, local.num_kv * local.dim, norm, kv_coords)
+        return WidthNorm(q, k, self.context.group, kv_ranks=kv_coords.size)
 
     def qkv(
-        self, name: str, dim: int, heads: Heads, *, bias: bool = False, norm: RMSNorm | None = None
+        self, name: str, dim: int, heads: Heads, *, bias: bool = False, norm: RMSNorm | Add | None = None
     ) -> Linear | Unmerged:
         """The projection to queries, keys and values, packed in this order; `attention` takes its output.
 
@@ -164,12 +177,24 @@ class Builder:
         return qkv
 
     def row(
-        self, name: str, in_features: int, out_features: int, *, bias: bool = False
-    ) -> Linear | Reduced | Unmerged:
-        """A projection back to the residual stream.  What it returns is for a norm, which sums over ranks."""
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        post: RMSNorm | None = None,
+        scale: float = 1.0,
+    ) -> Linear | Adding | Unmerged:
+        """A projection back to the residual stream.  What it returns is for a norm, which sums over ranks.
+
+        post: what then normalizes the sum.  scale: what that is multiplied with before it is added.
+        """
         shape = self._shape(self._share(in_features), (out_features,), "in")
         part = self._linear(name, shape, bias, (self.context.coords,))
-        return part if self.context.group.size == 1 else Reduced(part, self.context.group)
+        if self.context.group.size == 1 and post is None and scale == 1.0:
+            return part
+        return Adding(part, self.context.group, post=post, scale=scale)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = False, kind: Kind = "linear"
@@ -193,19 +218,35 @@ class Builder:
         return absent
 
     def gated_mlp(
-        self, name: str, dim: int, hidden: int, act: Act, *, bias: bool = False, norm: RMSNorm | None = None
+        self,
+        name: str,
+        dim: int,
+        hidden: int,
+        act: Act,
+        *,
+        bias: bool = False,
+        norm: RMSNorm | Add | None = None,
+        post: RMSNorm | None = None,
+        scale: float = 1.0,
     ) -> GatedMLP:
-        """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`."""
+        """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`; post, scale: see `row`."""
         b = self.at(name)
         shape = b._shape(dim, (b._share(hidden),) * 2, "out")
         gate_up = b._linear("gate_up_proj", shape, bias, (self.context.coords,) * 2)
         if norm is not None:
             norm.serve(gate_up)
-        return GatedMLP(gate_up, b.row("down_proj", hidden, dim, bias=bias), act, self.context.leaf)
+        down = b.row("down_proj", hidden, dim, bias=bias, post=post, scale=scale)
+        return GatedMLP(gate_up, down, act, self.context.leaf)
 
-    def experts(self, name: str, dim: int, sparse: Sparse) -> Experts:
+    def experts(
+        self, name: str, dim: int, sparse: Sparse, *, post: RMSNorm | None = None, scale: float = 1.0
+    ) -> Experts | Adding:
         """A mixture of gated MLPs, called as mlp(x, fwd).  Its parts are below `name`."""
-        return make_experts(self.at(name), dim, sparse)
+        # Whatever follows the sum over ranks follows it here as behind a `row`.
+        experts = make_experts(self.at(name), dim, sparse)
+        if post is None and scale == 1.0:
+            return experts
+        return Adding(experts, self.context.group, post=post, scale=scale)
 
     def rope(self, config: RopeConfig) -> Tensor:
         """The table of a rotary embedding; layers that ask for the same numbers share one."""
@@ -221,7 +262,7 @@ class Builder:
         heads: Heads,
         scores: Scores,
         *,
-        rope: Tensor | None = None,
+        rope: RopeConfig | None = None,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
         is_last: bool = False,
     ) -> Attention:
@@ -244,7 +285,8 @@ class Builder:
             name=self._path(name),
             kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
             scale=scores.scale,
-            rope=rope,
+            rope=None if rope is None else self.rope(rope),
+            interleaved=rope is not None and rope.interleaved,
             qk_norm=qk_norm,
             is_last=is_last,
         )
@@ -259,7 +301,7 @@ class Builder:
         q_norm: NormSpec,
         *,
         bias: bool = False,
-        norm: RMSNorm | None = None,
+        norm: RMSNorm | Add | None = None,
     ) -> LatentProjection:
         """The projection to queries and to latents of keys and values; `latent_attention` takes its output.
 
@@ -332,12 +374,24 @@ class Builder:
         return layer
 
     def head(
-        self, name: str, vocab: int, dim: int, *, tied: VocabEmbedding | None = None
-    ) -> Linear | Unmerged:
+        self,
+        name: str,
+        vocab: int,
+        dim: int,
+        *,
+        tied: VocabEmbedding | None = None,
+        scale: float = 1.0,
+        cap: float | None = None,
+    ) -> Linear | Unmerged | ScaledHead:
         """The projection to logits, called as head(hidden): this rank's share of them, the last one padded.
 
         tied: the embedding whose table it shares, or has a copy of if that is on another stage.
+        scale, cap: logits become cap * tanh(scale * logits / cap).
         """
+        head = self._head(name, vocab, dim, tied)
+        return head if scale == 1.0 and cap is None else ScaledHead(head, scale, cap, self.context.leaf)
+
+    def _head(self, name: str, vocab: int, dim: int, tied: VocabEmbedding | None) -> Linear | Unmerged:
         coords = replace(self.context.coords, vocab=vocab)
         shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
         is_here = self.context.stage.is_last
@@ -421,8 +475,16 @@ class Builder:
             in_features=in_features, out_partitions=out_partitions, split=split, dtype=self.context.dtype
         )
 
-    def _weight(self, spec: ParamSpec, name: str) -> Weight:
-        return Weight.of(spec, (self._path(name),), (self.context.coords,), self.context.device)
+    def _weight(self, spec: ParamSpec, name: str, coords: Coords | None = None) -> Weight:
+        coords = coords or self.context.coords
+        return Weight.of(spec, (self._path(name),), (coords,), self.context.device)
+
+    def _norm(self, name: str, dim: int, norm: NormSpec, coords: Coords | None = None) -> RMSNorm:
+        """coords: of a slice of `dim` features; None, every rank has all."""
+        place = Replicated() if coords is None else Sliced((dim,))
+        fill = "normal" if norm.offset else "near_one"
+        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=place, fill=fill)
+        return RMSNorm(self._weight(spec, f"{name}.weight", coords), norm, self.context.leaf)
 
     def _kv_scale(self, name: str) -> Weight:
         """One number, 1 if the checkpoint has none."""

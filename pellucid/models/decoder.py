@@ -11,9 +11,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
+from pellucid.layers.addend import Addend
 from pellucid.layers.experts import Sparse
-from pellucid.layers.linear import Unsummed
-from pellucid.layers.norm import RMSNorm
+from pellucid.layers.norm import Add, RMSNorm
 from pellucid.layers.stage import Depth
 from pellucid.models.builder import Builder
 from pellucid.models.decoder_config import GQA, MLA, DecoderConfig, Dense, LayerConfig
@@ -33,28 +33,37 @@ class DecoderLayer(nn.Module):
         super().__init__()
         layer, dim = cfg.layers[index], cfg.hidden_size
         self.depth, self.is_last = Depth(index), index == len(cfg.layers) - 1
-        self.input_norm = b.norm(cfg.norms.before_attention, dim, cfg.norm)
+        before, behind = cfg.norms.before_attention, cfg.norms.behind_attention
+        self.input_norm = b.norm(before, dim, cfg.norm) if before else b.add()
         a = b.at("self_attn")
         self.attend = make_mixer(cfg, layer, a, norm=self.input_norm, is_last=self.is_last)
-        self.o = a.row("o_proj", layer.mixer.width, dim, bias=layer.mixer.o_bias)
-        self.post_norm = b.norm(cfg.norms.before_mlp, dim, cfg.norm)
-        self.mlp = make_mlp(cfg, layer, b, norm=self.post_norm)
+        self.o = a.row(
+            "o_proj",
+            layer.mixer.width,
+            dim,
+            bias=layer.mixer.o_bias,
+            post=b.norm(behind, dim, cfg.norm) if behind else None,
+            scale=cfg.residual_scale,
+        )
+        before = cfg.norms.before_mlp
+        self.mlp_norm = b.norm(before, dim, cfg.norm) if before else b.add()
+        self.mlp = make_mlp(cfg, layer, b, norm=self.mlp_norm)
 
     def forward(
-        self, x: Tensor | Unsummed, residual: Tensor | None, fwd: ForwardInput
-    ) -> tuple[Tensor | Unsummed, Tensor]:
+        self, x: Tensor | Addend, residual: Tensor | None, fwd: ForwardInput
+    ) -> tuple[Tensor | Addend, Tensor]:
         """x [T, D] is what the layer before adds to the residual stream.  Returns the next layer's."""
         x, stream = self.input_norm(x, residual)
         fwd.taps.keep(self.depth, stream)
         attended = self.attend(x, fwd)
         if self.is_last:  # each token is on its own from here on, and most of a prompt's have done their part
             attended, stream = fwd.wanted(attended), fwd.wanted(stream)
-        x, stream = self.post_norm(self.o(attended, fwd), stream)
+        x, stream = self.mlp_norm(self.o(attended, fwd), stream)
         return self.mlp(x, fwd), stream
 
 
 def make_mixer(
-    cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm, is_last: bool
+    cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm | Add, is_last: bool
 ) -> nn.Module:
     """What brings tokens together, called as mixer(x, fwd) -> [T, layer.mixer.width].
 
@@ -67,41 +76,53 @@ def make_mixer(
             return LatentMixer(cfg, layer.mixer, b, norm=norm, is_last=is_last)
 
 
-def make_mlp(cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm) -> nn.Module:
+def make_mlp(cfg: DecoderConfig, layer: LayerConfig, b: Builder, *, norm: RMSNorm | Add) -> nn.Module:
     """What each token takes alone, called as mlp(x, fwd) -> [T, D], for a norm.  norm: see `make_mixer`."""
+    dim, behind = cfg.hidden_size, cfg.norms.behind_mlp
+    post = b.norm(behind, dim, cfg.norm) if behind else None
     match layer.mlp:
-        case Dense() as mlp:
-            return b.gated_mlp("mlp", cfg.hidden_size, mlp.hidden, mlp.act, bias=mlp.bias, norm=norm)
+        case Dense(hidden=hidden, act=act, bias=bias):
+            return b.gated_mlp(
+                "mlp", dim, hidden, act, bias=bias, norm=norm, post=post, scale=cfg.residual_scale
+            )
         case Sparse() as mlp:
-            return b.experts("mlp", cfg.hidden_size, mlp)
+            return b.experts("mlp", dim, mlp, post=post, scale=cfg.residual_scale)
 
 
 class GroupedAttention(nn.Module):
     """Queries, keys and values in one product, and attention over them."""
 
-    def __init__(self, cfg: DecoderConfig, gqa: GQA, b: Builder, *, norm: RMSNorm, is_last: bool) -> None:
+    def __init__(
+        self, cfg: DecoderConfig, gqa: GQA, b: Builder, *, norm: RMSNorm | Add, is_last: bool
+    ) -> None:
         super().__init__()
-        dim = gqa.heads.dim
-        qk_norm = (b.norm("q_norm", dim, cfg.norm), b.norm("k_norm", dim, cfg.norm)) if gqa.qk_norm else None
+        dim, qk_norm = gqa.heads.dim, None
+        if gqa.qk_norm == "head":
+            qk_norm = b.norm("q_norm", dim, cfg.norm), b.norm("k_norm", dim, cfg.norm)
+        is_width = gqa.qk_norm == "width"
+        self.width_norm = b.width_norm("q_norm", "k_norm", gqa.heads, cfg.norm) if is_width else None
         self.qkv = b.qkv("qkv_proj", cfg.hidden_size, gqa.heads, bias=gqa.qkv_bias, norm=norm)
         self.attention = b.attention(
             "attn",
             gqa.heads,
             gqa.scores,
-            rope=None if gqa.rope is None else b.rope(gqa.rope),
+            rope=gqa.rope,
             qk_norm=qk_norm,
             is_last=is_last,
         )
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
         """x [T, D], or as its norm rounds it for the product -> [T, N * H]."""
-        return self.attention(self.qkv(x, fwd), fwd)
+        qkv = self.qkv(x, fwd)
+        return self.attention(qkv if self.width_norm is None else self.width_norm(qkv), fwd)
 
 
 class LatentMixer(nn.Module):
     """Queries and latents, and attention over what is made of latents."""
 
-    def __init__(self, cfg: DecoderConfig, mla: MLA, b: Builder, *, norm: RMSNorm, is_last: bool) -> None:
+    def __init__(
+        self, cfg: DecoderConfig, mla: MLA, b: Builder, *, norm: RMSNorm | Add, is_last: bool
+    ) -> None:
         super().__init__()
         self.project = b.latent(cfg.hidden_size, mla.heads, mla.latent_norm, bias=mla.bias, norm=norm)
         self.attention = b.latent_attention(
@@ -134,11 +155,16 @@ class Decoder(nn.Module):
         self.ignored = ("*rotary_emb.inv_freq", *tied_head, *heads_in_checkpoint(config))
         self.num_layers = len(cfg.layers)
         m = b.at("model")
-        self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size)
+        self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size, scale=cfg.embedding_scale)
         self.layers = m.layers(len(cfg.layers), lambda i, b: DecoderLayer(cfg, b, i))
         self.norm = m.norm("norm", cfg.hidden_size, cfg.norm)
         tied = self.embed if cfg.tied else None
-        self.head = b.head("lm_head", cfg.vocab_size, cfg.hidden_size, tied=tied)
+        self.head = b.head(
+            *("lm_head", cfg.vocab_size, cfg.hidden_size),
+            tied=tied,
+            scale=cfg.logit_scale,
+            cap=cfg.logit_cap,
+        )
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:

@@ -17,8 +17,9 @@ from pellucid.layers.latent import LatentHeads
 from pellucid.layers.norm import NormSpec
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.fields import Fields
-from pellucid.models.rope import rope_config
+from pellucid.models.rope import FamilyRope, rope_config
 
+QKNormed = Literal["head", "width"]  # queries and keys are normalized over each head, or over all together
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -29,7 +30,7 @@ class GQA:
     heads: Heads
     scores: Scores
     rope: RopeConfig | None
-    qk_norm: Literal["head"] | None = None  # of queries and keys, over each head
+    qk_norm: QKNormed | None = None
     qkv_bias: bool = False
     o_bias: bool = False
 
@@ -79,10 +80,15 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norms:
-    """What the checkpoint calls the norms of a layer."""
+    """What the checkpoint calls the norms of a layer; None, there is no such one.
 
-    before_attention: str = "input_layernorm"
-    before_mlp: str = "post_attention_layernorm"
+    Those before take the residual stream, those behind what is then added to it.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    behind_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    behind_mlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,10 @@ class DecoderConfig:
     layers: tuple[LayerConfig, ...]
     norm: NormSpec
     norms: Norms = Norms()
+    embedding_scale: float = 1.0  # of embeddings
+    residual_scale: float = 1.0  # of what layers add to the residual stream
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # logits become cap * tanh(logits / cap)
 
 
 class Sizes(TypedDict):
@@ -143,25 +153,38 @@ def layer_types(config: Fields, default: Sequence[str] | None = None) -> list[st
     return types
 
 
+def every(interval: int, config: Fields) -> list[str]:
+    """The kinds of layers of which every `interval`-th has full attention, and the others a window."""
+    num = config.size("num_hidden_layers")
+    return ["full_attention" if (i + 1) % interval == 0 else "sliding_attention" for i in range(num)]
+
+
+def windows_of(types: Sequence[str], window: int | None) -> list[int | None]:
+    """The tokens that a query of each layer sees: `window` where layers are of the sliding kind."""
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
 def grouped_layers(
     config: Fields,
     heads: Heads,
     *,
+    types: Sequence[str] | None = None,
     windows: Sequence[int | None] | None = None,
-    qk_norm: Literal["head"] | None = None,
+    qk_norm: QKNormed | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
+    rope: FamilyRope | None = None,
 ) -> tuple[GQA, ...]:
     """The mixer of each layer where they differ in windows and ropes alone.
 
-    windows: tokens a query of each layer sees, itself included; None sees all.
+    types: the layers' kinds.  windows: tokens a query of each sees, itself included; None sees all.
     """
-    types = layer_types(config)
+    types = types or layer_types(config)
     return tuple(
         GQA(
             heads=heads,
             scores=Scores(scale=heads.dim**-0.5, window=window),
-            rope=rope_config(config, heads.dim, kind),
+            rope=rope_config(config, heads.dim, kind, rope),
             qk_norm=qk_norm,
             qkv_bias=qkv_bias,
             o_bias=o_bias,

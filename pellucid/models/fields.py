@@ -61,6 +61,20 @@ class Fields:
             raise self._wrong(name, value, "a list of integers")
         return list(value)
 
+    def without(self, name: str) -> Fields:
+        """The same, silent about one field."""
+        return Fields({key: value for key, value in self.config.items() if key != name}, self._file)
+
+    def floats(self, name: str) -> list[float]:
+        value = self._value(name, None)
+        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
+            raise self._wrong(name, value, "a list of numbers")
+        return [float(item) for item in value]
+
+    def number(self, name: str, default: float | None) -> float | None:
+        """A number; null is none, and only a field that is absent means `default`."""
+        return default if name not in self.config else self.float(name) if self.has(name) else None
+
     def part(self, name: str) -> Fields:
         """A nested object."""
         value = self._value(name, None)

@@ -16,10 +16,11 @@ from pellucid.attention.base import AnyBackend
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kv.layout import LayerCache
+from pellucid.layers.addend import Addend
 from pellucid.layers.attention import Attention
 from pellucid.layers.embedding import SplitVocabEmbedding, VocabEmbedding
 from pellucid.layers.latent import LatentAttention
-from pellucid.layers.linear import Linear, Unsummed
+from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
 from pellucid.layers.weight import Weight
 from pellucid.models.builder import Builder
@@ -28,7 +29,7 @@ from pellucid.models.registry import Model
 from pellucid.taps import Taps
 
 # From ids [T] to embeddings [T, D].  No module, so that what is borrowed is loaded once, by its owner.
-Embed = Callable[[Tensor], Tensor | Unsummed]
+Embed = Callable[[Tensor], Tensor | Addend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,6 @@ class BuiltHead:
         return self.model(replace(fwd, attn=attn, taps=Taps()), states)
 
 
-def whole(x: Tensor | Unsummed) -> Tensor:
+def whole(x: Tensor | Addend) -> Tensor:
     """What an embedding gives, summed over ranks."""
-    return x.sum() if isinstance(x, Unsummed) else x
+    return x.sum() if isinstance(x, Addend) else x

@@ -7,18 +7,43 @@ transformers 4 writes `rope_theta` and `rope_scaling` (with `type` or `rope_type
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from pellucid.layers.rope import KINDS, RopeConfig
 from pellucid.models.fields import Fields
 
-PRETRAINED_LENGTH = ("llama3", "yarn")  # kinds that ask for the length seen in pre-training
+PRETRAINED_LENGTH = ("llama3", "yarn", "longrope")  # kinds that ask for the length seen in pre-training
 DEFAULT_THETA = 10000.0
+ANY_ROTARY_DIM = 2  # asked with by who wants to know no more than how far positions reach
 
 
-def rope_config(config: Fields, head_dim: int, layer_type: str = "full_attention") -> RopeConfig:
-    """The rotary embedding of layers of this type.  Raises ValueError for a kind that is not known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRope:
+    """How a family's positions turn, as far as its config.json does not say."""
+
+    theta: float = DEFAULT_THETA
+    local_theta: float | None = None  # in layers with a window; default `theta`
+    partial: float = 1.0  # the share of a head's features that turn
+    interleaved: bool = False
+    stretches_windows: bool = True  # whether rope_scaling is for layers with a window, too
+
+
+def rope_config(
+    config: Fields,
+    head_dim: int,
+    layer_type: str = "full_attention",
+    family: FamilyRope | None = None,
+) -> RopeConfig:
+    """The rotary embedding of layers of this type.  Raises ValueError for a kind that is not known.
+
+    family: where config.json does not say.
+    """
+    family, is_window = family or FamilyRope(), layer_type == "sliding_attention"
+    if is_window and not family.stretches_windows:
+        config = config.without("rope_scaling")
     scaling = scaling_fields(config, layer_type)
     kind = scaling.str("rope_type", scaling.str("type", "default"))
+    kind = "longrope" if scaling.has("long_factor") else kind  # which has been called "su" and "yarn"
     if scaling.has("mrope_section") or kind == "mrope":
         raise ValueError(
             "config.json asks for a multimodal rotary embedding (mrope); this engine serves text"
@@ -28,11 +53,15 @@ def rope_config(config: Fields, head_dim: int, layer_type: str = "full_attention
     max_position = config.size("max_position_embeddings")
     original = original_length(config, scaling, max_position) if kind in PRETRAINED_LENGTH else 0
     factor = scaling_factor(scaling, kind, max_position, original)
-    partial = scaling.float("partial_rotary_factor", config.float("partial_rotary_factor", 1.0))
+    partial = scaling.float("partial_rotary_factor", config.float("partial_rotary_factor", family.partial))
+    rotary_dim = int(head_dim * partial)
+    theta = config.float("rope_theta", family.theta)
+    if is_window:
+        theta = config.float("rope_local_base_freq", family.local_theta or theta)
     return RopeConfig(
         kind=kind,
-        theta=scaling.float("rope_theta", config.float("rope_theta", DEFAULT_THETA)),
-        rotary_dim=int(head_dim * partial),
+        theta=scaling.float("rope_theta", theta),
+        rotary_dim=rotary_dim,
         max_position_embeddings=max_position,
         factor=factor,
         original_max_position_embeddings=original,
@@ -40,8 +69,11 @@ def rope_config(config: Fields, head_dim: int, layer_type: str = "full_attention
         high_freq_factor=scaling.float("high_freq_factor", 4.0),
         beta_fast=scaling.float("beta_fast", 32.0),
         beta_slow=scaling.float("beta_slow", 1.0),
-        attention_factor=yarn_attention_factor(scaling, factor) if kind == "yarn" else 1.0,
+        attention_factor=attention_factor(scaling, kind, factor, original),
         truncate=scaling.bool("truncate", True),
+        short_factors=frequency_factors(scaling, "short_factor", rotary_dim) if kind == "longrope" else (),
+        long_factors=frequency_factors(scaling, "long_factor", rotary_dim) if kind == "longrope" else (),
+        interleaved=family.interleaved,
     )
 
 
@@ -61,7 +93,7 @@ def original_length(config: Fields, scaling: Fields, max_position: int) -> int:
 def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int) -> float:
     if kind == "default":
         return 1.0
-    if kind == "yarn" and not scaling.has("factor"):
+    if kind in ("yarn", "longrope") and not scaling.has("factor"):
         return max_position / original
     factor = scaling.float("factor")
     if not factor > 0:
@@ -69,10 +101,28 @@ def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int)
     return factor
 
 
-def yarn_attention_factor(scaling: Fields, factor: float) -> float:
-    """What cosines and sines are multiplied with; 0.1 ln(factor) + 1 unless the config says otherwise."""
+def frequency_factors(scaling: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
+    """What divides each frequency.  Raises ValueError if there is not one for each that turns."""
+    factors = scaling.floats(name)
+    # How far positions reach is asked for heads of any size; then nothing turns.
+    if len(factors) != rotary_dim // 2 and rotary_dim > ANY_ROTARY_DIM:
+        raise ValueError(f"{name} in config.json has {len(factors)} numbers, must have {rotary_dim // 2}")
+    return tuple(factors)
+
+
+def attention_factor(scaling: Fields, kind: str, factor: float, original: int) -> float:
+    """What cosines and sines are multiplied with, for the kinds that do."""
+    if kind not in ("yarn", "longrope"):
+        return 1.0
     if scaling.has("attention_factor"):
         return scaling.float("attention_factor")
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return yarn_attention_factor(scaling, factor)
+
+
+def yarn_attention_factor(scaling: Fields, factor: float) -> float:
+    """0.1 ln(factor) + 1 unless the config has weights for it."""
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

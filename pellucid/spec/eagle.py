@@ -19,7 +19,7 @@ from pellucid.layers.norm import NormSpec
 from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.models.builder import Builder
 from pellucid.models.decoder import Decoder
-from pellucid.models.decoder_config import GQA, dense, grouped_layers, heads_of
+from pellucid.models.decoder_config import dense, grouped_layers, heads_of
 from pellucid.models.fields import Fields
 from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
 from pellucid.sample.output import SampleOutput
@@ -47,7 +47,7 @@ class EagleHead(nn.Module):
         layer = b.at("layers.0")
         a, mlp = layer.at("self_attn"), dense(config)
         self.qkv = a.qkv("qkv_proj", dim, mixer.heads, bias=mixer.qkv_bias)
-        self.attention = a.attention("attn", mixer.heads, mixer.scores, rope=rope_of(a, mixer))
+        self.attention = a.attention("attn", mixer.heads, mixer.scores, rope=mixer.rope)
         self.o = a.row("o_proj", mixer.width, dim)
         self.post_norm = layer.norm("post_attention_layernorm", dim, norm_of(config))
         self.mlp = layer.gated_mlp("mlp", dim, mlp.hidden, mlp.act, norm=self.post_norm)
@@ -96,11 +96,6 @@ class EagleProposer:
 def norm_of(config: Fields) -> NormSpec:
     """A head's norms."""
     return NormSpec(config.float("rms_norm_eps", 1e-6))
-
-
-def rope_of(b: Builder, mixer: GQA) -> Tensor | None:
-    """Its rotary table, as long as the target's texts whatever its own config says."""
-    return None if mixer.rope is None else b.rope(mixer.rope)
 
 
 def check_size(config: Fields, lender: Lender) -> None:

@@ -24,7 +24,7 @@ from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
-from pellucid.spec.eagle import check_size, norm_of, rope_of
+from pellucid.spec.eagle import check_size, norm_of
 from pellucid.spec.follower import Follower
 from pellucid.spec.own_vocabulary import OwnVocabulary
 
@@ -60,7 +60,7 @@ class Eagle3Head(nn.Module):
         self.hidden_norm = layer.norm("hidden_norm", dim, norm)
         a = layer.at("self_attn")
         self.qkv = a.qkv("qkv_proj", 2 * dim, mixer.heads, bias=mixer.qkv_bias)
-        self.attention = a.attention("attn", mixer.heads, mixer.scores, rope=rope_of(a, mixer))
+        self.attention = a.attention("attn", mixer.heads, mixer.scores, rope=mixer.rope)
         self.o = a.row("o_proj", mixer.width, dim)
         self.post_norm = layer.norm("post_attention_layernorm", dim, norm)
         self.mlp = layer.gated_mlp("mlp", dim, mlp.hidden, mlp.act, norm=self.post_norm)

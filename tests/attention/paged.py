@@ -35,6 +35,7 @@ class Rows:
     v_scale: float = 1.0
     qk_norm: QKNorm | None = None
     rope: Tensor | None = None
+    interleaved: bool = False
     is_last: bool = False
     parents: tuple[int, ...] = ()  # of the trees that `num_drafts` drafts of each row are
     num_drafts: list[int] | None = None

@@ -234,17 +234,19 @@ def compile_exchanges() -> None:
         _, _, rows, words = memory_shape(size)
         mailbox = {"RANK": 1, "SIZE": size, "ROWS": rows, "WORDS": words, "DEPENDENT": False}
         row = {"NUM_WORDS": words, "PADDED": words, "DTYPE": triton.language.bfloat16}
+        sum_norm = row | {"HAS_RESIDUAL": True, "IS_SCALED": False, "post_ptr": None}
         short = row | {"NUM_WORDS": 100, "PADDED": padded_words(100)}
         for kernel, constants, num_warps, num_messages in (
             (sum_kernel, row, 16, 1),
             (sum_kernel, short, 1, 1),
-            (sum_add_rms_norm_kernel, row | {"HAS_RESIDUAL": True}, 16, 1),
+            (sum_add_rms_norm_kernel, sum_norm, 16, 1),
             (gather_kernel, {"PADDED": 1024}, 8, 1),
             (best_of_ranks_kernel, {"PADDED": words // 2}, 8, 2),
             (best_of_ranks_kernel, {"PADDED": padded_words(1)}, 1, 2),
         ):
             types = dict.fromkeys(kernel.arg_names, "*i32")
-            types |= {"addresses_ptr": "*i64", "eps": "fp32", "num_words": "i32", "num": "i32"}
+            types |= {"addresses_ptr": "*i64", "num_words": "i32", "num": "i32"}
+            types |= dict.fromkeys(("eps", "post_eps", "post_scale"), "fp32")
             made = compiled(kernel, types, mailbox | constants, num_warps=num_warps)
             # Sums load what all ranks send at one place, others what each sends at one, and at a second one
             # where it was missing.  As in `compile_decode`, nobody would look at a further copy.
@@ -294,13 +296,18 @@ def compile_passes() -> None:
             **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": heads},
             **{"HALF": rotary_dim // 2, "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2)},
             **{"REST_PADDED": triton.next_power_of_2(max(1, head_dim - rotary_dim))},
-            **{"HAS_NORM": True, "HAS_ROPE": True, "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0},
+            **{
+                "HAS_NORM": True,
+                "HAS_ROPE": True,
+                "INTERLEAVED": False,
+                "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0,
+            },
         }
         size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
         sys.stdout.write(f"qkv_rope_kernel {head_dim} {size}\n")
     for dim in (1024, MAX_DIM):
         constants = {"DIM": dim, "DIM_PADDED": dim, "GROUP": dim, "HAS_RESIDUAL": True, "scales_ptr": None}
-        constants |= {"static_ptr": None}
+        constants |= {"static_ptr": None, "post_ptr": None, "IS_SCALED": False}
         size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
         sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
     for act in ACTIVATIONS:
@@ -515,6 +522,7 @@ def compile_quantization() -> None:
     sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
     for group, own in ((4096, {"static_ptr": None}), (4096, {}), (128, {"static_ptr": None})):
         constants = {"DIM": 4096, "DIM_PADDED": 4096, "GROUP": group, "HAS_RESIDUAL": True} | own
+        constants |= {"post_ptr": None, "IS_SCALED": False}
         size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
         sys.stdout.write(f"add_rms_norm_kernel fp8 {size}\n")
     for group, num_scales, own in ((BLOCK, 1, {}), (128, 96, {"static_ptr": None})):

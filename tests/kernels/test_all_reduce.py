@@ -27,6 +27,7 @@ from pellucid.kernels.all_reduce import (
     sum_rows,
     sum_rows_ref,
 )
+from pellucid.kernels.rms_norm import NO_POST, Post
 from tests.kernels.compare import assert_rounded_alike
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="is for the interpreter")
@@ -82,6 +83,20 @@ def check_norms(rank: int, size: int, box: Mailbox) -> None:
         assert_rounded_alike(out, expected)
 
 
+def check_posts(rank: int, size: int, box: Mailbox) -> None:
+    """What is normalized or scaled behind the sum, weights of either width, and no norm behind."""
+    shape = (2, 200)
+    narrow, wide = part_of(50, 0, shape[1:]), part_of(51, 0, shape[1:]).float()
+    cases = ((narrow, Post(wide, 1e-3)), (wide, Post(narrow, 1e-3, 0.3)), (None, Post(wide, 1e-5)))
+    for use, (weight, post) in enumerate((*cases, (narrow, Post(scale=0.7)), (None, NO_POST))):
+        parts, residual = parts_of(size, use, shape), part_of(60, use, shape)
+        expected, expected_stream = sum_add_rms_norm_ref(parts, residual.clone(), weight, 1e-6, post)
+        out, stream = sum_add_rms_norm(part_of(rank, use, shape), residual, weight, 1e-6, box, post)
+        assert stream is residual and (out is stream) == (weight is None)
+        assert_rounded_alike(stream, expected_stream)
+        assert_rounded_alike(out, expected)
+
+
 def check_gathers(rank: int, size: int, box: Mailbox) -> None:
     """Messages of one piece, of several, and of any type."""
     for use, shape in enumerate(((3, 2), (1, 5000), (2, 1100), (6,))):
@@ -105,7 +120,7 @@ def run_rank(rank: int, size: int, folder: str) -> None:
     """All checks with one mailbox: the rows of one kind of use are those of the others."""
     torch.set_num_threads(1)
     box = mailbox(Path(folder), rank, size)
-    for check in (check_sums, check_norms, check_gathers, check_best):
+    for check in (check_sums, check_norms, check_posts, check_gathers, check_best):
         check(rank, size, box)
 
 

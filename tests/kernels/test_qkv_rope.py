@@ -30,6 +30,8 @@ class Shape:
     rotary_dim: int  # 0: nothing turns
     has_norm: bool
     block_size: int = 16
+    interleaved: bool = False
+    is_wide: bool = False
 
 
 SHAPES = [
@@ -40,6 +42,9 @@ SHAPES = [
     Shape(9, 3, 96, 24, False),
     Shape(2, 2, 40, 0, True),
     Shape(3, 1, 7, 0, False),
+    Shape(4, 2, 16, 16, True, is_wide=True),
+    Shape(4, 2, 24, 12, True, interleaved=True),
+    Shape(5, 1, 64, 64, False, interleaved=True),
 ]
 
 
@@ -75,15 +80,17 @@ def make(shape: Shape, dtype: torch.dtype = torch.float32, num_tokens: int = 5) 
         positions=torch.randint(MAX_LEN, (num_tokens,), device=DEVICE),
         places=torch.randperm(8 * shape.block_size, device=DEVICE)[:num_tokens],
         options={
-            "norm": (weight.to(dtype), 1e-6) if shape.has_norm else None,
+            "norm": (weight if shape.is_wide else weight.to(dtype), 1e-6) if shape.has_norm else None,
             "rope": table(shape.rotary_dim) if shape.rotary_dim else None,
+            "interleaved": shape.interleaved,
         },
     )
 
 
 def name(shape: Shape) -> str:
-    norm = "norm" if shape.has_norm else "no-norm"
-    return f"{shape.num_heads}+{shape.num_kv_heads}x{shape.head_dim}-turn{shape.rotary_dim}-{norm}"
+    norm = ("wide-norm" if shape.is_wide else "norm") if shape.has_norm else "no-norm"
+    turn = f"{'pairs' if shape.interleaved else 'turn'}{shape.rotary_dim}"
+    return f"{shape.num_heads}+{shape.num_kv_heads}x{shape.head_dim}-{turn}-{norm}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

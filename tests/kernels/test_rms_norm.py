@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm, add_rms_norm_ref
+from pellucid.kernels.rms_norm import MAX_DIM, Post, add_rms_norm, add_rms_norm_ref
 from tests.kernels.compare import DTYPES, assert_rounded_alike
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +30,31 @@ def test_it_rounds_as_its_reference_does(
     y, stream = add_rms_norm(x, ours, weight, 1e-6)
     assert_rounded_alike(y, expected)
     assert torch.equal(stream, expected_stream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_kind", ["none", "narrow", "wide"])
+@pytest.mark.parametrize("post_kind", ["none", "narrow", "wide"])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_norms_before_the_sum_factors_and_wide_weights_round_alike(
+    weight_kind: str, post_kind: str, scale: float, dtype: torch.dtype
+) -> None:
+    x, residual, weight = operands(3, 200, dtype)
+    kinds = {"none": None, "narrow": weight, "wide": 1 + torch.randn(200, device=DEVICE) / 4}
+    post = Post(kinds[post_kind], 1e-3, scale)
+    expected, expected_stream = add_rms_norm_ref(x, residual.clone(), kinds[weight_kind], 1e-6, post)
+    y, stream = add_rms_norm(x.clone(), residual, kinds[weight_kind], 1e-6, post)
+    assert stream is residual and (y is stream) == (weight_kind == "none")
+    assert_rounded_alike(stream, expected_stream)
+    assert_rounded_alike(y, expected)
+
+
+def test_a_wide_weight_is_rounded_once_with_its_product() -> None:
+    x, _, _ = operands(50, 64, torch.float16)
+    weight = 1 + torch.randn(64, device=DEVICE) / 4
+    inverse_rms = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    for function in (add_rms_norm, add_rms_norm_ref):
+        assert_rounded_alike(function(x, None, weight, 1e-6)[0], (x.float() * inverse_rms * weight).half())
 
 
 @pytest.mark.parametrize("function", [add_rms_norm, add_rms_norm_ref])

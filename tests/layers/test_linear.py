@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import ALONE, SingleRank
-from pellucid.layers.linear import Unsummed
+from pellucid.layers.addend import Addend
 
 
 class Twins(SingleRank):
@@ -21,11 +21,11 @@ class Twins(SingleRank):
 
 def test_parts_of_two_sums_are_parts_of_the_sum_of_both() -> None:
     group, (x, y) = Twins(), torch.randn(2, 3, 4)
-    both = Unsummed(x, group) + Unsummed(y, group)
+    both = Addend(x, group) + Addend(y, group)
     torch.testing.assert_close(both.sum(), 2 * (x + y))
 
 
 def test_only_sums_over_the_same_ranks_are_added() -> None:
     x = torch.randn(3, 4)
     with pytest.raises(AssertionError, match="ranks"):
-        _ = Unsummed(x, Twins()) + Unsummed(x, ALONE)
+        _ = Addend(x, Twins()) + Addend(x, ALONE)

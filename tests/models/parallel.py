@@ -25,11 +25,10 @@ class ParallelLayer(nn.Module):
         super().__init__()
         dim, (mixer, mlp) = cfg.hidden_size, (cfg.layers[index].mixer, cfg.layers[index].mlp)
         heads = mixer.heads
-        assert mixer.rope is not None
         self.norm = b.norm("input_layernorm", dim, cfg.norm)
         a = b.at("self_attn")
         self.qkv = a.qkv("qkv_proj", dim, heads)
-        self.attention = a.attention("attn", heads, mixer.scores, rope=a.rope(mixer.rope))
+        self.attention = a.attention("attn", heads, mixer.scores, rope=mixer.rope)
         self.o = a.row("o_proj", heads.num * heads.dim, dim)
         self.mlp = b.gated_mlp("mlp", dim, mlp.hidden, mlp.act)
         self.post_norm = b.norm("post_attention_layernorm", dim, cfg.norm)

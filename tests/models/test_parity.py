@@ -37,6 +37,8 @@ SMALL: dict[str, object] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "eos_token_id": None,
 }
 
 
@@ -64,6 +66,30 @@ def latent(**numbers: object) -> dict[str, object]:
     return sizes | {"q_lora_rank": 20, "num_key_value_heads": 4} | experts | numbers
 
 
+def longrope(*, original: int) -> dict[str, object]:
+    factors = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i for i in range(8)]}
+    return {"original_max_position_embeddings": original, "max_position_embeddings": 512} | rope(
+        "longrope", **factors
+    )
+
+
+GRANITE: dict[str, object] = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.5,
+}
+OLMO3_YARN: dict[str, object] = {
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3} | {
     "norm_topk_prob": True
@@ -101,6 +127,66 @@ CASES = [
     Case("mistral", "Mistral", {"sliding_window": None}),
     Case("mistral with a narrow window", "Mistral", {"sliding_window": 5, "head_dim": 32}),
     Case("mistral with yarn", "Mistral", {"sliding_window": 12, **yarn(attention_factor=0.8)}),
+    Case("phi3", "Phi3", {}),
+    Case(
+        "phi3 with a window, one kv head, part of a head",
+        "Phi3",
+        {"sliding_window": 9, "num_key_value_heads": 1, "partial_rotary_factor": 0.75},
+    ),
+    Case("phi3 with longrope", "Phi3", longrope(original=256)),
+    Case("glm", "Glm", {"head_dim": 16}),
+    Case(
+        "glm without biases, all of a head",
+        "Glm",
+        {"head_dim": 24, "attention_bias": False, "partial_rotary_factor": 1.0},
+    ),
+    Case("glm4", "Glm4", {"head_dim": 16}),
+    Case(
+        "glm4 with one kv head, tied",
+        "Glm4",
+        {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    Case("granite", "Granite", GRANITE),
+    Case(
+        "granite with biases, tied",
+        "Granite",
+        GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    Case("granite without factors", "Granite", {}),
+    Case("olmo2", "Olmo2", {}),
+    Case("olmo2 with biases, one kv head", "Olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
+    Case("olmo2 tied, as many kv heads", "Olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    Case("olmo3", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 6}),
+    Case(
+        "olmo3 with yarn in full layers",
+        "Olmo3",
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 11, **OLMO3_YARN},
+    ),
+    Case("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
+    Case(
+        "smollm3 with windows, biases, untied",
+        "SmolLM3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Case("seed-oss", "SeedOss", {"head_dim": 16}),
+    Case(
+        "seed-oss with other biases, tied",
+        "SeedOss",
+        {
+            "head_dim": 24,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     Case("mistral with gelu", "Mistral", {"hidden_act": "gelu", "sliding_window": 64}),
     Case("qwen3moe", "Qwen3Moe", MOE),
     Case(
@@ -231,6 +317,13 @@ def test_dynamic_scaling_is_that_of_the_longest_sequence(tmp_path: Path) -> None
     harness = Harness(load(tmp_path, max_model_len=80), num_seqs=1, max_len=80)
     (logits,) = harness.step({0: tokens})
     assert_close(logits, reference.logits(tokens))
+
+
+def test_longrope_is_long_if_the_engine_admits_long_sequences(tmp_path: Path) -> None:
+    reference = Reference("Phi3", longrope(original=32) | {"tie_word_embeddings": True}, tmp_path)
+    harness = Harness(load(tmp_path, max_model_len=MAX_LEN), num_seqs=1, max_len=MAX_LEN)
+    (logits,) = harness.step({0: reference.prompts[0]})  # of 37 tokens
+    assert_close(logits, reference.logits(reference.prompts[0]))
 
 
 def test_a_config_as_transformers_4_writes_it_means_the_same(tmp_path: Path) -> None:

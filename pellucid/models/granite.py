@@ -1,0 +1,29 @@
+"""Granite 3: Llama with a factor for embeddings, scores, what layers add, and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pellucid.attention.base import Scores
+from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, dense, grouped_layers, heads_of
+from pellucid.models.fields import Fields
+
+
+class Granite(Decoder):
+    """GraniteForCausalLM (Granite Team 2024)."""
+
+    @staticmethod
+    def declare(config: Fields) -> DecoderConfig:
+        bias, scores = (
+            config.bool("attention_bias", False),
+            Scores(scale=config.float("attention_multiplier", 1.0)),
+        )
+        mixers = grouped_layers(config, heads_of(config), qkv_bias=bias, o_bias=bias)
+        mixers = [replace(mixer, scores=scores) for mixer in mixers]
+        return replace(
+            decoder_config(config, mixers, dense(config, bias=config.bool("mlp_bias", False))),
+            embedding_scale=config.float("embedding_multiplier", 1.0),
+            residual_scale=config.float("residual_multiplier", 1.0),
+            logit_scale=1 / config.float("logits_scaling", 1.0),
+        )

@@ -1,0 +1,21 @@
+"""Phi-3, 3.5, 4 and 4-mini: fused projections, LongRoPE in the long ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
+from pellucid.models.fields import Fields
+
+
+class Phi3(Decoder):
+    """Phi3ForCausalLM (Abdin et al. 2024)."""
+
+    stacked: ClassVar[dict[str, tuple[str, ...]]] = {}  # qkv_proj and gate_up_proj are one tensor each
+
+    @staticmethod
+    def declare(config: Fields) -> DecoderConfig:
+        window = config.size("sliding_window") if config.has("sliding_window") else None
+        windows = [window] * config.size("num_hidden_layers")
+        return decoder_config(config, grouped_layers(config, heads_of(config), windows=windows), eps=1e-5)
