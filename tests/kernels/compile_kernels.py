@@ -96,7 +96,7 @@ LONG = {"slot_mapping_ptr", "cu_keys_ptr", "codes_ptr", "seeds_ptr", "slots_ptr"
     "targets_ptr",
     *("cu_query_ptr", "cu_logits_ptr", "num_drafts_ptr", "num_computed_ptr", "limits_ptr", "places_ptr"),
     *("starts_ptr", "roots_ptr", "room_ptr", "logit_slots_ptr", "logit_places_ptr", "mapping_ptr"),
-    *("query_lens_ptr", "newest_ptr", "step_positions_ptr", "logits_index_ptr", "drawn_ptr"),
+    *("num_query_ptr", "newest_ptr", "step_positions_ptr", "logits_index_ptr", "drawn_ptr"),
 }
 FP8_TYPES = {
     "x_scale_ptr": "*fp32",
