@@ -107,6 +107,9 @@ class SchedulerConfig:
         "plans under way at once: 1 plain, 2 overlaps host and device; a pipeline takes one for each stage; "
         "default the pipeline stages, and one more on a GPU",
     )
+    trace_steps: str | None = option(
+        None, "a file for what each step does, without texts: for the X-ray, and for `pellucid replay`"
+    )
     check_invariants: bool = option(False, "verify every block's owner after every step (slow)")
 
 

@@ -100,6 +100,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "engine": {
         *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),
     },
+    "engine.replay": {"engine", "schedule", "kv", "types", "sampling_params"},
     "engine.build": {
         *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "models.draft"),
         *("kernels.compilers", "config", "resolve", "platform"),

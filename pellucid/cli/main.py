@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "demo": "show the bundled model: thinking, a tool call, a completion",
     "run-batch": "answer a file of requests, in OpenAI's batch form",
+    "replay": "run a recorded engine's scheduler again, with other limits, in virtual time",
     "bench": "measure throughput, latency, or a server under load",
     "inspect": "show how a model's weights are stored, and what multiplies them here",
     "quantize": "make a quantized checkpoint of a plain one",

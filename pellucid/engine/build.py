@@ -6,10 +6,12 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from pellucid.config import KEEP_KV, EngineConfig
 from pellucid.engine.core import Engine
+from pellucid.engine.trace import StepTrace
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.features.host import HostFeatures
 from pellucid.kernels.compilers import Share, end_early, start_early
@@ -63,6 +65,9 @@ def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
     capacity = executor.start(resolved)
     try:
         engine = _make_engine(resolved, executor, capacity)
+        if (path := config.scheduler.trace_steps) is not None:
+            path += f".{replica}" if config.parallel.data_parallel_size > 1 else ""
+            engine.trace = StepTrace(Path(path), engine.scheduler, engine.stats)
     except BaseException:  # Ctrl-C, too: workers hold memory that others may want
         executor.shutdown()
         raise

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
+from pellucid.engine.trace import NullTrace, Trace
 from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.interrupts import held_back
@@ -53,6 +54,7 @@ class Engine:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
         self.xray: XRay = NullXRay()
+        self.trace: Trace = NullTrace()
         self._features = scheduler.features
         self._check_invariants = check_invariants
         self._is_synthetic = is_synthetic  # drafts stand by chance
@@ -181,6 +183,7 @@ class Engine:
     def _add(self, request: Request) -> SeqUpdate | None:
         if self.error is not None:
             return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=self.error)
+        self.trace.arrives(request)
         futures = self._features.prepare(request)
         if not futures:
             return self.scheduler.add(request)
@@ -255,6 +258,7 @@ class Engine:
             if self.error is None:
                 self.executor.check()  # nobody waits for a worker that could die meanwhile
             self._count_empty()
+            self.trace.rests()
             if self._preparing:
                 self._arrived.wait(POLL_SECONDS)
             return
@@ -272,6 +276,7 @@ class Engine:
         self._num_late_compilations = max(self._num_late_compilations, result.num_late_compilations)
         self._sizes.add(plan.num_tokens)
         self.xray.lands(plan, result, seconds)
+        self.trace.lands(plan, result, seconds)
         news = self.scheduler.commit(plan, result)
         try:
             self._features.land(result.told, news, self.scheduler)
@@ -345,6 +350,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the workers.  Requests under way get no answer any more: finish or abort them before."""
+        self.trace.rests()
         self._features.shutdown()
         self.executor.shutdown()
 

@@ -1,0 +1,117 @@
+"""What an engine did is written down, read again, and run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pellucid.cli.main import main
+from pellucid.engine.replay import Outcome, StepCost, measured, pictures, read_trace, replay
+from pellucid.engine.trace import RequestRecord, StepRecord, StepTrace
+from pellucid.schedule.step import SchedulerOptions
+from tests.schedule.device import Device, make_request, make_scheduler
+
+TEXT = list(range(500, 532))
+
+
+def record(path: Path, *, num_requests: int = 6, num_slots: int = 4) -> dict[str, int]:
+    """An engine's life in virtual time: a decode takes 1 ms, a prompt token 0.1 ms, a step 2 ms more."""
+    now = [0.0]
+    scheduler, device = make_scheduler(num_slots=num_slots), Device()
+    trace = StepTrace(path, scheduler, lambda: None, clock=lambda: now[0])  # type: ignore[arg-type,return-value]
+    lengths: dict[str, int] = {}
+    for i in range(num_requests):
+        request = make_request(f"r{i}", TEXT + [i], max_tokens=3 + i)
+        trace.arrives(request)
+        scheduler.add(request)
+    while scheduler.has_unfinished:
+        plan = scheduler.next_plan()
+        assert plan is not None
+        num_decode = sum(row.num_query == 1 for row in plan.rows)
+        seconds = 0.002 + 0.001 * num_decode + 0.0001 * (plan.num_tokens - num_decode)
+        now[0] += seconds
+        result = device.run(plan)
+        trace.lands(plan, result, seconds)
+        for update in scheduler.commit(plan, result).one_by_one():
+            lengths[update.request_id] = lengths.get(update.request_id, 0) + len(update.new_token_ids)
+    trace.rests()
+    return lengths
+
+
+def facts(outcome: Outcome) -> tuple[int, int, int, int]:
+    return outcome.num_steps, outcome.num_tokens, outcome.num_preemptions, outcome.num_cached
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    lengths = record(tmp_path / "trace")
+    recorded = read_trace(tmp_path / "trace")
+    assert recorded.num_generated == lengths == {f"r{i}": 3 + i for i in range(6)}
+    first, second = recorded.requests[:2]
+    assert first.prompt_len == 33 and len(first.blocks) == 8 and first.blocks == second.blocks
+    assert "500" not in (tmp_path / "trace").read_text(), "no tokens"
+    assert pictures(tmp_path / "trace")[0]["frame"]["is_first"] is True  # type: ignore[index]
+
+
+def test_the_scheduler_does_the_same_again(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    recorded = read_trace(tmp_path / "trace")
+    cost = StepCost(recorded.steps)
+    assert cost.parts == pytest.approx([0.002, 0.001, 0.0001])
+    before, again = measured(recorded), replay(recorded, cost)
+    assert facts(again) == facts(before) and again.seconds == pytest.approx(before.seconds, rel=1e-3)
+    assert again.waits == pytest.approx(before.waits, abs=1e-4)
+    assert again.gaps == pytest.approx(before.gaps, abs=1e-4)
+
+
+def test_other_limits_have_other_outcomes(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    recorded = read_trace(tmp_path / "trace")
+    cost, again = StepCost(recorded.steps), replay(recorded, StepCost(recorded.steps))
+    one = replay(
+        recorded, cost, options=SchedulerOptions(max_model_len=64, num_slots=1, max_num_batched_tokens=64)
+    )
+    assert one.num_tokens == again.num_tokens and one.seconds > again.seconds
+    assert max(one.waits) > max(again.waits) and max(one.gaps) < max(again.gaps)
+    cold = replay(recorded, cost, has_prefix_cache=False)
+    assert cold.num_cached == 0 < again.num_cached and cold.seconds > again.seconds
+    tight = replay(recorded, cost, num_pages=22)
+    assert tight.num_tokens == again.num_tokens and tight.kv_peak > again.kv_peak
+    tiny = replay(recorded, cost, num_pages=3)
+    assert len(tiny.refused) == 6 and tiny.num_tokens == 0
+
+
+def test_the_command_prints_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    record(path)
+    assert main(["replay", str(path), "--max-num-seqs", "1", "--target-itl-ms", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("recorded", "again", "what if", "first token, p95, ms"))
+    assert main(["replay", str(tmp_path / "nothing")]) == 2
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, num_requests=1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])  # the engine was killed
+    assert read_trace(path).requests
+    for text, message in [
+        (b"hello\n", "line 1"),
+        (b"", "does not begin"),
+        (whole.replace(b'"version":1', b'"version":9'), "is of version 9"),
+    ]:
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match=message):
+            read_trace(path)
+
+
+def test_times_are_never_negative() -> None:
+    steps = [
+        StepRecord(i, 0.0, seconds, [(1, query, 0, 1)], [], 0, 0, 0, 0.0)
+        for i, (query, seconds) in enumerate([(1, 0.01), (50, 0.001), (1, 0.011)])
+    ]
+    assert (StepCost(steps).parts >= 0).all()
+    with pytest.raises(ValueError, match="no steps"):
+        StepCost([])
+    assert RequestRecord("a", 0.0, 1, [], None).priority == 0
