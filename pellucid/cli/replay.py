@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from pellucid.cli.options import UNSET, chosen
 
 if TYPE_CHECKING:
@@ -72,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(outcomes: dict[str, Outcome], *, has_drafts: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     table = Table("", *outcomes, box=None, header_style="bold")
     for name in ("num_steps", "num_tokens", "num_preemptions", "num_cached"):
