@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pellucid.cli.main import main
 from pellucid.engine.replay import Outcome, StepCost, measured, pictures, read_trace, replay
+from pellucid.engine.statistics import EngineStats
 from pellucid.engine.trace import RequestRecord, StepRecord, StepTrace
 from pellucid.schedule.step import SchedulerOptions
 from tests.schedule.device import Device, make_request, make_scheduler
 
 TEXT = list(range(500, 532))
+NOTHING: Any = {**dict.fromkeys(EngineStats.__dataclass_fields__, 0), "is_synthetic": False}
+STATS = EngineStats(**{**NOTHING, "num_accepted_per_position": (), "num_steps_by_tokens": ()})
 
 
 def record(path: Path, *, num_requests: int = 6, num_slots: int = 4) -> dict[str, int]:
     """An engine's life in virtual time: a decode takes 1 ms, a prompt token 0.1 ms, a step 2 ms more."""
     now = [0.0]
     scheduler, device = make_scheduler(num_slots=num_slots), Device()
-    trace = StepTrace(path, scheduler, lambda: None, clock=lambda: now[0])  # type: ignore[arg-type,return-value]
+    trace = StepTrace(path, scheduler, lambda: STATS, clock=lambda: now[0])
     lengths: dict[str, int] = {}
     for i in range(num_requests):
         request = make_request(f"r{i}", TEXT + [i], max_tokens=3 + i)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import httpx
 
+from tests.engine.test_replay import record
 from tests.server.chromium import Tab
 from tests.server.conftest import Running, running
 
@@ -160,7 +164,7 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         "rate": ["2,000", "in the last second · chart: 20\u00a0s"],
         "ttft": ["300 ms", "median of the last 2 requests"],
         "gap": ["20 ms", "mean of the last second · longest 50 ms"],
-        "step": ["10 ms", "mean of the last second"],
+        "step": ["10 ms", "mean of the last second · host 2 ms, device 8 ms"],
         "counts": ["2", "running now, none waiting"],
         "queue": ["2 ms", "median of the last 2 requests"],
         "usage": ["25%", "now; 5 of 100 pages cached"],
@@ -242,3 +246,32 @@ def test_conversations_are_bounded_and_what_failed_is_not_read_again(tab: Tab, s
     assert ["without a word" in said["why"][0], "Stopped" in said["why"][1]] == [True, True]
     assert ["thoughts took all" in said["why"][2], "the page was left" in said["why"][3]] == [True, True]
     assert tab.errors == []
+
+
+def test_a_trace_is_played_in_place_of_an_engine(tab: Tab, server: Running, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    record(path, num_requests=40)
+    tab.open_anew(server.url, "#xray")
+    tab.until(LIVE)
+    num_pages = tab.text("#num-free")
+
+    def choose(text: str) -> None:
+        tab.eval(f"""(() => {{
+            const files = new DataTransfer();
+            files.items.add(new File([{json.dumps(text)}], "steps.jsonl"));
+            const input = document.querySelector("#trace-file");
+            input.files = files.files;
+            input.dispatchEvent(new Event("change"));
+        }})()""")
+
+    choose("hello")
+    tab.until("document.querySelector('#load-fault').textContent.includes('has no pictures')")
+    assert tab.text("#link") == "live", "the engine is still watched"
+    choose(path.read_text())
+    tab.until("document.querySelector('#link').textContent === 'steps.jsonl, to its end'")
+    assert tab.text("#num-free") != num_pages, "pages of another engine"
+    assert tab.text("#open-trace") == "Back to the engine" and tab.text("#load-fault") == ""
+    tab.click("#open-trace")
+    tab.until("document.querySelector('#link').textContent === 'live'")
+    tab.until(f"document.querySelector('#num-free').textContent === '{num_pages}'")
+    assert tab.text("#open-trace") == "Open a trace" and tab.errors == []

@@ -90,12 +90,14 @@ export class Record {
     return window && (tokens(window.after) - tokens(window.before)) / window.seconds;
   }
 
-  /** Steps of the window: {num, numDrawn, mean} with the mean in seconds; null if there were none. */
+  /** Steps of the window: {num, numDrawn, mean, host, device}, the last three in seconds; null if there were none. */
   steps(now) {
     const { before, after } = this.window(now) ?? {};
     const num = after ? after.stats.num_steps - before.stats.num_steps : 0;
-    const spent = ({ stats }) => stats.host_seconds + stats.wait_seconds;
-    return num ? { num, numDrawn: after.numDrawn - before.numDrawn, mean: (spent(after) - spent(before)) / num } : null;
+    if (!num) return null;
+    const mean = (part) => (after.stats[part] - before.stats[part]) / num;
+    const [host, device] = [mean("host_seconds"), mean("wait_seconds")]; // what the host does, and waits for the device
+    return { num, numDrawn: after.numDrawn - before.numDrawn, mean: host + device, host, device };
   }
 
   /** Between two tokens of the window's streams: {mean, longest} in seconds; null if there were none. */
@@ -128,7 +130,7 @@ export function figuresOf(record, numCached, now) {
     rate: [rate === null ? UNKNOWN : number(rate), `in ${last} · chart: 20\u00a0s`],
     ttft: [waits.length ? time(median(waits.map(([, whole]) => whole))) : UNKNOWN, ofRequests],
     gap: gap ? [time(gap.mean), `mean of ${last} · longest ${time(gap.longest)}${whose}`] : [UNKNOWN, `no stream in ${last}`],
-    step: steps ? [time(steps.mean), `mean of ${last}`] : [UNKNOWN, `no step in ${last}`],
+    step: steps ? [time(steps.mean), `mean of ${last} · host ${time(steps.host)}, device ${time(steps.device)}`] : [UNKNOWN, `no step in ${last}`],
     counts: [`${number(frame.num_running)}`, `running now, ${waiting}`],
     queue: [waits.length ? time(median(waits.map(([inQueue]) => inQueue))) : UNKNOWN, ofRequests],
     usage: [percent(stats.kv_usage, 1), ofPages],

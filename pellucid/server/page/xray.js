@@ -1,6 +1,7 @@
 // The X-ray: follows /xray while somebody looks, and draws what it tells.  Without a link nothing is known.
 
 import { KEY_CHANGED, findFault, openSocket, setKey, wordsOf } from "./api.js";
+import { Film, picturesOf } from "./film.js";
 import { KvPages } from "./kv_pages.js";
 import { Area, Dots } from "./charts.js";
 import { Record, UNKNOWN, figuresOf, number, time } from "./figures.js";
@@ -27,6 +28,8 @@ export class XRay {
     this.retry = 0; // a timer
     this.engine = 0; // whose picture is shown
     this.death = ""; // what was said of the engine's
+    this.film = null; // that is shown instead of an engine
+    this.filmWords = "";
     const hover = (seqId) => this.highlight(seqId);
     this.requests = new Requests($("requests"), $("requests-rest"), hover);
     this.steps = new Steps($("steps"), $("step-tip"));
@@ -39,6 +42,8 @@ export class XRay {
       event.preventDefault();
       setKey($("xray-key").value.trim());
     });
+    $("open-trace").addEventListener("click", () => (this.film ? this.endFilm() : $("trace-file").click()));
+    $("trace-file").addEventListener("change", () => this.play($("trace-file").files[0]));
     document.addEventListener(KEY_CHANGED, () => this.isWatched && this.connect());
     this.forget();
   }
@@ -53,6 +58,7 @@ export class XRay {
       this.lastDraw = clock();
       requestAnimationFrame(() => this.draw());
     } else {
+      this.stopFilm();
       this.disconnect();
       this.say("off", "off");
     }
@@ -103,7 +109,7 @@ export class XRay {
 
   /** Nothing is known: say so, and why, until there is a link again. */
   complain({ state, text }) {
-    if (!this.isWatched || this.socket) return;
+    if (!this.isWatched || this.socket || this.film) return;
     this.retry = setTimeout(() => this.connect(), RETRY);
     if (state === "dead") this.death = text; // still worth a word when the server has ended, too
     const words = state === "lost" && this.death ? `${this.death} ${text}` : text;
@@ -117,6 +123,34 @@ export class XRay {
     $("link").dataset.state = state;
     $("link").textContent = text;
     $("notice").hidden = state === "live" || state === "off";
+  }
+
+  // A film in its stead
+
+  async play(file) {
+    $("trace-file").value = ""; // so that the same file may be chosen again
+    if (!file) return;
+    const pictures = picturesOf(await file.text());
+    this.stopFilm();
+    $("load-fault").textContent = pictures.length ? "" : `${file.name} has no pictures: it is no file of --trace-steps.`;
+    if (!pictures.length) return;
+    this.disconnect();
+    this.engine = 0;
+    this.filmWords = `playing ${file.name}`;
+    $("open-trace").textContent = "Back to the engine";
+    const end = () => (this.filmWords = `${file.name}, to its end`);
+    this.film = new Film(pictures, (sight) => this.take(sight), end);
+  }
+
+  endFilm() {
+    this.stopFilm();
+    this.connect();
+  }
+
+  stopFilm() {
+    this.film?.stop();
+    this.film = null;
+    $("open-trace").textContent = "Open a trace";
   }
 
   // What it tells
@@ -166,7 +200,7 @@ export class XRay {
     const counts = { owned: numOwned - numShared, shared: numShared, cached: numCached, free: numFree };
     for (const [name, count] of Object.entries(counts)) set($(`num-${name}`), figures ? number(count) : UNKNOWN);
     this.steps.tell(this.record.steps(now));
-    if (figures) this.say("live", this.pulse(now));
+    if (figures) this.say("live", this.film ? this.filmWords : this.pulse(now));
   }
 
   pulse(now) {
@@ -183,7 +217,7 @@ export class XRay {
       if (rate !== null) this.rateChart.add(now, rate);
       this.tell();
     }
-    if (this.record.frame && now - Math.max(this.checked, this.record.totals.at(-1).at) > SILENCE) this.check();
+    if (this.record.frame && !this.film && now - Math.max(this.checked, this.record.totals.at(-1).at) > SILENCE) this.check();
     this.rateChart.draw(now);
     this.ttftChart.draw(now);
     this.pages.draw(performance.now());
