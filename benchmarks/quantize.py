@@ -1,4 +1,4 @@
-"""How long `pellucid quantize` takes for a layer of a large shape, and so a model: random weights, random samples.
+"""How long `pellucid quantize` takes a layer of a large shape, and so a model; all numbers are random.
 
 `python benchmarks/quantize.py --shape qwen3-8b --method gptq` writes a checkpoint of two such layers into a
 temporary folder, quantizes it, and multiplies the second one's seconds.

@@ -131,8 +131,11 @@ class DeviceConfig:
         "how plans reach workers: local or multiproc (uni, mp); default local for one, multiproc for more",
         alias=("distributed_executor_backend",),
     )
-    quantization: str | None = option(
-        None, "fp8 or int8 quantize plain weights as they load; default the checkpoint's own scheme"
+    quantization: Mapping[str, object] | str | None = option(
+        None,
+        "fp8, int8, int4, nf4 or mxfp4 quantize plain weights as they load, also by kinds and names of "
+        'layers, as {"linear": "int4", "head": "int8", "ignore": ["re:.*down_proj"]}; '
+        "default the checkpoint's own scheme",
     )
 
 

@@ -72,7 +72,7 @@ class BuildOptions:
     block_size: int  # tokens
     max_model_len: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the KV cache; default `dtype`
-    quantization: str | None = None  # default the checkpoint's own
+    quantization: str | Mapping[str, object] | None = None  # default the checkpoint's own
     group: Group = ALONE  # the ranks that share every layer, a slice each
     stage: Stage = WHOLE_MODEL  # which of the layers are built
     num_spec: int = 0  # drafts that may reach past max_model_len
@@ -139,7 +139,7 @@ class ModelFactory:
     def _build(
         self,
         checkpoint: Checkpoint,
-        quantization: str | None,
+        quantization: str | Mapping[str, object] | None,
         stage: Stage,
         *,
         tree_depth: int = 0,
@@ -149,7 +149,7 @@ class ModelFactory:
         resolved = self.resolved
         return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
 
-    def _options(self, quantization: str | None, stage: Stage) -> BuildOptions:
+    def _options(self, quantization: str | Mapping[str, object] | None, stage: Stage) -> BuildOptions:
         resolved = self.resolved
         return BuildOptions(
             dtype=getattr(torch, resolved.dtype),

@@ -396,7 +396,15 @@ class Builder:
         shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
         is_here = self.context.stage.is_last
         if tied is not None and is_here:
-            return Linear(shape, Unquantized(), {"weight": tied.table()})
+            table, path = tied.table(), self._path(name)
+            if self.context.quantization.stored(path, "head") is None:
+                method = self.context.quantization.method((path,), "head")
+                if method is not None and not isinstance(
+                    method, Unquantized
+                ):  # of codes there must be a copy
+                    prefix = table.sources[0].removesuffix(".weight")
+                    return self._make_linear((prefix,), shape, method, False, (coords,))
+            return Linear(shape, Unquantized(), {"weight": table})
         b = self if is_here else self._elsewhere()
         head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from pellucid.models.build import BuildOptions, design
@@ -14,7 +16,11 @@ BLOCK_SIZE = 64  # of a KV cache that nobody makes
 
 
 def inspect(
-    checkpoint: Checkpoint, platform: Platform, *, dtype: torch.dtype, quantization: str | None = None
+    checkpoint: Checkpoint,
+    platform: Platform,
+    *,
+    dtype: torch.dtype,
+    quantization: str | Mapping[str, object] | None = None,
 ) -> list[Kind]:
     """Each kind of matrix of a checkpoint, in the order of the model.
 

@@ -7,7 +7,7 @@ no method serves as they are become plain weights when they are read (`weights/d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,11 +19,11 @@ from pellucid.quant.codes import E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.fp8 import Fp8, Fp8Format
 from pellucid.quant.int8 import Int8
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.online import ONLINE, online
 from pellucid.quant.packed import Packed, refusal
 from pellucid.quant.schemes import SCHEMES, rules_of
 from pellucid.quant.schemes.base import Kind, Rules, StoredConfig
 from pellucid.quant.unquantized import Unquantized
-from pellucid.registry import Registry
 
 Path = str  # of a matrix, such as "model.layers.0.mlp.up_proj"
 
@@ -89,45 +89,24 @@ class AsStored(Quantization):
         return self.rules.format_of(path, kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Online(Quantization):
-    """A plain checkpoint, each of whose layers but the head such a method serves."""
-
-    make: Callable[[], LinearMethod]
-
-    def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
-        return Unquantized() if kind == "head" else self.make()
-
-    def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
-        return None
-
-
-ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
-    "way to quantize plain weights",
-    {
-        "none": f"{__package__}.unquantized:Unquantized",
-        "fp8": f"{__package__}.fp8:QuantizedWhenLoaded",
-        "int8": f"{__package__}.int8:Int8",
-    },
-)
-
-
 def choose_quantization(
-    stored: StoredConfig, name: str | None, platform: Platform, dtype: torch.dtype
+    stored: StoredConfig, asked: str | Mapping[str, object] | None, platform: Platform, dtype: torch.dtype
 ) -> Quantization:
     """How a checkpoint's layers are quantized.
 
-    dtype: of activations.  name: the one that the user insists on: the checkpoint's own, or one for plain
-    weights as they load.  Raises ValueError, naming the value, the reason and the way out, for what is not
-    served.
+    dtype: of activations.  asked: what the user insists on: the checkpoint's own dialect, or a way to
+    quantize plain weights as they load, or one for each kind of layers (`online.py`).  Raises ValueError,
+    naming the value, the reason and the way out, for what is not served.
     """
+    name = asked if asked is None or isinstance(asked, str) else "a mapping"
     rules = rules_of(stored, name)
     if rules is not None:
         return AsStored(rules, served_codes(platform, dtype), packs_codes(platform, dtype))
-    if name is None or name in ONLINE:
-        return Online(ONLINE.load(name or "none"))
+    found = online(asked)
+    if found is not None:
+        return found
     known = ", ".join(ONLINE)
-    if name in SCHEMES:
+    if name is not None and name in SCHEMES:
         raise ValueError(
             f"quantization is {name!r}, but the checkpoint is plain; leave quantization out, or use one that "
             f"plain weights can be given while they load: {known}"

@@ -19,6 +19,7 @@ from pellucid.layers.linear import Linear
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.fields import Fields
 from pellucid.models.loader import open_source, weights_of
 from pellucid.models.registry import MODELS
 from pellucid.quant.kv_scales import kv_scale_name
@@ -62,6 +63,10 @@ class Samples:
         return max(map(len, (*self.learned, *self.heldout)))
 
     @property
+    def num_tokens(self) -> int:
+        return sum(map(len, (*self.learned, *self.heldout)))
+
+    @property
     def calibration(self) -> str:
         return f"{self.name}: {len(self.learned)} samples, {sum(map(len, self.learned))} tokens"
 
@@ -71,10 +76,11 @@ class Stream:
     """Some samples on their way through the layers."""
 
     chunks: list[Chunk]
-    states: list[Tensor] | None = None  # behind the last layer that was run, on the host
+    home: torch.device  # where they wait
+    states: list[Tensor] | None = None  # behind the last layer that was run
 
     def run(self, layer: Layer) -> None:
-        self.states = [state.to("cpu", copy=True) for state in layer.run(self.chunks, self.states)]
+        self.states = [state.to(self.home, copy=True) for state in layer.run(self.chunks, self.states)]
 
     def bits(self, layer: Layer) -> float:
         """Behind the last layer."""
@@ -93,7 +99,7 @@ class Streams:
     after: Stream = field(init=False)
 
     def __post_init__(self) -> None:
-        self.after = Stream(self.before.chunks)
+        self.after = Stream(self.before.chunks, self.before.home)
 
 
 class Quantizer:

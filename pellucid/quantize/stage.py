@@ -35,6 +35,12 @@ class Machine(NamedTuple):
     platform: Platform
     device: torch.device
 
+    def home(self, num_features: int) -> torch.device:
+        """Where samples wait between layers: on the device, if they take an eighth of its memory at most."""
+        if 4 * num_features * 8 < self.platform.memory_free:
+            return self.device
+        return torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -175,13 +175,16 @@ def test_what_is_elsewhere_is_not_read(folder: Folder, monkeypatch: pytest.Monke
     assert sorted(names) == sorted(names_of(first))
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_no_more_is_held_than_what_is_finished_and_one_layer(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, quantization: str | None, load_format: str
 ) -> None:
     """Bytes of weights, looked at whenever a layer has repacked and when the next has all of its own."""
-    folder.config["num_hidden_layers"] = 2
+    folder.config |= {"num_hidden_layers": 2, "intermediate_size": 32}
+    for key in [key for key in folder.tensors if ".mlp." in key]:  # whole groups of inputs
+        size = (16, 32) if "down" in key else (32, 16)
+        folder.tensors[key] = torch.randn(size, generator=torch.Generator().manual_seed(1)).bfloat16()
     folder.write()
     models, peak = list[torch.nn.Module](), 0
 
