@@ -1,7 +1,7 @@
-"""What each format costs the bundled model: bits a weight, GiB, right answers, bits per byte, tokens a second.
+"""What each format costs the bundled model: bits a weight, GiB, right answers, bits per byte, tokens/s.
 
-`python benchmarks/formats.py --limit 4` makes a checkpoint with each method in a temporary folder, on a CPU, and
-lets `pellucid eval` score it.  Prints a table in Markdown.
+`python benchmarks/formats.py --limit 4` makes a checkpoint with each method in a temporary folder, on a
+CPU, and scores it as `pellucid eval` does.  Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def main() -> None:
     assert checkpoint.tokenizer_path is not None
     samples = of_bundled(Tokenizer.load(checkpoint.tokenizer_path), num=args.num_samples, length=1024)
     machine = Machine(detect("cpu"), torch.device("cpu"))
-    print(
-        "| format | bits a weight | GiB | right answers | bits per byte | tokens/s, CPU |\n|---|---|---|---|---|---|"
-    )
+    print("| format | bits a weight | GiB | right answers | bits per byte | tokens/s, CPU |")
+    print("|---|---|---|---|---|---|")
 
     def row(name: str, bits: float, size: int, model: str) -> None:
         right, per_byte, speed = score(model, args.limit, args.num_tokens)

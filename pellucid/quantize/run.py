@@ -124,7 +124,10 @@ class Quantizer:
     def run(self, *, resume: bool = False, tell: Callable[[int], None] = lambda done: None) -> Report:
         """Make it.  tell: called with the number of layers done."""
         self.report = self.output.open(self.report, resume=resume)
-        streams = Streams(Stream(in_chunks(self.samples.learned)), Stream(in_chunks(self.samples.heldout)))
+        size = Fields(self.checkpoint.config).size("hidden_size")
+        home = self.machine.home(self.samples.num_tokens * size)
+        learned, heldout = (in_chunks(each) for each in (self.samples.learned, self.samples.heldout))
+        streams = Streams(Stream(learned, home), Stream(heldout, home))
         before = after = 0.0
         for index in range(self.checkpoint.num_layers):
             layer = Layer(self.checkpoint, index, self.machine, self.samples.longest)
