@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="MODEL", help="the plain model: a folder, hub id, or sprout"
     )
-    parser.add_argument(
-        "out", nargs="?", metavar="OUT", type=Path, help="folder to make; with gguf:TYPE a *.gguf file"
-    )
+    parser.add_argument("out", nargs="?", metavar="OUT", type=Path, help="folder to make")
     parser.add_argument("--method", metavar="METHOD", help=METHODS)
     parser.add_argument("--bits", type=int, default=4, help="2 to 8, of int4, awq and gptq (default 4)")
     parser.add_argument(

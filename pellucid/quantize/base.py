@@ -12,16 +12,17 @@ from typing import Literal
 from torch import Tensor
 
 from pellucid.layers.linear import Linear
+from pellucid.models.checkpoint import Checkpoint
 from pellucid.quant.codes import S8, U2, U3, U4, U5, U6, Codes, Group
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.rounding import rounded
+from pellucid.quant.schemes.base import EVERYTHING, LINEAR, Rule
 from pellucid.quantize.folds import Fold
 from pellucid.quantize.inputs import Statistics
 from pellucid.registry import Registry
 
 ActOrder = Literal["static", "group", "none"]
 INTEGERS = {2: U2, 3: U3, 4: U4, 5: U5, 6: U6, 7: S8, 8: S8}
-GGUF = "gguf:"
 COMPRESSED = "compressed-tensors"
 
 
@@ -44,12 +45,16 @@ class Recipe:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.method.startswith(GGUF):
-            METHODS.check(self.method)
+        METHODS.check(self.kind)
         if self.bits not in INTEGERS:
             raise ValueError(f"bits is {self.bits}, must be 2 to 8")
         if self.group_size < 0 or self.group_size % 8:
             raise ValueError(f"group_size is {self.group_size}, must be a multiple of 8; 0 is a whole row")
+
+    @property
+    def kind(self) -> str:
+        """The method's name in METHODS; behind a colon there may be more."""
+        return self.method.partition(":")[0]
 
     @property
     def group(self) -> Group:
@@ -67,6 +72,13 @@ class Method:
     def formats(self) -> tuple[str, LayerFormat]:
         """The dialect of the config, and how matrices are stored.  Raises ValueError for what it has not."""
         raise NotImplementedError
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise ValueError for a model that this is not made of."""
+
+    def rules(self, format: LayerFormat, checkpoint: Checkpoint) -> tuple[Rule, ...]:
+        """How each matrix is stored that is not ignored."""
+        return (Rule(EVERYTHING, format, LINEAR),)
 
     def prepare(self, folds: list[Fold], seen: dict[Linear, Statistics], format: LayerFormat) -> None:
         """Scale a layer's weights, still plain, such that the layer computes the same; `seen` follows."""
@@ -94,6 +106,7 @@ METHODS: Registry[type[Method]] = Registry(
         "smoothquant": f"{__package__}.smoothquant:SmoothQuant",
         "awq": f"{__package__}.awq:Awq",
         "gptq": f"{__package__}.gptq:Gptq",
+        "gguf": f"{__package__}.gguf:Gguf",
     },
 )
 

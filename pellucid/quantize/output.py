@@ -80,6 +80,10 @@ class Output:
         """Make the folder, or find what is there already.  Raises ValueError if that is something else."""
         if resume and (self.folder / REPORT).is_file():
             found = Report.read(self.folder)
+            if not all(shard.is_file() for shard in self.shards(found.num_layers_done)):
+                raise ValueError(
+                    f"{self.folder} is finished, or lacks layers that it had; name another folder"
+                )
             for name in ("recipe", "calibration"):
                 there, wanted = getattr(found, name), getattr(report, name)
                 if there != wanted:
@@ -117,6 +121,10 @@ class Output:
         self.write_json(INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
         self.write_json("config.json", {**checkpoint.config, "quantization_config": dict(quantization)})
         copy_configs(checkpoint.path, self.folder)
+
+    def remove_shards(self) -> None:
+        for shard in self.shards(self.num_layers):
+            shard.unlink()
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         (self.folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -25,10 +25,11 @@ from pellucid.models.registry import MODELS
 from pellucid.quant.kv_scales import kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes import rules_of
-from pellucid.quant.schemes.base import EVERYTHING, LINEAR, Rule, Rules, StoredConfig, plain
+from pellucid.quant.schemes.base import Rules, StoredConfig, plain
 from pellucid.quantize.base import METHODS, Method, Recipe
 from pellucid.quantize.dialects import config_of
 from pellucid.quantize.folds import folds_of
+from pellucid.quantize.gguf import Gguf
 from pellucid.quantize.inputs import Statistics, watched
 from pellucid.quantize.matrices import (
     Matrix,
@@ -111,9 +112,10 @@ class Quantizer:
         """Raises ValueError for a checkpoint that is quantized already, and for what a method has not."""
         refuse_quantized(checkpoint)
         self.checkpoint, self.recipe, self.samples, self.machine = checkpoint, recipe, samples, machine
-        self.method: Method = METHODS.load(recipe.method)(recipe)
+        self.method: Method = METHODS.load(recipe.kind)(recipe)
         self.dialect, self.format = self.method.formats()
-        self.rules = Rules((*plain(recipe.ignore), Rule(EVERYTHING, self.format, LINEAR)))
+        self.method.check(checkpoint)
+        self.rules = Rules((*plain(recipe.ignore), *self.method.rules(self.format, checkpoint)))
         self.output = Output(out, checkpoint.num_layers)
         self.report = Report(recipe=recipe, calibration=samples.calibration)
         self.formats: dict[str, LayerFormat] = {}  # of all matrices so far that are stored in codes
@@ -150,9 +152,17 @@ class Quantizer:
         if self.samples.heldout:
             size = self.samples.heldout_bytes
             self.report.bits_per_byte = before / size, after / size
-        self.output.finish(self.checkpoint, config_of(self.dialect, self.format, self.recipe, self.plain))
+        self.finish()
         self.report.write(self.output.folder)
         return self.report
+
+    def finish(self) -> None:
+        """What is beside the shards, or one file of them all."""
+        if isinstance(self.method, Gguf):
+            self.method.write(self.checkpoint, self.shards(), self.formats, self.output.folder)
+            self.output.remove_shards()
+        else:
+            self.output.finish(self.checkpoint, config_of(self.dialect, self.format, self.recipe, self.plain))
 
     def choose(self, matrices: Sequence[Matrix]) -> list[Stored]:
         """Which are quantized, and how; the others are noted as plain."""
@@ -232,12 +242,16 @@ class Quantizer:
                 tensors[layer.source.key(name)] = tensor.contiguous()
         return tensors
 
+    def shards(self, num: int | None = None) -> Shards:
+        """What has been written, by the model's names."""
+        rename = MODELS.load(self.checkpoint.architecture).rename
+        files = self.output.shards(self.output.num_layers if num is None else num)
+        return Shards(files, lambda key: kv_scale_name(rename(key)))
+
     def written(self, index: int) -> Layer:
         """The layer as it was written, read back."""
         layer = Layer(self.checkpoint, index, self.machine, self.samples.longest)
-        rename = MODELS.load(self.checkpoint.architecture).rename
-        source = Shards(self.output.shards(index + 1), lambda key: kv_scale_name(rename(key)))
-        own = layer.names
+        source, own = self.shards(index + 1), layer.names
         layer.load(Part(source, own), {p: f for p, f in self.formats.items() if f"{p}.weight" in own})
         return layer
 

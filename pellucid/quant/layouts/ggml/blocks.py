@@ -45,7 +45,7 @@ class Blocks(Layout):
 
     def encode(self, codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
         if self.write is None:
-            raise ValueError(f"{self.name} is not written here; write Q4_0, Q8_0, Q4_K or Q6_K")
+            raise ValueError(f"{self.name} is not written here; write Q4_0, Q8_0, Q4_K, Q5_K or Q6_K")
         fields = [field.contiguous().view(torch.uint8) for field in self.write(codes)]
         return {"weight": torch.cat(fields, -1).flatten(-2)}
 

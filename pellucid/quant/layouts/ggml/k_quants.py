@@ -90,6 +90,12 @@ def write_q4_k(codes: Codes) -> list[Tensor]:
     ]
 
 
+def write_q5_k(codes: Codes) -> list[Tensor]:
+    d, dmin, packed, _ = write_q4_k(codes)
+    q = by_block(codes, 256, codes.q)
+    return [d, dmin, packed, in_fields(q >> 4, 1, 32), in_fields(q & 15, 4, 32)]
+
+
 def write_q6_k(codes: Codes) -> list[Tensor]:
     assert codes.scale is not None
     q = by_block(codes, 256, codes.q)
@@ -106,6 +112,6 @@ def outer_of(scales: Scales) -> Tensor:
 Q2_K = Blocks("Q2_K", read_q2_k)
 Q3_K = Blocks("Q3_K", read_q3_k)
 Q4_K = Blocks("Q4_K", read_q4_k, write_q4_k)
-Q5_K = Blocks("Q5_K", read_q5_k)
+Q5_K = Blocks("Q5_K", read_q5_k, write_q5_k)
 Q6_K = Blocks("Q6_K", read_q6_k, write_q6_k)
 Q8_K = Blocks("Q8_K", read_q8_k)

@@ -1,0 +1,101 @@
+"""GGUF files that are made: our reader and the gguf package find what was meant, and the tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pellucid.models.loader import torch_module
+from pellucid.quant.codes import Codes
+from pellucid.quantize import run
+from pellucid.quantize.ggml import WRITTEN, ggml_codes
+from pellucid.text.tokenizer import Tokenizer
+from pellucid.weights.gguf_folder import folder_of
+from tests.models.harness import load
+from tests.quantize.conftest import quantizer
+from tests.tiny import TEXT, write_checkpoint
+
+OFF = {"Q8_0": 0.006, "Q6_K": 0.02, "Q5_K": 0.04, "Q4_K": 0.08, "Q4_0": 0.09}  # of the standard deviation
+
+
+def made_of(folder: Path, architecture: str) -> Path:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+    return write_checkpoint(folder, architectures=[architecture], **sizes)
+
+
+@pytest.mark.parametrize("type", WRITTEN)
+def test_codes_of_blocks_are_near(type: str) -> None:
+    weight = torch.randn(32, 512, generator=torch.Generator().manual_seed(0)) / 30
+    numbers = ggml_codes(weight, type).dequantized()
+    assert float((numbers - weight).square().mean().sqrt() / weight.std()) < OFF[type]
+    zeros = ggml_codes(torch.zeros(4, 512), type).dequantized()
+    assert not zeros.any()
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q5_K_M", "Q8_0", "Q4_0"])
+def test_readers_find_the_numbers_that_were_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, architecture: str
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    meant: list[Tensor] = []
+
+    def note(codes: Codes) -> Tensor:
+        meant.append(codes.dequantized())
+        return meant[-1]
+
+    monkeypatch.setattr(run, "numbers_of", note)
+    out = tmp_path / "out"
+    report = quantizer(made_of(tmp_path / "plain", architecture), out, method=f"gguf:{name}").run()
+    file = out / f"model-{name}.gguf"
+    assert {path.name for path in out.iterdir()} == {file.name, "quantization.json"}
+    fed = [each.path for each in report.matrices if each.error is not None]  # all but embedding and head
+    found = dict(zip(fed, meant, strict=True))
+    read = dict(torch_module(load(file, max_model_len=32).model).named_parameters())
+    layer = "model.layers.1.mlp"
+    gate_up = torch.cat([found[f"{layer}.gate_proj"], found[f"{layer}.up_proj"]])
+    attention = "model.layers.0.self_attn"
+    qkv = torch.cat([found[f"{attention}.{part}_proj"] for part in "qkv"])
+    assert torch.equal(read["layers.1.mlp.gate_up.weight"], gate_up)
+    assert torch.equal(read["layers.0.attend.qkv.weight"], qkv)
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    for key, ours in (
+        ("blk.0.ffn_down", found["model.layers.0.mlp.down_proj"]),
+        ("token_embd", read["embed.weight"]),
+        ("output", read["head.weight"]),
+    ):
+        tensor = theirs[f"{key}.weight"]
+        assert torch.equal(torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)), ours), key
+
+
+def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:
+    plain, out = made_of(tmp_path / "plain", "Qwen3ForCausalLM"), tmp_path / "out"
+    quantizer(plain, out, method="gguf:Q8_0").run()
+    ours, theirs = (Tokenizer.load(path) for path in (plain, folder_of(out / "model-Q8_0.gguf")))
+    for text in TEXT:
+        assert theirs.encode(text) == ours.encode(text)
+    assert theirs.chat_template(tools=False) == ours.chat_template(tools=False)
+    assert theirs.encode("<|im_start|>") == ours.encode("<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "words"),
+    [
+        ("gguf:IQ2_XS", {}, "gguf:IQ2_XS is not made here; there are gguf:Q4_0, gguf:Q8_0"),
+        ("gguf:Q8_0", {"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM is not written as GGUF"),
+    ],
+)
+def test_what_is_not_made_is_refused(
+    tmp_path: Path, method: str, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        quantizer(write_checkpoint(tmp_path / "plain", **changes), tmp_path / "out", method=method)
+
+
+def test_rows_of_parts_of_blocks_are_refused(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", hidden_size=64)
+    with pytest.raises(ValueError, match="64 inputs are not whole blocks of 256 of Q4_K; use gguf:Q8_0"):
+        quantizer(plain, tmp_path / "out", method="gguf:Q4_K_M").run()
