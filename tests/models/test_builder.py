@@ -18,7 +18,8 @@ from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.decoder import Decoder
 from pellucid.quant.base import WHOLE, Coords, Piece
 from pellucid.quant.layouts.base import LayerFormat
-from pellucid.quant.quantization import Online, Quantization
+from pellucid.quant.online import Online
+from pellucid.quant.quantization import Quantization
 from pellucid.quant.schemes.base import Kind
 from pellucid.quant.unquantized import Unquantized
 from tests.layers.test_rotary import make_rope
@@ -33,7 +34,7 @@ def make_builder(
     stacked: Mapping[str, tuple[str, ...]] = Decoder.stacked,
 ) -> Builder:
     context = BuildContext(
-        quantization=quantization or Online(Unquantized),
+        quantization=quantization or Online(),
         stacked=stacked,
         dtype=torch.float32,
         kv_dtype=torch.bfloat16,
