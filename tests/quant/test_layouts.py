@@ -417,10 +417,10 @@ def test_units_are_the_fewest_codes_that_fill_words() -> None:
 def test_unknown_layouts_are_named() -> None:
     with pytest.raises(ValueError, match=r"unknown layout of weights 'gtpq'; did you mean 'gptq'\?"):
         LAYOUTS.check("gtpq")
-    format = LayerFormat(layout="ggml/Q5_K")
+    format = LayerFormat(layout="ggml/Q3_K")
     layout = layout_of(format)
     assert isinstance(layout, Writes)
-    with pytest.raises(ValueError, match="Q5_K is not written here"):
+    with pytest.raises(ValueError, match="Q3_K is not written here"):
         layout.encode(random_codes(FORMATS["ct-w4a16"], MatrixShape(1, 256)), format)
 
 
