@@ -207,7 +207,7 @@ def test_what_is_written_is_read_again(format: LayerFormat) -> None:
 AS_TOOLS_WRITE = {name: FORMATS[name] for name in FORMATS if isinstance(layout_of(FORMATS[name]), Writes)}
 AS_TOOLS_WRITE |= {
     f"ggml/{type}": LayerFormat(layout=f"ggml/{type}", code=code)
-    for type, code in (("Q4_0", U4), ("Q8_0", S8), ("Q4_K", U4), ("Q6_K", U6), ("MXFP4", E2M1))
+    for type, code in (("Q4_0", U4), ("Q8_0", S8), ("Q4_K", U4), ("Q5_K", U5), ("Q6_K", U6), ("MXFP4", E2M1))
 }
 del AS_TOOLS_WRITE["bnb-nf4-double"]  # nested scales are written as they are
 OTHERWISE = ("SCB", "quant_state")  # one is rounded on the way, the other is text
