@@ -60,8 +60,8 @@ def folds_of(module: nn.Module, dtype: torch.dtype) -> list[Fold]:
 
 def norm_folds(norm: RMSNorm, dtype: torch.dtype) -> Iterator[Fold]:
     def divide(scale: Tensor) -> Tensor:
-        old = norm.weight.clone()
-        norm.weight.copy_((old / scale).to(dtype))
+        old, offset = norm.weight.clone(), norm.spec.offset
+        norm.weight.copy_((old / scale - offset).to(dtype).float() + offset)
         return torch.where(norm.weight != 0, old / norm.weight, 1)
 
     for layer in norm.served:

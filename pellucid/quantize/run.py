@@ -224,8 +224,7 @@ class Quantizer:
         self, layer: Layer, weights: Sequence[Weight], quantized: set[str], dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """What is not quantized: norms, biases, embedding, head; scaled ones as they are now."""
-        scaled = {id(part.weight) for part in layer.module.modules() if isinstance(part, RMSNorm)}
-        scaled |= {id(part.bias) for part in layer.module.modules() if isinstance(part, Linear)}
+        scaled = {id(part.bias) for part in layer.module.modules() if isinstance(part, Linear)}
         plain = {
             m.name: m for m in matrices_of(layer.module) if m.kind == "linear" and m.name not in quantized
         }
@@ -235,7 +234,9 @@ class Quantizer:
                 part = weight.detach()[rows]
                 if name in quantized or name in self.owned or name not in layer.source.infos:
                     continue
-                if id(weight) in scaled or name in plain:
+                if name in layer.norms:
+                    tensor = norm_tensor(layer.norms[name], layer.source.read(name))
+                elif id(weight) in scaled or name in plain:
                     tensor = part.to(dtype).cpu().clone()
                 else:
                     tensor = layer.source.read(name)
@@ -254,6 +255,12 @@ class Quantizer:
         source, own = self.shards(index + 1), layer.names
         layer.load(Part(source, own), {p: f for p, f in self.formats.items() if f"{p}.weight" in own})
         return layer
+
+
+def norm_tensor(norm: RMSNorm, stored: Tensor) -> Tensor:
+    """What a norm multiplies with now, as the checkpoint has it: `stored`, unless it was scaled."""
+    now, offset = norm.weight.detach().cpu().float(), norm.spec.offset
+    return stored if torch.equal(now, stored.float() + offset) else (now - offset).to(stored.dtype)
 
 
 class Part:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from pellucid.attention.base import choose_backend
 from pellucid.dist.mesh import Stage
 from pellucid.forward import ForwardInput
+from pellucid.layers.norm import RMSNorm
+from pellucid.layers.weight import Weight
 from pellucid.models.build import BuildOptions, Design, design
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.loader import load_weights, torch_module, weights_of
@@ -75,6 +77,9 @@ class Layer:
         self.model, self.builder, self.source = self._design(checkpoint, max_len)
         self.backend = choose_backend("torch", self.builder.attention_needs(), machine.platform)
         self.builder.bind(self.backend)
+        # By the checkpoint's names, which a norm forgets when it widens its weight.
+        norms = (part for part in self.module.modules() if isinstance(part, RMSNorm))
+        self.norms = {norm.weight.sources[0]: norm for norm in norms if isinstance(norm.weight, Weight)}
 
     def _design(self, checkpoint: Checkpoint, max_len: int) -> Design:
         options = BuildOptions(

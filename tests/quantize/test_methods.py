@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from pellucid.quant.rounding import rounded
 from pellucid.quant.unquantized import Unquantized
 from pellucid.quantize.awq import Awq, best_scale, nearest, of_outputs
 from pellucid.quantize.base import METHODS, Recipe
-from pellucid.quantize.folds import Fold, folds_of
+from pellucid.quantize.folds import Fold, folds_of, norm_folds
 from pellucid.quantize.gptq import gptq, inverse_factor
 from pellucid.quantize.inputs import Inputs, Statistics, watched
+from pellucid.quantize.run import norm_tensor
 from pellucid.quantize.smoothquant import SmoothQuant, int8_rows
 from pellucid.quantize.stage import Layer, in_chunks
 from tests.quant.layers import make_linear
@@ -159,6 +161,18 @@ def test_a_norm_that_is_rounded_where_it_is_stored_is_made_up_for(plain: Path) -
     for fold in folds_of(layer.module, torch.bfloat16):
         fold.apply(fold.tie(torch.linspace(0.31, 3.7, fold.readers[0].shape.in_features)))
     torch.testing.assert_close(next(layer.run(chunks, None)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_that_add_to_their_weights_are_stored_without_that(plain: Path) -> None:
+    layer, _ = loaded(plain)
+    norm = next(iter(layer.norms.values()))
+    norm.spec = replace(norm.spec, offset=1.0)
+    old = norm.weight.detach().clone()
+    fold = next(iter(norm_folds(norm, torch.bfloat16)))
+    exact = fold.divide(torch.full_like(old, 1.7))
+    stored = norm_tensor(norm, old - 1)
+    assert torch.equal(stored.bfloat16().float(), stored)
+    torch.testing.assert_close(exact * (stored + 1), old)
 
 
 def loaded(plain: Path) -> tuple[Layer, dict[Linear, Statistics]]:
