@@ -29,8 +29,10 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.paged_attention import SHARED_MEMORY
 from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
 from pellucid.kernels.silu_mul import ACTIVATIONS, activate
+from pellucid.platform import platform_of
 
 FEW_TOKENS = 4  # that are multiplied pair by pair
 MOST_TOKENS = 8192  # that are multiplied at once, which bounds the memory for pairs
@@ -92,7 +94,7 @@ def mix_experts(
         return down_of_few(hidden, chosen, experts, weighs_input=weighs_input, more=more)
     rows = rows_for(chosen.ids.numel(), len(experts.down))
     places = sort_pairs(chosen, len(experts.down), rows)
-    up, down = tiles_for(rows, x.itemsize)
+    up, down = tiles_for(rows, x.itemsize, x.device)
     hidden = grouped_gate_up(x, chosen, places, experts, gating, up, weighs_input=weighs_input)
     pairs = grouped_down(hidden, chosen, places, experts, down)
     return sum_pairs(pairs, chosen, len(experts.down), weighs_input=weighs_input, more=more)
@@ -224,6 +226,7 @@ def down_of_few(
             NUM_OUT=num_out,
             NUM_IN=num_in,
             TOP_K=top_k,
+            K_PADDED=triton.next_power_of_2(top_k),
             WEIGHS=not weighs_input,
             OUTS=FEW_DOWN.outs,
             STEP=min(FEW_DOWN.step, triton.next_power_of_2(num_in)),
@@ -348,8 +351,8 @@ def sum_pairs(
     return out
 
 
-FEW = Tile(1, 8, 512, 4, 1, is_swapped=False)  # outs: gated ones, of two rows of W each
-FEW_DOWN = Tile(1, 8, 1024, 4, 1, is_swapped=False)
+FEW = Tile(1, 4, 2048, 4, 1, is_swapped=False)  # outs: gated ones, of two rows of W each
+FEW_DOWN = Tile(1, 4, 256, 4, 1, is_swapped=False)
 
 
 def rows_for(num_pairs: int, num_experts: int) -> int:
@@ -358,19 +361,31 @@ def rows_for(num_pairs: int, num_experts: int) -> int:
     return min(128, max(16, 1 << (2 * average - 1).bit_length()))
 
 
-def tiles_for(rows: int, itemsize: int) -> tuple[Tile, Tile]:
+def tiles_for(rows: int, itemsize: int, device: torch.device) -> tuple[Tile, Tile]:
     """How gate_up and down are cut for tiles of so many rows."""
-    tiles = TILES[rows]
-    if itemsize > 2:  # in float32 the same take twice the room, and registers
-        return tuple(t._replace(step=32, outs=min(64, t.outs), num_stages=2) for t in tiles)  # type: ignore[return-value]
-    return tiles
+    platform = platform_of(device)
+    room = platform.shared_memory or SHARED_MEMORY
+    up, down = (fitted(tile, itemsize, room, boxes=platform.reaches(9)) for tile in TILES[rows])
+    return up, down
 
 
+def fitted(tile: Tile, itemsize: int, room: int, *, boxes: bool) -> Tile:
+    """The tile with as many stages as there is room for, in bytes.  boxes: the GPU has a TMA unit."""
+    if itemsize > 2:  # in float32 the same takes twice the room, and registers
+        tile = tile._replace(step=32, outs=min(64, tile.outs))
+    stage = (tile.rows + tile.outs) * tile.step * itemsize
+    return tile._replace(
+        num_stages=max(1, min(tile.num_stages, room // stage)), is_boxed=tile.is_boxed and boxes
+    )
+
+
+# As measured on an H100 with 128 experts of 768 features: few rows at 91 % of its bandwidth, and 490 TFLOP/s
+# of rows that fill two thirds of their tiles.
 TILES: dict[int, tuple[Tile, Tile]] = {
     16: (Tile(16, 64, 128, 4, 4, is_swapped=True), Tile(16, 64, 128, 4, 4, is_swapped=True)),
     32: (Tile(32, 64, 128, 4, 4, is_swapped=True), Tile(32, 64, 128, 4, 4, is_swapped=True)),
     64: (Tile(64, 128, 64, 4, 4, is_swapped=True), Tile(64, 128, 64, 4, 4, is_swapped=True)),
-    128: (Tile(128, 256, 64, 8, 3, is_swapped=False), Tile(128, 256, 64, 8, 3, is_swapped=False)),
+    128: (Tile(128, 256, 64, 8, 4, is_swapped=False, is_boxed=True),) * 2,
 }
 
 
@@ -461,36 +476,42 @@ def few_down_kernel(
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     TOP_K: tl.constexpr,
+    K_PADDED: tl.constexpr,
     WEIGHS: tl.constexpr,
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a token and block of outputs: all its experts'."""
+    """One program a token and block of outputs: all its experts', whose weights are under way at once."""
     let_next_start(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     k = tl.arange(0, STEP)
     wait(DEPENDENT)
     dtype = out_ptr.dtype.element_ty
-    total = tl.zeros((OUTS,), tl.float32)
-    for j in tl.static_range(TOP_K):
-        pair = token * TOP_K + j
-        expert = tl.load(ids_ptr + pair).to(tl.int64)
-        num_in = tl.where(expert < num_experts, NUM_IN, 0)
-        w_at = weight_ptr + expert * NUM_OUT * NUM_IN + column[:, None] * NUM_IN + k[None, :]
-        sums = tl.zeros((OUTS, STEP), tl.float32)
-        for start in tl.static_range(0, NUM_IN, STEP):
-            inside = start + k < num_in
-            h = tl.load(hidden_ptr + pair * NUM_IN + start + k, mask=inside, other=0.0).to(tl.float32)
-            w = tl.load(w_at + start, mask=(column < NUM_OUT)[:, None] & inside[None, :], other=0.0)
-            sums += w.to(tl.float32) * h[None, :]
-        y = tl.sum(sums, 1)
-        if bias_ptr is not None:
-            mask = column < tl.where(expert < num_experts, NUM_OUT, 0)
-            y += tl.load(bias_ptr + expert * NUM_OUT + column, mask=mask, other=0.0).to(tl.float32)
-        y = y.to(dtype).to(tl.float32)
-        total += y * tl.load(weights_ptr + pair) if WEIGHS else y
+    j = tl.arange(0, K_PADDED)
+    pair = token * TOP_K + j
+    expert = tl.load(ids_ptr + pair, mask=j < TOP_K, other=num_experts).to(tl.int64)
+    num_in = tl.where(expert < num_experts, NUM_IN, 0)  # of nobody's, none
+    weight = tl.load(weights_ptr + pair, mask=j < TOP_K, other=0.0)
+    outs = tl.where(expert < num_experts, NUM_OUT, 0)[:, None]
+    w_at = weight_ptr + expert[:, None, None] * NUM_OUT * NUM_IN + column[None, :, None] * NUM_IN
+    h_at = hidden_ptr + pair[:, None] * NUM_IN
+    sums = tl.zeros((K_PADDED, OUTS, STEP), tl.float32)
+    for start in tl.static_range(0, NUM_IN, STEP):
+        inside = (start + k)[None, :] < num_in[:, None]
+        h = tl.load(h_at + (start + k)[None, :], mask=inside, other=0.0).to(tl.float32)
+        known = (column[None, :] < outs)[:, :, None] & inside[:, None, :]
+        w = tl.load(w_at + (start + k)[None, None, :], mask=known, other=0.0)
+        sums += w.to(tl.float32) * h[:, None, :]
+    y = tl.sum(sums, 2)
+    if bias_ptr is not None:
+        bias_at = bias_ptr + expert[:, None] * NUM_OUT + column[None, :]
+        y += tl.load(bias_at, mask=column[None, :] < outs, other=0.0).to(tl.float32)
+    y = y.to(dtype).to(tl.float32)
+    if WEIGHS:
+        y *= weight[:, None]
+    total = tl.sum(y, 0)
     total = plus_more(total, token, column, column < NUM_OUT, more_ptr, more_gate_ptr, more_stride)
     tl.store(out_ptr + token * NUM_OUT + column, total.to(dtype), mask=column < NUM_OUT)
 

@@ -24,7 +24,7 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
-BLOCK = 1024  # pairs that a program counts at a time
+BLOCK = 8192  # pairs that a program counts at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
             E=num_experts,
             E_PADDED=triton.next_power_of_2(num_experts + 1),
             TILE=tile,
-            BLOCK=min(BLOCK, max(32, triton.next_power_of_2(num_pairs))),
-            num_warps=4,
+            BLOCK=(block := min(BLOCK, max(32, triton.next_power_of_2(num_pairs)))),
+            num_warps=4 if block <= 1024 else 8,
             **dependent(),
         )
     return Sorted(order, starts, tiles)

@@ -31,6 +31,16 @@ from pellucid.kernels.all_reduce import (
 from pellucid.kernels.decode_merge import copies_for, merged_at_once
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_share_kernel
+from pellucid.kernels.experts import (
+    FEW,
+    FEW_DOWN,
+    TILES,
+    few_down_kernel,
+    few_gate_up_kernel,
+    fitted,
+    grouped_kernel,
+    sum_pairs_kernel,
+)
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
@@ -55,6 +65,7 @@ from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
+from pellucid.kernels.routing import route_kernel, sort_kernel
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
@@ -200,6 +211,53 @@ def main() -> None:
     compile_passes()
     compile_exchanges()
     compile_ends()
+    for target in (HOPPER, ADA):
+        compile_experts(target)
+
+
+def compile_experts(target: GPUTarget) -> None:
+    """Routing and sorting, products of few tokens and of many, in each tile; and sums."""
+    types = {
+        **dict.fromkeys(("logits_ptr", "x_ptr", "weight_ptr", "hidden_ptr", "pairs_ptr"), "*bf16"),
+        **dict.fromkeys(("more_ptr", "more_gate_ptr", "out_ptr"), "*bf16"),
+        **dict.fromkeys(("ids_ptr", "end_ptr", "token_ids_ptr", "order_ptr", "starts_ptr"), "*i32"),
+        **dict.fromkeys(("tiles_ptr",), "*i32"),
+        **dict.fromkeys(("weights_ptr",), "*fp32"),
+        **dict.fromkeys(("bias_ptr",), "*bf16"),
+        **dict.fromkeys(("scale", "floor", "limit", "alpha"), "fp32"),
+        **dict.fromkeys(("stride", "salt", "first", "num_here", "num_pairs", "num_tiles"), "i32"),
+        **dict.fromkeys(("x_stride", "more_stride", "num_experts"), "i32"),
+        "positions_ptr": "*i64",
+    }
+    common = {"TOP_K": 8, "K_PADDED": 8, "E": 60, "E_PADDED": 64} | follows(target)
+    router = {"SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
+    few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
+    launches = [
+        (route_kernel, router, 1),
+        (sort_kernel, {"TILE": 16, "BLOCK": 1024}, 4),
+        (few_gate_up_kernel, few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
+        (few_down_kernel, few | {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step}, FEW_DOWN.num_warps),
+        (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),
+    ]
+    for kernel, constants, num_warps in launches:
+        size = compiled(kernel, types, common | constants, target, num_warps=num_warps).metadata.shared
+        sys.stdout.write(f"{kernel.fn.__name__} {target.arch} {size}\n")
+    for rows, tiles in TILES.items():
+        for full, is_gated in zip(tiles, (True, False), strict=True):
+            tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
+            constants = {"NUM_OUT": 1536, "NUM_IN": 2048, "GATED": is_gated, "ACT": "silu", "ROWS": rows}
+            constants |= {
+                "OUTS": tile.outs,
+                "STEP": tile.step,
+                "SWAPPED": tile.is_swapped,
+                "BOXED": tile.is_boxed,
+            }
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            own = {"weight_ptr": f"tensordesc<bf16[{tile.outs},{tile.step}]>"} if tile.is_boxed else {}
+            size = compiled(
+                grouped_kernel, types | own, common | constants, target, **options
+            ).metadata.shared
+            sys.stdout.write(f"grouped_kernel {target.arch} {size}\n")
 
 
 def compile_latent(target: GPUTarget) -> None:

@@ -117,7 +117,7 @@ def test_pairs_are_sorted_stably_and_cut_into_tiles(name: str) -> None:
 
 def test_more_pairs_than_a_program_counts_at_a_time() -> None:
     torch.manual_seed(0)
-    ids = torch.randint(4, (700, 3), dtype=torch.int32, device=DEVICE)
+    ids = torch.randint(4, (3000, 3), dtype=torch.int32, device=DEVICE)
     chosen = Chosen(ids, torch.ones(ids.shape, device=DEVICE))
     actual, expected = sort_pairs(chosen, 3, 16), sort_pairs_ref(chosen, 3, 16)
     assert actual.order[: expected.starts[-1]].tolist() == expected.order[: expected.starts[-1]].tolist()
