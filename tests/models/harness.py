@@ -32,10 +32,13 @@ def load(
     backend: str = "torch",
     leaf: Leaf | None = None,
     quantization: str | None = None,
+    load_format: str = "auto",
     show_progress: bool = False,
 ) -> BuiltModel:
     """The checkpoint in `folder`, built for the CPU through the real loader."""
-    checkpoint = Checkpoint.open(ModelConfig(model=str(folder), skip_tokenizer_init=True))
+    checkpoint = Checkpoint.open(
+        ModelConfig(model=str(folder), load_format=load_format, skip_tokenizer_init=True)
+    )
     options = BuildOptions(
         dtype=dtype,
         kv_dtype=kv_dtype,

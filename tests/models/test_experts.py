@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pellucid.cli.main import main
+from pellucid.layers.experts import Experts, Router
 from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat
@@ -110,3 +111,29 @@ def test_experts_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str
     name = "gate_proj, up_proj of experts" if one_by_one else "gate_up_proj of experts"
     assert rows[name]["num_weights"] == 2 * 3 * 2 * 32 * 32
     assert rows[name]["served"].endswith("grouped products") and rows[name]["bits"] == 32
+
+
+def test_padding_of_a_step_reads_no_expert(tmp_path: Path) -> None:
+    save_model(tmp_path, one_by_one=True)
+    harness = Harness(load(tmp_path, max_model_len=32), num_seqs=1, max_len=32)
+    fwd = harness.inputs({0: TOKENS})
+    mixture = next(layer for layer in harness.built.model.modules() if isinstance(layer, Experts))
+    x = torch.randn(len(TOKENS), 32)
+    whole = mixture(x, fwd)
+    fwd.cu_seqlens_q[-1] = 5
+    chosen = mixture.router(x, fwd)
+    assert (chosen.ids[5:] == 3).all() and (chosen.ids[:5] < 3).all()
+    padded = mixture(x, fwd)
+    assert torch.equal(padded[:5], whole[:5]) and not padded[5:].any()
+
+
+def test_a_dummys_tokens_are_spread_evenly_and_go_the_same_ways_again(tmp_path: Path) -> None:
+    save_model(tmp_path, one_by_one=True)
+    built = load(tmp_path, max_model_len=256, load_format="dummy")
+    harness = Harness(built, num_seqs=1, max_len=256)
+    fwd = harness.inputs({0: [7] * 200})
+    routers = [layer for layer in built.model.modules() if isinstance(layer, Router)]
+    x = torch.ones(200, 32)
+    first, second = (router(x, fwd).ids for router in routers)
+    assert torch.equal(first, routers[0](x, fwd).ids) and not torch.equal(first, second)
+    assert first.flatten().bincount(minlength=3).min() > 100
