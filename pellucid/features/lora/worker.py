@@ -79,6 +79,12 @@ class Adapters:
 
     def _check(self, named: AdapterRef, adapter: Mapping[str, LowRank]) -> None:
         """Raise ValueError if some of it fits no layer."""
+        experts = sorted(name for name in adapter if ".experts" in name)
+        if experts:
+            raise ValueError(
+                f"adapter {named.name!r} changes {experts[0]}; adapters of linear layers alone are served, "
+                "not of mixtures of experts"
+            )
         unknown = sorted(adapter.keys() - self._modules)
         if unknown:
             raise ValueError(
