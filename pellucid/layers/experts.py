@@ -12,10 +12,11 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.experts import ExpertWeights, Gating, More
 from pellucid.kernels.routing import Chosen, Routing, Share, Uniform
 from pellucid.layers.activation import Act
-from pellucid.layers.addend import Addend
+from pellucid.layers.addend import Addend, post_of
 from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
+from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 
 
@@ -92,6 +93,20 @@ class Router(nn.Module):
         return Uniform(ids, positions, zlib.crc32(self.name.encode()) >> 2)
 
 
+class Shared(nn.Module):
+    """What every token takes besides."""
+
+    def __init__(self, mlp: GatedMLP, gate: Linear | None) -> None:
+        super().__init__()
+        self.mlp, self.gate = mlp, gate
+
+    def forward(self, x: Tensor, fwd: ForwardInput) -> More:
+        """This rank's part of it."""
+        given = self.mlp(x, fwd)
+        values = given.part if isinstance(given, Addend) else given
+        return More(values, None if self.gate is None else self.gate(x, fwd))
+
+
 class Experts(nn.Module):
     """x [T, D] -> [T, D], for a norm.  Called as mlp(x, fwd)."""
 
@@ -100,13 +115,17 @@ class Experts(nn.Module):
         router: Router,
         sparse: Sparse,
         weights: dict[str, Weight],
-        shared: GatedMLP | None,
-        shared_gate: Linear | None,
+        shared: Shared | None,
         group: Group,
         leaf: Leaf,
+        *,
+        post: RMSNorm | None = None,
+        scale: float = 1.0,
     ) -> None:
+        """post, scale: what follows the sum over ranks."""
         super().__init__()
-        self.router, self.shared, self.shared_gate = router, shared, shared_gate
+        self.post, self.scale = post, scale
+        self.router, self.shared = router, shared
         for name, weight in weights.items():
             self.register_parameter(name, weight)
         self.gating = Gating(sparse.act.kernel, sparse.act.limit, sparse.act.alpha)
@@ -127,14 +146,8 @@ class Experts(nn.Module):
             self.weights,
             self.gating,
             weighs_input=self.weighs_input,
-            more=self._shared(x, fwd),
+            more=None if self.shared is None else self.shared(x, fwd),
         )
-        return mixed if self.group.size == 1 else Addend(mixed, self.group)
-
-    def _shared(self, x: Tensor, fwd: ForwardInput) -> More | None:
-        """This rank's part of what the shared expert gives."""
-        if self.shared is None:
-            return None
-        given = self.shared(x, fwd)
-        values = given.part if isinstance(given, Addend) else given
-        return More(values, None if self.shared_gate is None else self.shared_gate(x, fwd))
+        if self.group.size == 1 and self.post is None and self.scale == 1.0:
+            return mixed
+        return Addend(mixed, self.group, post_of(self.post, self.scale))

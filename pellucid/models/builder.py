@@ -240,13 +240,9 @@ class Builder:
 
     def experts(
         self, name: str, dim: int, sparse: Sparse, *, post: RMSNorm | None = None, scale: float = 1.0
-    ) -> Experts | Adding:
-        """A mixture of gated MLPs, called as mlp(x, fwd).  Its parts are below `name`."""
-        # Whatever follows the sum over ranks follows it here as behind a `row`.
-        experts = make_experts(self.at(name), dim, sparse)
-        if post is None and scale == 1.0:
-            return experts
-        return Adding(experts, self.context.group, post=post, scale=scale)
+    ) -> Experts:
+        """A mixture of gated MLPs, called as mlp(x, fwd), below `name`.  post, scale: see `row`."""
+        return make_experts(self.at(name), dim, sparse, post=post, scale=scale)
 
     def rope(self, config: RopeConfig) -> Tensor:
         """The table of a rotary embedding; layers that ask for the same numbers share one."""

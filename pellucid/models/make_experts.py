@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pellucid.layers.experts import Experts, Router, Share, Sparse
+from pellucid.layers.experts import Experts, Router, Share, Shared, Sparse
 from pellucid.layers.linear import Linear
+from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, Coords, LinearShape, ParamSpec, Place, Replicated
 from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
 GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 
 
-def make_experts(b: Builder, dim: int, sparse: Sparse) -> Experts:
-    """b: at the name of the layer.  Raises ValueError if experts cannot be divided among the ranks."""
+def make_experts(
+    b: Builder, dim: int, sparse: Sparse, *, post: RMSNorm | None = None, scale: float = 1.0
+) -> Experts:
+    """b: at the name of the layer.  post, scale: see `Builder.row`.
+
+    Raises ValueError if experts cannot be divided among the ranks.
+    """
     maker = Maker(b, dim, sparse, share_of(b, sparse))
-    shared, gate = sparse.shared, None
-    if shared is not None and shared.gate is not None:
-        gate = maker.plain_linear(shared.gate, 1)
     return Experts(
         maker.router(),
         sparse,
         maker.weights(),
-        None if shared is None else b.gated_mlp(shared.name, dim, shared.hidden, sparse.act),
-        gate,
+        maker.shared(),
         b.context.group,
         b.context.leaf,
+        post=post,
+        scale=scale,
     )
 
 
@@ -81,6 +85,14 @@ class Maker:
         dtype = torch.float32 if wide else self.b.context.dtype
         shape = LinearShape(in_features=self.dim, out_partitions=(out,), split="out", dtype=dtype)
         return self.b.linear_of(name, shape, Unquantized(), bias=bias)
+
+    def shared(self) -> Shared | None:
+        """The expert that every token takes, if there is one."""
+        shared = self.sparse.shared
+        if shared is None:
+            return None
+        gate = None if shared.gate is None else self.plain_linear(shared.gate, 1)
+        return Shared(self.b.gated_mlp(shared.name, self.dim, shared.hidden, self.sparse.act), gate)
 
     def weights(self) -> dict[str, Weight]:
         """Every matrix and bias, by what `Experts` calls it."""

@@ -94,6 +94,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3} | {
     "norm_topk_prob": True
 }
+GLM_MOE = {"head_dim": 16, "moe_intermediate_size": 40, "n_routed_experts": 8} | {"num_experts_per_tok": 3}
 SHARED = {"shared_expert_intermediate_size": 40}
 CASES = [
     Case("qwen3", "Qwen3", {"head_dim": 32}),
@@ -239,6 +240,29 @@ CASES = [
         latent(n_group=2, topk_group=2, index_topk=128, index_head_dim=16, index_n_heads=2),
     ),
     Case("glm4 moe lite", "Glm4MoeLite", latent(qk_nope_head_dim=24, v_head_dim=32, n_shared_experts=1)),
+    Case("olmoe", "Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    Case(
+        "olmoe renormalised, with biases",
+        "Olmoe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    Case("granitemoe", "GraniteMoe", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    Case(
+        "granitemoe with factors, tied",
+        "GraniteMoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "tie_word_embeddings": True}
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+        | {"logits_scaling": 2.0, "attention_bias": True},
+    ),
+    Case("glm4moe", "Glm4Moe", GLM_MOE),
+    Case(
+        "glm4moe of groups, normalized heads, biases",
+        "Glm4Moe",
+        GLM_MOE
+        | {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True}
+        | {"n_shared_experts": 2, "routed_scaling_factor": 2.5},
+    ),
+    Case("glm4moe unnormalised", "Glm4Moe", GLM_MOE | {"norm_topk_prob": False}),
 ]
 
 
