@@ -36,6 +36,7 @@ from pellucid.platform import platform_of
 
 FEW_TOKENS = 4  # that are multiplied pair by pair
 MOST_TOKENS = 8192  # that are multiplied at once, which bounds the memory for pairs
+BOX_ALIGNMENT = 16  # bytes, of rows that the TMA unit copies
 SUM_BLOCK = 1024  # features that a program of the sum adds up
 
 
@@ -287,9 +288,10 @@ def grouped(
     assert weight.is_contiguous() and out.is_contiguous() and x.shape[1] == num_in, (x.shape, weight.shape)
     if len(places.tiles):
         step = min(tile.step, max(16, triton.next_power_of_2(num_in)))
+        is_boxed = tile.is_boxed and num_in * weight.itemsize % BOX_ALIGNMENT == 0
         grouped_kernel[(len(places.tiles) * triton.cdiv(num_out, tile.outs),)](
             x,
-            boxes_of(weight, tile.outs, step) if tile.is_boxed else weight,
+            boxes_of(weight, tile.outs, step) if is_boxed else weight,
             bias,
             weights,
             places.order,
@@ -309,7 +311,7 @@ def grouped(
             OUTS=tile.outs,
             STEP=step,
             SWAPPED=tile.is_swapped,
-            BOXED=tile.is_boxed,
+            BOXED=is_boxed,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **dependent(),
@@ -385,7 +387,7 @@ LARGE = Tile(128, 256, 64, 8, 4, is_swapped=False, is_boxed=True)
 TILES: dict[int, tuple[Tile, Tile]] = {
     16: (Tile(16, 64, 128, 4, 4, is_swapped=True), Tile(16, 64, 128, 4, 4, is_swapped=True)),
     32: (Tile(32, 64, 128, 4, 4, is_swapped=True), Tile(32, 64, 128, 4, 4, is_swapped=True)),
-    64: (Tile(64, 128, 64, 4, 4, is_swapped=True), Tile(64, 128, 64, 4, 4, is_swapped=True)),
+    64: (Tile(64, 128, 128, 4, 3, is_swapped=True), Tile(64, 128, 128, 4, 3, is_swapped=True)),
     128: (LARGE, LARGE),
 }
 

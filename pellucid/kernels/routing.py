@@ -24,7 +24,7 @@ from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
-BLOCK = 8192  # pairs that a program counts at a time
+BLOCK, FEW = 8192, 1024  # pairs that a program counts at a time, of many and of few
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Sorted:
 
     order: Tensor  # [P] int32, pairs by (expert, number); behind those that are anybody's, garbage
     starts: Tensor  # [E + 1] int32, where each expert's begin in `order`, and where the last one's end
-    tiles: Tensor  # [most tiles, 2] int32: an expert, and where in `order`; behind the last one E: nobody's
+    tiles: Tensor  # [most tiles, 2] int32: an expert and where in `order` it begins; E: nobody's tile
 
 
 def route(
@@ -173,7 +173,7 @@ def in_best_groups_ref(liking: Tensor, routing: Routing) -> Tensor:
 
 def most_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     """So many tiles hold any pairs of any experts: each expert has at most one that is not full."""
-    return min(num_pairs, num_pairs // tile + num_experts)
+    return num_pairs // tile + num_experts
 
 
 def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
@@ -185,6 +185,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tiles = torch.empty((num_tiles, 2), dtype=torch.int32, device=device)
     assert ids.is_contiguous()
+    block = FEW if num_pairs <= FEW else BLOCK
     if num_pairs:
         sort_kernel[(num_experts + 1,)](
             ids,
@@ -194,10 +195,9 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
             num_pairs,
             num_tiles,
             E=num_experts,
-            E_PADDED=triton.next_power_of_2(num_experts + 1),
             TILE=tile,
-            BLOCK=(block := min(BLOCK, max(32, triton.next_power_of_2(num_pairs)))),
-            num_warps=4 if block <= 1024 else 8,
+            BLOCK=block,
+            num_warps=4 if block == FEW else 8,
             **dependent(),
         )
     return Sorted(order, starts, tiles)
@@ -210,17 +210,15 @@ def sort_pairs_ref(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
     counts = torch.bincount(ids, minlength=num_experts + 1)[:num_experts]
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     tiles = torch.full((most_tiles(len(ids), num_experts, tile), 2), num_experts)
-    row = 0
     for expert, (first, last) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
-        for at in range(first, last, tile):
-            tiles[row] = torch.tensor([expert, at])
-            row += 1
-    tiles[row:, 1] = 0
+        for i, at in enumerate(range(first, last, tile)):
+            tiles[first // tile + expert + i] = torch.tensor([expert, at])
     return Sorted(order, starts.int(), tiles.int())
 
 
 SALT = tl.constexpr(1 << 32)  # above all token ids
 NEVER = tl.constexpr(float("-inf"))
+LAST = tl.constexpr(-(2**63))
 
 
 @triton.jit
@@ -251,7 +249,10 @@ def in_best_groups(
     return tl.where(is_open, liking, NEVER)
 
 
-@triton.jit(do_not_specialize=["salt", "first", "num_here"])
+@triton.jit(
+    do_not_specialize=["salt", "first", "num_here"],
+    do_not_specialize_on_alignment=["end_ptr", "token_ids_ptr", "positions_ptr"],
+)
 def route_kernel(
     logits_ptr,
     bias_ptr,  # [E] or None
@@ -299,14 +300,17 @@ def route_kernel(
     liking = tl.where(inside, scores + bias, NEVER)
     if GROUPS > 1:
         liking = in_best_groups(liking, expert, E, GROUPS, TOP_GROUPS, TOP2)
+    # A number and its place in one integer, so that to find both is one reduction; at a tie the first one.
+    bits = liking.to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32
+    ranks = ordered | (E_PADDED - 1 - expert).to(tl.int64)
     ids = tl.zeros((K_PADDED,), tl.int32)
-    weights = tl.zeros((K_PADDED,), tl.float32)
     for j in tl.static_range(TOP_K):
-        _, best = best_of(liking)
-        score = tl.sum(tl.where(expert == best, scores, 0.0), 0)
+        best = E_PADDED - 1 - (tl.max(ranks, 0) & 0xFFFFFFFF).to(tl.int32)
         ids = tl.where(place == j, best, ids)
-        weights = tl.where(place == j, score, weights)
-        liking = tl.where(expert == best, NEVER, liking)
+        ranks = tl.where(expert == best, LAST, ranks)
+    is_its = (ids[:, None] == expert[None, :]) & (place < TOP_K)[:, None]
+    weights = tl.sum(tl.where(is_its, scores[None, :], 0.0), 1)
     if RENORMALISE:
         weights = weights / (tl.sum(weights, 0) + floor)
     here = ids - first
@@ -326,40 +330,33 @@ def sort_kernel(
     num_pairs,
     num_tiles,
     E: tl.constexpr,
-    E_PADDED: tl.constexpr,  # with nobody
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program an expert, and the last one for the tiles that are nobody's."""
     let_next_start(DEPENDENT)
-    mine = tl.program_id(0)
-    expert, lane = tl.arange(0, E_PADDED), tl.arange(0, BLOCK)
+    mine, lane = tl.program_id(0), tl.arange(0, BLOCK)
     wait(DEPENDENT)
-    counts = tl.zeros((E_PADDED,), tl.int32)
+    fewer, equal = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     for begin in range(0, num_pairs, BLOCK):
-        inside = begin + lane < num_pairs
-        ids = tl.load(ids_ptr + begin + lane, mask=inside, other=E)
-        counts += tl.histogram(ids, E_PADDED)
-    before = expert < mine
-    start = tl.sum(tl.where(before, counts, 0), 0)
-    tile = tl.sum(tl.where(before, (counts + TILE - 1) // TILE, 0), 0)
+        ids = tl.load(ids_ptr + begin + lane, mask=begin + lane < num_pairs, other=E + 1)
+        fewer += (ids < mine).to(tl.int32)
+        equal += (ids == mine).to(tl.int32)
+    start, count = tl.sum(fewer, 0), tl.sum(equal, 0)
     tl.store(starts_ptr + mine, start)
+    # Every expert has room for tiles up to where the next one's begins, whatever the counts.
+    first, last = start // TILE + mine, (start + count) // TILE + mine + 1
     if mine == E:
-        for begin in range(tile, num_tiles, BLOCK):
-            at = begin + lane
-            tl.store(tiles_ptr + 2 * at, E, mask=at < num_tiles)
-            tl.store(tiles_ptr + 2 * at + 1, 0, mask=at < num_tiles)
-    else:
-        count = tl.sum(tl.where(expert == mine, counts, 0), 0)
-        for begin in range(0, count, BLOCK * TILE):
-            at = begin + lane * TILE
-            tl.store(tiles_ptr + 2 * (tile + at // TILE), mine, mask=at < count)
-            tl.store(tiles_ptr + 2 * (tile + at // TILE) + 1, start + at, mask=at < count)
-        if count > 0:
-            for begin in range(0, num_pairs, BLOCK):
-                inside = begin + lane < num_pairs
-                is_mine = (tl.load(ids_ptr + begin + lane, mask=inside, other=E) == mine).to(tl.int32)
-                place = start + tl.cumsum(is_mine, 0) - 1
-                tl.store(order_ptr + place, begin + lane, mask=is_mine != 0)
-                start += tl.sum(is_mine, 0)
+        count, last = 0, num_tiles
+    for begin in range(first, last, BLOCK):
+        at = begin + lane
+        offset = (at - first) * TILE
+        tl.store(tiles_ptr + 2 * at, tl.where(offset < count, mine, E), mask=at < last)
+        tl.store(tiles_ptr + 2 * at + 1, start + offset, mask=at < last)
+    if count > 0:
+        for begin in range(0, num_pairs, BLOCK):
+            ids = tl.load(ids_ptr + begin + lane, mask=begin + lane < num_pairs, other=E + 1)
+            is_mine = (ids == mine).to(tl.int32)
+            tl.store(order_ptr + start + tl.cumsum(is_mine, 0) - 1, begin + lane, mask=is_mine != 0)
+            start += tl.sum(is_mine, 0)

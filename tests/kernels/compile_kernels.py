@@ -234,7 +234,7 @@ def compile_experts(target: GPUTarget) -> None:
     few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
     launches = [
         (route_kernel, router, 1),
-        (sort_kernel, {"TILE": 16, "BLOCK": 1024}, 4),
+        (sort_kernel, {"TILE": 16, "BLOCK": 8192}, 4),
         (few_gate_up_kernel, few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
         (few_down_kernel, few | {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step}, FEW_DOWN.num_warps),
         (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),

