@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput, TreeMask
@@ -47,8 +47,6 @@ class TorchAttention:
             return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"
-        if spec.sink:
-            return "has no attention sinks"
         return None
 
     @staticmethod
@@ -338,9 +336,11 @@ class ShortRows:
         )
         q_BQKGH = q.index_select(0, self.tokens).view(num_rows, self.num_query, num_kv_heads, -1, head_dim)
         q_BKMH = q_BQKGH.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
-        o_BKMH = scaled_dot_product_attention(
-            q_BKMH, keys, values, self.bias, scale=layer.scale * layer.k_scale
-        )
+        bias = self.bias
+        if layer.sinks is not None:
+            sinks = layer.sinks.view(1, num_kv_heads, -1, 1).expand(-1, -1, -1, self.num_query)
+            keys, values, bias = with_sinks(keys, values, bias, sinks.flatten(2)[..., None])
+        o_BKMH = scaled_dot_product_attention(q_BKMH, keys, values, bias, scale=layer.scale * layer.k_scale)
         o_BKGQH = o_BKMH.view(num_rows, num_kv_heads, -1, self.num_query, head_dim)
         out.index_copy_(0, self.tokens, o_BKGQH.permute(0, 3, 1, 2, 4).reshape(-1, *out.shape[1:]))
 
@@ -370,16 +370,32 @@ class LongRow:
             # KV heads are the batch; a stride of zero repeats them for their query heads without a copy.
             q_QKGH = q[tile.queries].view(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
             q_KGQH = q_QKGH.permute(1, 2, 0, 3)
-            shape = (*q_KGQH.shape[:2], -1, -1)
+            shape, bias = (*q_KGQH.shape[:2], -1, -1), tile.bias
+            seen, theirs = keys[:, :, tile.keys], values[:, :, tile.keys]
+            if layer.sinks is not None:
+                if bias is None:
+                    bias = q.new_full((q_KGQH.shape[2], seen.shape[2]), float("-inf")).triu(1)
+                sinks = layer.sinks.view(num_kv_heads, -1, 1, 1)
+                seen, theirs, bias = with_sinks(seen, theirs, bias, sinks)
             o_KGQH = scaled_dot_product_attention(
                 q_KGQH,
-                keys[:, :, tile.keys].expand(shape),
-                values[:, :, tile.keys].expand(shape),
-                tile.bias,
-                is_causal=tile.bias is None,
+                seen.expand(shape),
+                theirs.expand(shape),
+                bias,
+                is_causal=bias is None,
                 scale=layer.scale * layer.k_scale,
             )
             out[tile.queries] = o_KGQH.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
+
+
+def with_sinks(keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A key and a value of zeros more, whose score is the sink of the query's head.
+
+    keys, values: [.., S, H].  bias: [.., M, S].  sinks: [.., M or 1, 1], of as many axes as there are.
+    """
+    lead = torch.broadcast_shapes(bias.shape[:-1], sinks.shape[:-1])
+    bias = torch.cat((bias.expand(*lead, -1), sinks.to(bias.dtype).expand(*lead, 1)), -1)
+    return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
 
 
 def write(k: Tensor, v: Tensor, layer: AttentionLayer, lines: Tensor) -> None:

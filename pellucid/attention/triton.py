@@ -79,7 +79,7 @@ class TritonAttention:
             return f"head dim {spec.head_dim} is over {most}, the most that this GPU's shared memory is for"
         if spec.block_size % 16:
             return f"block size {spec.block_size} is no multiple of 16"
-        if spec.sink:
+        if spec.sinks:
             return "has no attention sinks"
         return None
 

@@ -37,6 +37,7 @@ class Attention(nn.Module):
         self.rope, self.interleaved = rope, interleaved
         self.q_norm, self.k_norm = qk_norm or (None, None)
         self.qk_norm: QKNorm | None = None  # both in one, once their weights are loaded
+        self.sinks: Tensor | None = None  # a parameter, where there are any
         self.is_last = is_last
         self.kv_cache = torch.empty(0)  # the worker's
         self.backend: AttentionBackend | None = None  # bound once the whole model's needs are known

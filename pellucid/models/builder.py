@@ -275,6 +275,7 @@ class Builder:
             block_size=self.context.block_size,
             kv_dtype=self.context.kv_dtype,
             window=scores.window,
+            sinks=scores.sinks,
         )
         layer = Attention(
             spec,
@@ -286,6 +287,8 @@ class Builder:
             qk_norm=qk_norm,
             is_last=is_last,
         )
+        if scores.sinks:
+            layer.sinks = self._sinks(local)
         self.context.attention_layers.append(layer)
         self.context.specs.append(spec)
         return layer
@@ -495,6 +498,11 @@ class Builder:
         return self._weight(
             ParamSpec(shape=(1,), dtype=torch.float32, place=ScalarPerPart(), default=1.0), name
         )
+
+    def _sinks(self, local: Heads) -> Weight:
+        """A logit of each head."""
+        spec = ParamSpec(shape=(local.num,), dtype=self.context.dtype, place=Sliced((local.num,)))
+        return self._weight(spec, "sinks")
 
     def _share(self, features: int) -> int:
         size = self.context.coords.size

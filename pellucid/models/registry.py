@@ -46,6 +46,7 @@ MODELS: Registry[type[Model]] = Registry(
         "Glm4ForCausalLM": "pellucid.models.glm:Glm4",
         "Glm4MoeForCausalLM": "pellucid.models.glm_moe:Glm4Moe",
         "GlmForCausalLM": "pellucid.models.glm:Glm",
+        "GptOssForCausalLM": "pellucid.models.gpt_oss:GptOss",
         "GraniteForCausalLM": "pellucid.models.granite:Granite",
         "GraniteMoeForCausalLM": "pellucid.models.granite:GraniteMoe",
         "LlamaForCausalLM": "pellucid.models.llama:Llama",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pellucid.attention.base import QKNorm
 from pellucid.forward import ForwardInput, TreeMask
@@ -32,6 +33,7 @@ class Rows:
     window: int | None = None
     table: int = 0
     k_scale: float = 1.0
+    sinks: Tensor | None = None
     v_scale: float = 1.0
     qk_norm: QKNorm | None = None
     rope: Tensor | None = None
@@ -56,7 +58,7 @@ class Rows:
                 sees[i, self.seen(row, seq_len - num_query + i)] = True
             keys, values = kv.double().cpu().unbind(1)
             q = self.q[start : start + num_query].double().cpu()
-            out[start : start + num_query] = attend_row(q, keys, values, sees, self.scale)
+            out[start : start + num_query] = attend_row(q, keys, values, sees, self.scale, self.sinks)
         return out.flatten(1)
 
     def seen(self, row: int, place: int) -> list[int]:
@@ -88,13 +90,17 @@ class Rows:
         return self
 
 
-def attend_row(q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float) -> Tensor:
+def attend_row(
+    q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     """Queries [Q, N, H] over the keys and values [S, K, H] that each sees [Q, S], head by head."""
     group_size = q.shape[1] // keys.shape[1]
     out = torch.empty_like(q)
     for head in range(q.shape[1]):
         scores = q[:, head] @ keys[:, head // group_size].T * scale
-        weights = torch.softmax(scores.masked_fill(~sees, -torch.inf), dim=1)
+        scores = scores.masked_fill(~sees, -torch.inf)
+        sink = -torch.inf if sinks is None else float(sinks[head])
+        weights = torch.softmax(pad(scores, (0, 1), value=sink), dim=1)[:, :-1]
         out[:, head] = weights @ values[:, head // group_size]
     return out
 

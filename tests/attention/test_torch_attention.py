@@ -168,3 +168,17 @@ def test_the_layout_is_pages_of_keys_then_values() -> None:
     asked = spec(num_kv_heads=8, block_size=64, head_dim=128)
     shape = TorchAttention().kv_layout(asked, 10)
     assert shape == (10, 2, 8, 64, 128) and 4 * math.prod(shape[1:]) == asked.cache.num_bytes
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("height", [-50.0, 0.0, 50.0])
+def test_sinks_take_weight_from_the_keys(window: int | None, height: float) -> None:
+    rows = make_settled_rows(MIXED, window=window)
+    rows.sinks = height + torch.linspace(-1, 1, rows.num_heads)
+    assert_right(rows)
+
+
+def test_sinks_of_a_long_prompt_are_those_of_each_tile() -> None:
+    rows = make_settled_rows([(1100, 1300)], heads=(2, 1))
+    rows.sinks = torch.tensor([0.5, 3.0])
+    assert_right(rows)

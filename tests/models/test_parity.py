@@ -95,6 +95,8 @@ MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_exper
     "norm_topk_prob": True
 }
 GLM_MOE = {"head_dim": 16, "moe_intermediate_size": 40, "n_routed_experts": 8} | {"num_experts_per_tok": 3}
+GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9}
+GPT_OSS |= rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)
 SHARED = {"shared_expert_intermediate_size": 40}
 CASES = [
     Case("qwen3", "Qwen3", {"head_dim": 32}),
@@ -240,6 +242,17 @@ CASES = [
         latent(n_group=2, topk_group=2, index_topk=128, index_head_dim=16, index_n_heads=2),
     ),
     Case("glm4 moe lite", "Glm4MoeLite", latent(qk_nope_head_dim=24, v_head_dim=32, n_shared_experts=1)),
+    Case("gptoss", "GptOss", GPT_OSS),
+    Case(
+        "gptoss without windows, wider limit, another alpha",
+        "GptOss",
+        GPT_OSS | {"swiglu_limit": 3.0, "swiglu_alpha": 1.2, "layer_types": ["full_attention"] * 2},
+    ),
+    Case(
+        "gptoss with one kv head, few biases",
+        "GptOss",
+        GPT_OSS | {"num_key_value_heads": 1, "attention_bias": False, "sliding_window": 3},
+    ),
     Case("olmoe", "Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     Case(
         "olmoe renormalised, with biases",
