@@ -79,8 +79,6 @@ class TritonAttention:
             return f"head dim {spec.head_dim} is over {most}, the most that this GPU's shared memory is for"
         if spec.block_size % 16:
             return f"block size {spec.block_size} is no multiple of 16"
-        if spec.sinks:
-            return "has no attention sinks"
         return None
 
     @staticmethod
@@ -90,7 +88,8 @@ class TritonAttention:
             return "Triton's kernels"
         group_size, kv_dtype = spec.num_heads // spec.num_kv_heads, spec.kv_dtype or spec.dtype
         sizes = group_size, spec.head_dim, spec.block_size, spec.dtype, kv_dtype
-        reason = hopper_refusal(*sizes, None) or hopper_refusal(*sizes, spec.window)
+        reason = "sinks" if spec.sinks else None
+        reason = reason or hopper_refusal(*sizes, None) or hopper_refusal(*sizes, spec.window)
         if reason is None:
             return "Triton's kernels, Hopper's for prompts"
         return f"Triton's kernels; with {reason}, prompts take the one for any GPU, not Hopper's"
@@ -137,10 +136,10 @@ class TritonAttention:
         out, all_wanted = torch.empty_like(q), fwd.all_wanted or not layer.is_last
         if not all_wanted and not step.short.num_rows:
             out[0] = 0  # read all the same: where nothing is wanted, and for a recording's padding
-        how = {"scale": layer.scale, "window": layer.window, **scales}
+        how = {"scale": layer.scale, "window": layer.window, "sinks": layer.sinks, **scales}
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            by_hopper = self.hopper_takes(q, layer.kv_cache, step.long, layer.window)
+            by_hopper = layer.sinks is None and self.hopper_takes(q, layer.kv_cache, step.long, layer.window)
             tile_queries = self.queries_per_tile(q.shape[1] // layer.kv_cache.shape[2], by_hopper=by_hopper)
             tiles = self.tiles(step, fwd, tile_queries, all_wanted=all_wanted)
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)

@@ -33,7 +33,14 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.cache_lines import cache_lines, has_lines
-from pellucid.kernels.decode_merge import arrivals, copies_for, hand_in, merged_at_once, partial_results
+from pellucid.kernels.decode_merge import (
+    arrivals,
+    copies_for,
+    hand_in,
+    merged_at_once,
+    partial_results,
+    sink_weight,
+)
 from pellucid.kernels.decode_tiles import attend_columns, attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
@@ -168,13 +175,15 @@ def decode_attention(
     window: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     out: Tensor,
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
-    included.  rows.tree: drafts that are a tree, not causal among themselves.  The cache holds keys / k_scale
-    and values / v_scale, in FP8 (e4m3) or in q's dtype.  Reads no device value on the host.
+    included.  sinks: [N], logits that take weight from a head's keys.  rows.tree: drafts that are a tree, not
+    causal among themselves.  The cache holds keys / k_scale and values / v_scale, in FP8 (e4m3) or in q's
+    dtype.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_SHORT_QUERY, f"{rows.max_query} queries a row"
@@ -208,6 +217,7 @@ def decode_attention(
         rows.seq_lens,
         rows.cu_seqlens_q,
         *tree_arguments(rows),
+        sinks,
         scale * k_scale * LOG2_E,
         v_scale,
         rows.num_rows,
@@ -324,6 +334,7 @@ def decode_kernel(
     positions_ptr,
     ancestors_ptr,
     first_drafts_ptr,
+    sinks_ptr,  # [N], or None
     scale,  # to base 2
     v_scale,
     num_rows,
@@ -405,6 +416,8 @@ def decode_kernel(
                 )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
+                if sinks_ptr is not None:
+                    weight += sink_weight(sinks_ptr, head, asked, maximum)
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
                 tl.store(
                     out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside
@@ -415,7 +428,7 @@ def decode_kernel(
                     accumulator, maximum, weight, out_ptr + first_token.to(tl.int64) * out_token_stride,
                     partial_ptr, statistics_ptr, arrivals_ptr, pair, chunk, kv_head,
                     num_query, chunks, num_chunks, v_scale, out_token_stride,
-                    GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, M, MERGED, COPIES, MARKED,
+                    GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, M, MERGED, COPIES, MARKED, sinks_ptr,
                 )  # fmt: skip
         is_there = seeks
         if seeks:  # last, when memory is busy with what other programs have asked for

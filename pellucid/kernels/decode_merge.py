@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+TO_BASE_2 = tl.constexpr(1.4426950408889634)
 MAX_CHUNKS = 32  # merged at once
 MAX_NUMBERS = 4096  # of partial results, at once
 
@@ -67,13 +68,20 @@ def missing_numbers(num: int, device: torch.device) -> Tensor:
 
 
 @triton.jit
+def sink_weight(sinks_ptr, head, asked, maximum):
+    """The weight of each head's sink beside keys whose largest score, in base 2, is `maximum`."""
+    sink = tl.load(sinks_ptr + head, mask=asked, other=0.0).to(tl.float32)
+    return tl.exp2(tl.minimum(sink * TO_BASE_2 - maximum, 120.0))  # beside it, keys have none
+
+
+@triton.jit
 def hand_in(
     accumulator, maximum, weight,  # [M, H], [M], [M] of this chunk, as `attend_tiles` returns them
     out_ptr,  # of the row's first query
     partial_ptr, statistics_ptr, arrivals_ptr, pair, chunk, kv_head,
     num_query, chunks, num_chunks, v_scale, out_token_stride,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, PACKED: tl.constexpr,
-    M: tl.constexpr, MERGED: tl.constexpr, COPIES: tl.constexpr, MARKED: tl.constexpr,
+    M: tl.constexpr, MERGED: tl.constexpr, COPIES: tl.constexpr, MARKED: tl.constexpr, sinks_ptr=None,
 ):  # fmt: skip
     """Write down what came of a chunk; where it is for this program to do so, merge the row's."""
     packed = tl.arange(0, M)
@@ -97,7 +105,7 @@ def hand_in(
         merge_chunks(
             out_ptr, partial_ptr + first_line * HEAD_DIM, statistics_ptr + first_line * 2,
             kv_head, num_query, chunks, v_scale, out_token_stride,
-            GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, COPIES, MARKED,
+            GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, MERGED, COPIES, MARKED, sinks_ptr,
         )  # fmt: skip
 
 
@@ -118,6 +126,7 @@ def merge_chunks(
     MERGED: tl.constexpr,
     COPIES: tl.constexpr,
     MARKED: tl.constexpr,
+    sinks_ptr=None,
 ):
     """The weighted mean of a row's chunks, for all queries and heads, MERGED chunks at once."""
     PADDED: tl.constexpr = triton.next_power_of_2(PACKED)
@@ -151,6 +160,8 @@ def merge_chunks(
         total = total * shrink + tl.sum(totals * weight, 0)
         accumulator = accumulator * shrink[:, None] + tl.sum(parts * weight[:, :, None], 0)
         maximum = new_maximum
+    if sinks_ptr is not None:
+        total += sink_weight(sinks_ptr, head, asked, maximum)
     result = accumulator * (v_scale / tl.where(total > 0, total, 1.0))[:, None]
     out_at = query * out_token_stride + head * HEAD_DIM
     inside = asked[:, None] & (dim < HEAD_DIM)[None, :]

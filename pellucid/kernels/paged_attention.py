@@ -111,10 +111,11 @@ def paged_attention_ref(
     window: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, N, H] over the paged cache, row by row in float32.  Returns [T, N, H].
 
-    The cache holds keys / k_scale and values / v_scale.
+    The cache holds keys / k_scale and values / v_scale.  sinks: [N], logits beside those of keys.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     group_size = q.shape[1] // kv_cache.shape[2]
@@ -137,7 +138,10 @@ def paged_attention_ref(
             first = int(tree.first_drafts[row])
             draft = torch.arange(seq_len - first, device=q.device)
             hidden[:, first:] = (tree.ancestors[own][:, None] >> draft) & 1 == 0
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(queries), 1)), -1)
+        weights = scores.softmax(-1)[..., :seq_len]
         out[starts[row] : starts[row + 1]] = torch.einsum("nqs,snh->qnh", weights, values * v_scale).to(
             q.dtype
         )

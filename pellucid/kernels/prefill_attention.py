@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.cache_lines import cache_lines, has_lines
+from pellucid.kernels.decode_merge import sink_weight
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
@@ -88,12 +89,14 @@ def prefill_attention(
     window: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     out: Tensor,
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
-    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query sees, itself included.  The
-    cache holds keys / k_scale and values / v_scale.  Reads no device value on the host.
+    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query sees, itself included.  sinks:
+    [N], logits that take weight from a head's keys.  The cache holds keys / k_scale and values / v_scale.
+    Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -101,7 +104,7 @@ def prefill_attention(
     num_tiles = len(tiles.tiles)
     if num_tiles == 0:
         return out
-    if hopper_takes(q, kv_cache, rows, window):
+    if sinks is None and hopper_takes(q, kv_cache, rows, window):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
         return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
@@ -118,6 +121,7 @@ def prefill_attention(
         rows.seq_lens,
         rows.cu_seqlens_q,
         *tree_arguments(rows),
+        sinks,
         scale * k_scale * LOG2_E,
         v_scale,
         q.stride(0),
@@ -294,6 +298,7 @@ def prefill_kernel(
     positions_ptr,
     ancestors_ptr,
     first_drafts_ptr,
+    sinks_ptr,  # [N], or None
     scale,
     v_scale,
     q_token_stride,
@@ -339,7 +344,7 @@ def prefill_kernel(
         ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < end_query, other=0)
 
     half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
-    accumulator, _, total = attend_range(
+    accumulator, maximum, total = attend_range(
         q,
         block_table_ptr + row * block_table_stride,
         cache_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
@@ -363,6 +368,8 @@ def prefill_kernel(
         WINDOW,
         TREE,
     )
+    if sinks_ptr is not None:
+        total += sink_weight(sinks_ptr, head, query < end_query, maximum)
     result = accumulator * v_scale / tl.where(total > 0, total, 1.0)[:, None]
     out_at = (first_token + query) * out_token_stride + head * HEAD_DIM
     tl.store(out_ptr + out_at[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)

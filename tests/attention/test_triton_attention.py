@@ -239,3 +239,20 @@ def test_a_cpu_is_refused_unless_the_interpreter_is_on(monkeypatch: pytest.Monke
     assert TritonAttention.supports(spec(), CPU) is None
     monkeypatch.delenv("TRITON_INTERPRET")
     assert "needs a CUDA device" in str(TritonAttention.supports(spec(), CPU))
+
+
+@pytest.mark.parametrize("window", [None, 25])
+@pytest.mark.parametrize("height", [-50.0, 0.0, 50.0])
+def test_sinks_take_weight_from_the_keys(window: int | None, height: float) -> None:
+    lens = [(1, 1), (1, 700), *DECODES, *CHUNKS]  # whole rows, one that is cut, verifications, prompts
+    rows = make_rows(lens, block_size=64, window=window, device=DEVICE)
+    rows.sinks = height + torch.linspace(-1, 1, rows.num_heads, device=DEVICE)
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+def test_sinks_of_decodes_that_are_cut_are_counted_once() -> None:
+    rows = make_rows([(1, 2000), (1, 300)], block_size=64, device=DEVICE)
+    rows.sinks = torch.linspace(1, 9, rows.num_heads, device=DEVICE)
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)

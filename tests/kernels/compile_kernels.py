@@ -434,6 +434,7 @@ def compile_attention(target: GPUTarget) -> None:
             },
             **{
                 "lines": None,
+                "sinks_ptr": None,
                 "PACKED": num_query * 2,
                 "WINDOW": window,
                 "TREE": tree,
@@ -480,6 +481,7 @@ def compile_decode(target: GPUTarget) -> None:
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
             **({} if by_lines else {"lines": None}),
+            **({} if head_dim == 256 else {"sinks_ptr": None}),
             "COLUMNS": rows == decode.COLUMNS,
             **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := merged_at_once(packed, head_dim))},
             "COPIES": copies_for(merged * packed, tile.num_warps),
