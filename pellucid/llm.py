@@ -17,6 +17,16 @@ from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
 from pellucid.llm_engine import LLMEngine
 from pellucid.lora.request import LoRARequest
+from pellucid.pooling import (
+    SAMPLING,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingParams,
+    ScoringOutput,
+    ScoringRequestOutput,
+    check_pooling,
+    vector_of,
+)
 from pellucid.progress import tell
 from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import Message
@@ -112,6 +122,56 @@ class LLM:
             (tokens,) = self.llm_engine.tokenize([prompt])  # type: ignore[list-item]
         ids: list[str] = []
         yield from self._outputs(ids, lambda: ids.append(self.llm_engine.add_tokens(tokens, sampling_params)))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of every text: the last token's hidden state, normalized unless told otherwise.
+
+        Raises ValueError for a prompt that cannot be served, and for a checkpoint that pools in another way.
+        """
+        params = pooling_params or PoolingParams()
+        check_pooling(self.llm_engine.resolved.checkpoint.path)
+        tokens = self.llm_engine.tokenize(as_list(prompts))
+        outputs = self._run(tokens, SAMPLING, use_tqdm, None, lora_request)
+        return [
+            EmbeddingRequestOutput(
+                output.request_id,
+                EmbeddingOutput(vector_of(output, params).tolist()),
+                output.prompt_token_ids,
+            )
+            for output in outputs
+        ]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How near texts are: the cosine of vectors, of each pair, or of one with each of the others."""
+        first, second = as_list(data_1), as_list(data_2)
+        if len(first) not in (1, len(second)):
+            raise ValueError(
+                f"data_1 has {len(first)} texts for {len(second)} in data_2; give one, or equally many"
+            )
+        outputs = self.embed([*first, *second], use_tqdm, lora_request=lora_request)
+        left, right = outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :]
+        return [
+            ScoringRequestOutput(
+                b.request_id,
+                ScoringOutput(float(np.dot(a.outputs.embedding, b.outputs.embedding))),
+                [*a.prompt_token_ids, *b.prompt_token_ids],
+            )
+            for a, b in zip(left, right, strict=True)
+        ]
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.  Raises ValueError if it was started without one."""

@@ -41,6 +41,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "features.lora.host": {"schedule", "resolve", "types"},
     "features.grammar.host": {"schedule", "sample.grammars", "resolve", "types"},
     "features.logprobs.host": {"schedule", "types"},
+    "features.pooling.host": {"schedule", "types"},
+    "pooling": {"features.pooling", *DATA},
     "features": {
         *(
             "schedule.plan",
@@ -106,7 +108,17 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("kernels.compilers", "config", "resolve", "platform"),
     },
     "text": {*DATA, "config"},
-    "llm": {"llm_engine", "lora.request", "engine", "text", *DATA, "config", "progress", "interrupts"},
+    "llm": {
+        "llm_engine",
+        "pooling",
+        "lora.request",
+        "engine",
+        "text",
+        *DATA,
+        "config",
+        "progress",
+        "interrupts",
+    },
     "llm_engine": {
         "lora.request",
         "engine",
@@ -121,6 +133,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "server": {
         "async_llm",
         "llm_engine",
+        "pooling",
         "lora.request",
         "engine",
         "text",
@@ -144,6 +157,7 @@ NO_TORCH = [
     "pellucid.engine.core",
     "pellucid.features.grammar.host",
     "pellucid.features.logprobs.host",
+    "pellucid.features.pooling.host",
     "pellucid.features.lora.host",
     "pellucid.cluster.messages",
     "pellucid.executor.multiproc",

@@ -228,6 +228,7 @@ FEATURES: Registry[Feature] = Registry(
         "grammar": "pellucid.features.grammar:GRAMMAR",
         "logprobs": "pellucid.features.logprobs:LOGPROBS",
         "prompt_logprobs": "pellucid.features.logprobs:PROMPT_LOGPROBS",
+        "pooling": "pellucid.features.pooling:POOLING",
     },
 )
 

@@ -26,6 +26,9 @@ def heads_in_checkpoint(config: Fields) -> tuple[str, ...]:
     return "mtp.*", "model.mtp_layers.*", *(f"model.layers.{first + i}.*" for i in range(num))
 
 
+WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.")
+
+
 class DecoderLayer(nn.Module):
     """A mixer and an MLP."""
 
@@ -173,8 +176,11 @@ class Decoder(nn.Module):
 
     @classmethod
     def rename(cls, key: str) -> str:
-        """The name by which this file knows the checkpoint's tensor `key`."""
-        return key
+        """The name by which this file knows the checkpoint's tensor `key`.
+
+        Checkpoints for embeddings have no head, and what is before it has no name.
+        """
+        return f"model.{key}" if key.startswith(WITHOUT_HEAD) else key
 
     def forward(self, fwd: ForwardInput) -> Tensor:
         """Hidden states [T, D] of this step's tokens, or of those that are wanted, behind the last norm."""

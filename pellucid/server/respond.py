@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 
 from pellucid.server.answer import Answer, Piece, Usage
 from pellucid.server.errors import CLIENT_GONE
-from pellucid.server.protocol.openai import SamplingRequest
 from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
 from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
@@ -48,7 +47,14 @@ class Form(Protocol):
         ...
 
 
-def answer_id(kind: str, request: Request, body: SamplingRequest) -> str:
+class CallersName(Protocol):
+    """A request to which its caller may have given a name."""
+
+    @property
+    def request_id(self) -> str | None: ...
+
+
+def answer_id(kind: str, request: Request, body: CallersName) -> str:
     """What an answer is called: as its caller calls the request, by header or field, or by chance."""
     own = request.headers.get("x-request-id") or body.request_id
     return f"{kind}-{own[:LONGEST_ID] if own else uuid.uuid4().hex}"

@@ -1,0 +1,179 @@
+"""POST /v1/embeddings, /v1/score and /v1/rerank: vectors of texts, and how near texts are by them."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from pellucid.pooling import SAMPLING, PoolingParams, check_pooling, vector_of
+from pellucid.server.answer import AnswerFailedError
+from pellucid.server.context import server_of
+from pellucid.server.errors import CLIENT_GONE, SHUTTING_DOWN, ApiError, users_fault
+from pellucid.server.protocol.embeddings import (
+    Embedding,
+    EmbeddingBody,
+    EmbeddingRequest,
+    EmbeddingUsage,
+    PooledRequest,
+    RerankBody,
+    RerankRequest,
+    Result,
+    Score,
+    ScoreBody,
+    ScoreRequest,
+)
+from pellucid.server.protocol.unserved import ALL, check_served
+from pellucid.server.renderer import Renderer
+from pellucid.server.respond import answer_id, json_response
+from pellucid.server.route import Route
+from pellucid.server.stream import closing
+from pellucid.text.prompts import TokenPrompt
+from pellucid.types import RequestOutput
+
+router = APIRouter()
+Vectors = list[NDArray[np.float32]]
+
+
+@router.post("/v1/embeddings", summary="Vectors of texts")
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    return await server_of(request).preprocessor.take(EMBEDDINGS, body, request)
+
+
+@router.post("/v1/score", summary="How near texts are")
+async def score(body: ScoreRequest, request: Request) -> Response:
+    return await server_of(request).preprocessor.take(SCORE, body, request)
+
+
+@router.post("/v1/rerank", summary="Documents, the nearest to a query first")
+async def rerank(body: RerankRequest, request: Request) -> Response:
+    return await server_of(request).preprocessor.take(RERANK, body, request)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledWork:
+    """A request that waits for the engine alone."""
+
+    body: PooledRequest
+    model: str
+    prompts: list[TokenPrompt]
+
+    @property
+    def usage(self) -> EmbeddingUsage:
+        num = sum(len(prompt.token_ids) for prompt in self.prompts)
+        return EmbeddingUsage(num, num)
+
+
+def prepare_embeddings(body: EmbeddingRequest, renderer: Renderer) -> PooledWork:
+    """All that needs no engine."""
+    given = body.input
+    is_single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+    texts = cast("list[str | list[int]]", [given] if is_single else given)
+    return _prepare(body, texts, "input", renderer)
+
+
+def prepare_scores(body: ScoreRequest, renderer: Renderer) -> PooledWork:
+    first, second = body.pairs()
+    if len(first) not in (1, len(second)):
+        raise ApiError(
+            400,
+            f"text_1 has {len(first)} texts for {len(second)} of text_2; give one, or as many",
+            param="text_1",
+        )
+    return _prepare(body, [*first, *second], "text_2", renderer)
+
+
+def prepare_rerank(body: RerankRequest, renderer: Renderer) -> PooledWork:
+    return _prepare(body, [body.query, *body.texts()] if body.documents else [], "documents", renderer)
+
+
+def _prepare(
+    body: PooledRequest, given: Sequence[str | list[int]], name: str, renderer: Renderer
+) -> PooledWork:
+    model = renderer.check_model(body)
+    if not given:
+        raise ApiError(400, f"{name} is empty; give at least one", param=name)
+    with users_fault(ALL):
+        check_served(body.model_extra or {})
+    with users_fault(type(body).model_fields):
+        prompts: list[dict[str, object]] = [
+            {"prompt" if isinstance(each, str) else "prompt_token_ids": each} for each in given
+        ]
+        adds = body.add_special_tokens is not False
+        if body.truncate_prompt_tokens is not None:
+            most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, SAMPLING)
+            prompts = [renderer.truncated(each, most, add_special_tokens=adds) for each in prompts]
+        return PooledWork(body, model, renderer.tokenize(prompts, add_special_tokens=adds))
+
+
+async def answer_embeddings(work: PooledWork, request: Request) -> Response:
+    body = cast("EmbeddingRequest", work.body)
+    params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize is not False)
+    vectors = await _vectors(work, request, params)
+    if vectors is None:
+        return Response(status_code=CLIENT_GONE)
+    data = [Embedding(i, _spelled(vector, body.encoding_format)) for i, vector in enumerate(vectors)]
+    name = answer_id("embd", request, body)
+    return json_response(EmbeddingBody(name, int(time.time()), work.model, data, work.usage))
+
+
+async def answer_scores(work: PooledWork, request: Request) -> Response:
+    vectors = await _vectors(work, request, PoolingParams())
+    if vectors is None:
+        return Response(status_code=CLIENT_GONE)
+    first, second = cast("ScoreRequest", work.body).pairs()
+    left, right = vectors[: len(first)] * (len(second) // len(first)), vectors[len(first) :]
+    data = [Score(i, float(a @ b)) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    name = answer_id("score", request, work.body)
+    return json_response(ScoreBody(name, int(time.time()), work.model, data, work.usage))
+
+
+async def answer_rerank(work: PooledWork, request: Request) -> Response:
+    vectors = await _vectors(work, request, PoolingParams())
+    if vectors is None:
+        return Response(status_code=CLIENT_GONE)
+    body = cast("RerankRequest", work.body)
+    scores = np.stack(vectors[1:]) @ vectors[0]
+    order = np.argsort(-scores, kind="stable").tolist()[: body.top_n or None]
+    texts = body.texts()
+    results = [Result(i, {"text": texts[i]}, float(scores[i])) for i in order]
+    name = answer_id("rerank", request, body)
+    return json_response(RerankBody(name, work.model, work.usage, results))
+
+
+async def _vectors(work: PooledWork, request: Request, params: PoolingParams) -> Vectors | None:
+    """Of each text; None: the client has gone."""
+    server = server_of(request)
+    with users_fault():
+        check_pooling(server.llm.resolved.checkpoint.path)
+    mailbox = server.submit(
+        work.prompts, SAMPLING, priority=work.body.priority, is_streamed=False, model=work.model
+    )
+    names, found = list(mailbox.request_ids), dict[str, RequestOutput]()
+    async with closing(request.receive, mailbox.close):
+        async for output in mailbox:
+            if output.error is not None:
+                raise AnswerFailedError(503 if output.error == SHUTTING_DOWN else 500, output.error)
+            found[output.request_id] = output
+    if len(found) < len(names):
+        return None
+    with users_fault({"dimensions": None}):
+        return [vector_of(found[name], params) for name in names]
+
+
+def _spelled(vector: NDArray[np.float32], encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+EMBEDDINGS = Route(EmbeddingRequest, prepare_embeddings, answer_embeddings)
+SCORE = Route(ScoreRequest, prepare_scores, answer_scores)
+RERANK = Route(RerankRequest, prepare_rerank, answer_rerank)

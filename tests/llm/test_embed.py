@@ -1,0 +1,90 @@
+"""Vectors of texts are transformers' hidden states behind their last tokens, in any company."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pellucid import LLM, SamplingParams
+from pellucid.pooling import PoolingParams
+from tests.llm.test_invariance import BASE, random_requests
+
+PLAIN = PoolingParams(normalize=False)
+
+
+def vectors(folder: Path, prompts: list[list[int]], params: PoolingParams, **options: object) -> np.ndarray:
+    with LLM(str(folder), **(BASE | options)) as llm:
+        outputs = llm.embed(prompts, use_tqdm=False, pooling_params=params)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    return np.array([output.outputs.embedding for output in outputs])
+
+
+def expected(folder: Path, prompts: list[list[int]]) -> np.ndarray:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        states = [model(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
+    return torch.stack(states).numpy()
+
+
+COMPANIES = {
+    "all at once": {},
+    "prefix hits and small chunks": {"max_num_batched_tokens": 24, "depth": 2},
+    "two ranks": {"tensor_parallel_size": 2},
+    "two stages": {"pipeline_parallel_size": 2},
+}
+
+
+@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def test_vectors_are_those_of_transformers(tiny: Path, options: dict) -> None:
+    prompts, _ = random_requests(9, seed=6)
+    np.testing.assert_allclose(vectors(tiny, prompts, PLAIN, **options), expected(tiny, prompts), atol=1e-4)
+
+
+def test_they_are_cut_and_normalized(tiny: Path) -> None:
+    prompts, _ = random_requests(3, seed=7)
+    true = expected(tiny, prompts)[:, :10]
+    true /= np.linalg.norm(true, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(tiny, prompts, PoolingParams(dimensions=10)), true, atol=1e-5)
+    with pytest.raises(ValueError, match=r"dimensions is 49, must be in \[1, 48\]"):
+        vectors(tiny, prompts, PoolingParams(dimensions=49))
+
+
+def test_a_checkpoint_without_a_head_has_names_without_a_model(tiny: Path, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    prompts, _ = random_requests(3, seed=8)
+    model = AutoModel.from_pretrained(tiny, dtype=torch.float32)
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    got = vectors(tmp_path, prompts, PLAIN, skip_tokenizer_init=True)
+    np.testing.assert_allclose(got, expected(tiny, prompts), atol=1e-4)
+
+
+def test_scores_are_cosines_and_texts_are_completed_beside_them(tiny: Path) -> None:
+    with LLM(str(tiny), **BASE) as llm:
+        alone = llm.generate(["the fox"], SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
+        scores = [each.outputs.score for each in llm.score("a dog", ["a dog", "the fox"], use_tqdm=False)]
+        pairs = llm.score(["a dog", "a dog"], ["a dog", "the fox"], use_tqdm=False)
+        again = llm.generate(["the fox"], SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
+        with pytest.raises(ValueError, match="data_1 has 2 texts for 3"):
+            llm.score(["a", "b"], ["a", "b", "c"])
+    assert scores[0] == pytest.approx(1, abs=1e-5) and abs(scores[1]) < 1
+    assert [pair.outputs.score for pair in pairs] == pytest.approx(scores, abs=1e-5)
+    assert alone[0].outputs[0].token_ids == again[0].outputs[0].token_ids
+
+
+def test_a_checkpoint_that_means_another_vector_is_refused(tiny: Path, tmp_path: Path) -> None:
+    for file in tiny.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    with LLM(str(tmp_path), **BASE) as llm, pytest.raises(ValueError, match="pooling_mode_mean_tokens"):
+        llm.embed(["a"])

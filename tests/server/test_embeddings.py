@@ -1,0 +1,70 @@
+"""Vectors, scores and ranks over HTTP, as OpenAI's client and rerankers' see them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from pellucid import LLM
+from tests.patience import PATIENCE
+from tests.server.conftest import Running
+
+TEXTS = ["the quick brown fox", "a dog", "1 + 1 = 2"]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    with LLM("sprout", device="cpu", cpu_kv_cache_gib=0.05, max_num_seqs=16, num_threads=1) as llm:
+        return np.array([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
+
+
+def post(server: Running, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
+
+
+def test_vectors_are_those_of_the_library(
+    server: Running, client: openai.OpenAI, vectors: np.ndarray
+) -> None:
+    answer = client.embeddings.create(model="sprout", input=TEXTS, encoding_format="float")
+    np.testing.assert_allclose([each.embedding for each in answer.data], vectors, atol=2e-2)
+    assert [each.index for each in answer.data] == [0, 1, 2] and answer.usage.total_tokens > 3
+    (one,) = client.embeddings.create(model="sprout", input=TEXTS[0]).data  # in base64, unasked
+    np.testing.assert_allclose(one.embedding, vectors[0], atol=2e-2)
+    tokens = post(server, "/tokenize", prompt=TEXTS[1]).json()["tokens"]
+    (short,) = client.embeddings.create(model="sprout", input=tokens, dimensions=8).data
+    assert np.array(short.embedding) == pytest.approx(
+        vectors[1, :8] / np.linalg.norm(vectors[1, :8]), abs=2e-2
+    )
+    raw = post(server, "/v1/embeddings", input=TEXTS[2], encoding_format="base64").json()["data"][0]
+    assert np.frombuffer(base64.b64decode(raw["embedding"]), "<f4") == pytest.approx(vectors[2], abs=2e-2)
+
+
+def test_scores_and_ranks_are_by_cosines(server: Running, vectors: np.ndarray) -> None:
+    cosines = vectors @ vectors[0]
+    scores = post(server, "/v1/score", model="sprout", text_1=TEXTS[0], text_2=TEXTS).json()
+    assert [each["score"] for each in scores["data"]] == pytest.approx(cosines, abs=2e-2)
+    documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[0]]
+    ranks = post(server, "/v1/rerank", query=TEXTS[0], documents=documents, top_n=2).json()["results"]
+    assert len(ranks) == 2 and ranks[0]["index"] == 2 and ranks[0]["document"] == {"text": TEXTS[0]}
+    assert ranks[0]["relevance_score"] == pytest.approx(1, abs=1e-2)
+    assert ranks[1]["relevance_score"] == pytest.approx(max(cosines[1:]), abs=2e-2)
+
+
+@pytest.mark.parametrize(
+    "path,body,words",
+    [
+        ("/v1/embeddings", {"input": []}, "input is empty"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 100_000}, "dimensions is 100000"),
+        ("/v1/embeddings", {"input": [-1]}, "-1"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1 has 2 texts for 3"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents is empty"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(server: Running, path: str, body: dict, words: str) -> None:
+    answer = post(server, path, **body)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
