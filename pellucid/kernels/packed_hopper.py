@@ -93,7 +93,7 @@ def packed_hopper(
             has_offset=weight.offset is not None,
         ),
         ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
-        MIDDLE=middle_of(weight),
+        MIDDLE=middle_of(weight.middle, weight.bits, weight.dtype),
         BITS=weight.bits,
         GROUP=weight.group,
         NUM_GROUPS=num_groups,
@@ -142,15 +142,17 @@ def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int,
         for splits in (4, 2, 1):
             rows = max(fewest, 8 * splits)
             programs = -(-num_rows // rows) * -(-num_out // width) * splits
-            if 512 * splits > num_in or (splits > 1 and programs > num_multiprocessors - SPARE):
+            has_room = programs <= num_multiprocessors - SPARE and 512 * splits <= num_in
+            if splits > 1 and not has_room:
                 continue
             cost = -(-programs // num_multiprocessors) * width / splits
             if best is None or cost < best[0]:
                 best = cost, width, rows, splits
     assert best is not None, (num_rows, num_out, num_in)
     _, width, rows, splits = best
-    stage = width // LINES.value * CODES.value * bits // 4 + 2 * rows * LINE_BYTES.value
-    whole = max(1, rows // splits * LINE_BYTES.value // CODES.value)  # steps that make room for results
+    codes = CODES.value * bits // 4
+    stage = width // LINES.value * codes + 2 * rows * LINE_BYTES.value
+    whole = max(1, rows // splits * LINE_BYTES.value // codes)  # steps that make room for results
     stages = min(RING_BYTES // stage, 16) // whole * whole
     return Wgmma(width, rows, splits, max(stages, whole))
 
@@ -177,12 +179,13 @@ def type_of(dtype: torch.dtype) -> str:
     return "bf16x2" if dtype == torch.bfloat16 else "f16x2"
 
 
-def middle_of(weight: PackedWeight) -> int:
+@cache
+def middle_of(middle: int, bits: int, dtype: torch.dtype) -> int:
     """What is subtracted from codes that stand in mantissas: the bits of a 16-bit number, twice."""
-    if weight.bits == 8 and weight.dtype == torch.bfloat16:  # which stand there nibble by nibble
-        number = torch.tensor(float(weight.middle), dtype=weight.dtype)
-        return (int(number.view(torch.int16)) & 0xFFFF) * 0x10001
-    return (ABOVE[type_of(weight.dtype)] + weight.middle) * 0x10001
+    if bits == 8 and dtype == torch.bfloat16:  # which stand there nibble by nibble
+        number = torch.tensor([float(middle)], dtype=dtype).view(torch.int16)
+        return (int(number[0]) & 0xFFFF) * 0x10001
+    return (ABOVE[type_of(dtype)] + middle) * 0x10001
 
 
 @cache

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.hopper_matmul import num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper
-from pellucid.kernels.packed_hopper import packed_hopper
+from pellucid.kernels.packed_hopper import packed_hopper, tile_for
 from pellucid.kernels.packed_matmul import packed_matmul_ref
 from pellucid.kernels.packed_products import PackedProducts
 from pellucid.kernels.packed_weight import packed
@@ -108,6 +108,20 @@ def test_layers_of_gates_match_gated_and_not(num_rows: int) -> None:
     assert (gated is None) == (num_rows > 256)
     if gated is not None:
         torch.testing.assert_close(gated.float(), silu_mul_ref(expected, "silu"), atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (96, 256), (6144, 4096), (4096, 12288), (24576, 4096), (152064, 4096)]
+)
+def test_every_shape_has_a_tile_that_fits(shape: tuple[int, int], bits: int) -> None:
+    for num_rows in (1, 16, 32, 64, 128, 256):
+        tile = tile_for(num_rows, *shape, 132, bits)
+        programs = -(-num_rows // tile.rows) * -(-shape[0] // tile.block_n) * tile.splits
+        assert tile.splits == 1 or programs <= 132
+        stage = tile.block_n * 16 * bits + 2 * tile.rows * 128
+        assert tile.stages * stage <= 220 << 10, "shared memory"
+        assert tile.stages * 1024 * bits % (tile.rows // tile.splits * 128) == 0, "room for results"
 
 
 FAULTS = {
