@@ -1,83 +1,139 @@
-"""Which drafts are accepted on the bundled model's held-out sets, and what they save on a CPU."""
+"""Which drafts are accepted on held-out chats and Python, what a drafter takes, and what it saves on a CPU.
+
+Every proposer drafts all that it can, on one thread, one request after another; another item of each task
+has been run before.  Times are the processor's, so others on the machine do not count.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pellucid import LLM, SamplingParams
 from pellucid.cli.measure import Acceptance
+from pellucid.executor.local import LocalExecutor
 from pellucid.models.checkpoint import ASSETS
+from pellucid.worker.worker import Worker
 
-TASKS = ("copy", "tool_call", "json_extract", "add")
-NUM_ITEMS = 8
-PROPOSERS = {
+PROPOSERS: dict[str, dict[str, object]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
-    "draft_model": {"method": "draft_model", "model": "sprout-draft", "num_speculative_tokens": 4},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 4},
+    "medusa": {"model": "sprout-medusa"},
+    "eagle3": {"model": "sprout-eagle3", "num_speculative_tokens": 4},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 4},
+    "draft_model": {"model": "sprout-draft", "num_speculative_tokens": 4},
 }
+TASKS = ("copy", "tool_call", "json_extract", "add", "python")
+OPENING, NUM_PYTHON_TOKENS = 200, 80  # characters of a module that are given, and tokens that follow
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task's items, one after another."""
+    """A task's items."""
 
     num_tokens: int  # of the answers
     num_steps: int
-    seconds: float  # of the processor: one thread, so others on the machine do not count
+    seconds: float
+    drafter_seconds: float  # of these
     acceptance: Acceptance
 
 
 def main() -> None:
-    plain = run_all(None)
-    for name, config in PROPOSERS.items():
-        sys.stdout.write(f"{name}, k = {config['num_speculative_tokens']}\n")
-        for task, run in run_all(config).items():
-            print_row(task, plain[task], run)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--items", type=int, default=8, help="of each task")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--proposers", nargs="+", default=list(PROPOSERS))
+    parser.add_argument("--adaptive", action="store_true", help="drafts by what they bring, as engines do")
+    args = parser.parse_args()
+    for temperature in args.temperature:
+        plain = run_all(None, temperature, args)
+        for name in args.proposers:
+            config = PROPOSERS[name] | {"adaptive": args.adaptive}
+            for task, run in run_all(config, temperature, args).items():
+                print_row(name, task, temperature, plain[task], run)
 
 
-def run_all(speculative_config: dict[str, object] | None) -> dict[str, Run]:
-    """Every task on a fresh engine; what is measured was run before, so nothing is compiled in it."""
-    with LLM(
-        "sprout", device="cpu", dtype="float32", num_threads=1, speculative_config=speculative_config
-    ) as llm:
-        for task in TASKS:
-            run_task(llm, task)
-        return {task: run_task(llm, task) for task in TASKS}
+def run_all(config: dict[str, object] | None, temperature: float, args: argparse.Namespace) -> dict[str, Run]:
+    """Every task on one engine."""
+    options = {"device": "cpu", "dtype": "float32", "num_threads": 1, "speculative_config": config}
+    with LLM("sprout", **options) as llm:
+        clock = Clock(llm) if config else None
+        for task in args.tasks:
+            run_task(llm, task, temperature, slice(args.items, args.items + 1), clock)
+        return {task: run_task(llm, task, temperature, slice(args.items), clock) for task in args.tasks}
 
 
-def run_task(llm: LLM, task: str) -> Run:
-    """Answer a task's first items without thinking, one after another."""
-    lines = (ASSETS / "sprout" / "eval" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
-    items = [item for item in map(json.loads, lines) if not item["enable_thinking"]]
+class Clock:
+    """Counts the processor's time in a proposer."""
+
+    def __init__(self, llm: LLM) -> None:
+        executor = llm.llm_engine.engine.executor
+        assert isinstance(executor, LocalExecutor) and isinstance(executor.worker, Worker)
+        proposer = executor.worker.runner.launcher.step.proposer
+        self.seconds, self._propose = 0.0, proposer.propose
+        proposer.propose = self._timed
+
+    def _timed(self, *args: object) -> object:
+        began = time.process_time()
+        try:
+            return self._propose(*args)
+        finally:
+            self.seconds += time.process_time() - began
+
+
+def run_task(llm: LLM, task: str, temperature: float, which: slice, clock: Clock | None) -> Run:
+    """Some of a task's items, one after another."""
     llm.reset_prefix_cache()
-    before, began = llm.llm_engine.stats, time.process_time()
-    for item in items[:NUM_ITEMS]:
-        llm.chat(
-            item["messages"],
-            SamplingParams(temperature=0, max_tokens=item["max_tokens"]),
-            use_tqdm=False,
-            tools=item.get("tools"),
-            chat_template_kwargs={"enable_thinking": False},
-        )
+    before, began, drafter = llm.llm_engine.stats, time.process_time(), clock.seconds if clock else 0.0
+    for ask in asks(llm, task, temperature)[which]:
+        ask()
     seconds, after = time.process_time() - began, llm.llm_engine.stats
     return Run(
         after.num_sampled_tokens - before.num_sampled_tokens,
         after.num_steps - before.num_steps,
         seconds,
+        (clock.seconds if clock else 0.0) - drafter,
         Acceptance.between(before, after),
     )
 
 
-def print_row(task: str, plain: Run, run: Run) -> None:
+def asks(llm: LLM, task: str, temperature: float) -> list[Callable[[], object]]:
+    """The items: openings of modules to go on with, or questions without thinking."""
+    name = "python_bpb" if task == "python" else task
+    lines = (ASSETS / "sprout" / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    items = list(map(json.loads, lines))
+
+    def go_on(item: dict) -> object:
+        params = SamplingParams(temperature=temperature, max_tokens=NUM_PYTHON_TOKENS, seed=1)
+        return llm.generate([item["text"][:OPENING]], params, use_tqdm=False)
+
+    def answer(item: dict) -> object:
+        params = SamplingParams(temperature=temperature, max_tokens=item["max_tokens"], seed=1)
+        return llm.chat(
+            item["messages"], params, use_tqdm=False, tools=item.get("tools"),
+            chat_template_kwargs={"enable_thinking": False},
+        )  # fmt: skip
+
+    if task == "python":
+        return [lambda item=item: go_on(item) for item in items]
+    return [lambda item=item: answer(item) for item in items if not item["enable_thinking"]]
+
+
+def print_row(name: str, task: str, temperature: float, plain: Run, run: Run) -> None:
     figures = run.acceptance.figures()
-    rates = " ".join(f"{rate:.0%}" for rate in figures["acceptance_rates"])
+    rates = " ".join(f"{rate:.0%}" for rate in figures["acceptance_rates"] or ())
+    speed = (run.num_tokens / run.seconds) / (plain.num_tokens / plain.seconds)
+    per_step = 1000 * run.drafter_seconds / run.num_steps
     sys.stdout.write(
-        f"{task:13}{plain.num_steps:5} steps {run.num_steps:5} steps "
-        f"{figures['mean_accepted_length']:6.2f} of {figures['expected_accepted_length']:.2f} tokens "
-        f"{plain.seconds:6.2f} s {run.seconds:6.2f} s {plain.seconds / run.seconds:5.2f} x  {rates}\n"
+        f"| {task} | {temperature:g} | `{name}` | {figures['mean_accepted_length'] or 1:.2f} | {rates} | "
+        f"{per_step:.2f} | {1000 * plain.seconds / plain.num_steps:.2f} | {speed:.2f} |\n"
     )
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

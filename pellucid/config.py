@@ -222,6 +222,8 @@ class SpeculativeConfig:
     adaptive: bool | None = None
     # medusa: a tree instead of a chain, as paths of ranks such as [[0], [1], [0, 0]]; or that as a text
     speculative_token_tree: Sequence[Sequence[int]] | str | None = None
+    suffix_decoding_max_tree_depth: int = 24  # suffix: most tokens of a match and of what follows
+    suffix_decoding_max_cached_requests: int = 32  # suffix: finished texts that are looked at, too
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
     prompt_lookup_max: int = 5  # ngram: most tokens that are looked for
     rejection_sample_method: str = "strict"  # strict, standard or synthetic: see docs/speculation.md
@@ -249,8 +251,16 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min}, must be in [1, prompt_lookup_max], "
                 f"and prompt_lookup_max is {self.prompt_lookup_max}"
             )
-        if self.method == "ngram" and self.model is not None:
-            raise ValueError(f"method ngram reads no model, but model is {self.model!r}; leave one out")
+        if self.method in ("ngram", "suffix") and self.model is not None:
+            raise ValueError(
+                f"method {self.method} reads no model, but model is {self.model!r}; leave one out"
+            )
+        depth, num_cached = self.suffix_decoding_max_tree_depth, self.suffix_decoding_max_cached_requests
+        if depth < 1 or num_cached < 0:
+            raise ValueError(
+                f"suffix_decoding_max_tree_depth is {depth}, must be at least 1, and "
+                f"suffix_decoding_max_cached_requests {num_cached}, must be at least 0"
+            )
         if self.method in READS_MODEL and self.model is None:
             example = ", such as sprout-draft" if self.method == "draft_model" else ""
             raise ValueError(f"method {self.method} needs a model{example}; give model=...")

@@ -7,6 +7,7 @@ Legend: B rows, S logits, D model dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -114,6 +115,15 @@ class Proposer(Protocol):
         be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on: there
         are blocks for so many.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A proposer that learns from finished texts."""
+
+    def retire(self, slots: Sequence[int], token_ids: Tensor, num_computed: Tensor) -> None:
+        """These slots' texts still lie there, and go: token_ids [slots + 1, L], num_computed [slots + 1]."""
         ...
 
 

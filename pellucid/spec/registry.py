@@ -16,6 +16,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
         "medusa": "pellucid.spec.medusa:MedusaProposer",
         "mtp": "pellucid.spec.mtp:MtpProposer",
         "ngram": "pellucid.spec.ngram:NgramProposer",
+        "suffix": "pellucid.spec.suffix:SuffixProposer",
     },
 )
 VERIFIERS: Registry[type[Verifier]] = Registry(

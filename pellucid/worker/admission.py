@@ -18,6 +18,7 @@ from pellucid.executor.base import Pending
 from pellucid.sample.state import SamplingState, SlotParameters
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Admission, StepResult, ints
+from pellucid.spec.base import Remembers
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.slots import Slots
 
@@ -28,12 +29,16 @@ NOTHING = SamplingParams(temperature=0.0)
 class Admitter:
     """Fills slots, and remembers what is wrong with whose request."""
 
-    def __init__(self, slots: Slots, state: SamplingState) -> None:
+    def __init__(self, slots: Slots, state: SamplingState, proposer: object = None) -> None:
+        """proposer: on the stage that has one."""
         self.slots, self.state = slots, state
+        self._memory = proposer if isinstance(proposer, Remembers) else None
         self._failed: dict[int, str] = {}  # by slot
 
     def retire(self, slots: list[int]) -> None:
         """These requests have ended."""
+        if self._memory is not None:
+            self._memory.retire(slots, self.slots.token_ids, self.slots.num_computed)
         self.slots.retire(slots)
         for slot in slots:
             self._failed.pop(slot, None)

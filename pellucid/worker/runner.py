@@ -27,10 +27,11 @@ class ModelRunner(Generic[Y]):
     def __init__(
         self, slots: Slots, state: SamplingState, inputs: InputBuilder, launcher: Launcher[Y],
         handover: Handover[Y], features: WorkerFeatures, *, num_stages: int = 1,
+        proposer: object = None,
     ) -> None:  # fmt: skip
         self.slots, self.state, self.inputs, self.launcher = slots, state, inputs, launcher
         self.handover, self.features, self.num_stages = handover, features, num_stages
-        self.admitter = Admitter(slots, state)
+        self.admitter = Admitter(slots, state, proposer)
         self._inference = torch.inference_mode()  # to be entered again and again: a decorator makes it anew
 
     def execute(self, plan: StepPlan) -> Pending:

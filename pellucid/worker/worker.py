@@ -186,7 +186,9 @@ class Worker:
         features = WorkerFeatures.of(resolved.features, facts)
         shapes = self._recorded_shapes(target, proposer.shape)
         launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
-        self.runner = ModelRunner(slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp)
+        self.runner = ModelRunner(
+            slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp, proposer=proposer
+        )
 
     def _lay_out(self) -> Layout:
         """The KV pages of this worker, of which all models have their parts."""

@@ -99,6 +99,11 @@ COMPANIES = {
         "depth": 2,
         "num_gpu_blocks_override": 16,
     },
+    "drafts from finished texts": {
+        "speculative_config": {"method": "suffix", "num_speculative_tokens": 4},
+        "depth": 2,
+        "num_gpu_blocks_override": 20,
+    },
     "priorities": {"scheduling_policy": "priority", "num_gpu_blocks_override": 20},
 }
 

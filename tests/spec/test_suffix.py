@@ -1,0 +1,79 @@
+"""Drafts from texts, against a naive search: the longest matches vote, in finished texts, too."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from pellucid import LLM, SamplingParams
+from pellucid.spec.suffix import VOTES, best_matches, matches, vote
+from tests.llm.test_invariance import BASE, random_requests
+
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+
+
+def naive_matches(text: list[int], num_known: int, last: list[int]) -> list[int]:
+    """Of every place: how many tokens up to it are those of `last`, the newest first."""
+    found = []
+    for place in range(len(text)):
+        num = 0
+        while num < len(last) and num <= place and text[place - num] == last[num]:
+            num += 1
+        found.append(num if place < num_known - 1 else 0)
+    return found
+
+
+def test_matches_are_those_of_a_naive_search() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        texts = [[rng.randrange(3) for _ in range(30)] for _ in range(3)]
+        known = [rng.randint(1, 30) for _ in texts]
+        last = [rng.randrange(3) for _ in range(5)]
+        got = matches(torch.tensor(texts), torch.tensor(known) - 1, torch.tensor([[last]]))
+        assert got[0].tolist() == [naive_matches(*pair, last) for pair in zip(texts, known, strict=True)]
+
+
+def test_the_longest_matches_are_taken_and_of_these_the_last() -> None:
+    scores, places = best_matches(torch.tensor([[1, 0, 3, 3] + [2] * VOTES]))
+    assert places[0, :3].tolist() == [3, 2, 3 + VOTES] and scores[0, :3].tolist() == [3, 3, 2]
+
+
+def test_most_of_those_decide_who_have_said_all_before() -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        follow = [[rng.randrange(3) for _ in range(4)] for _ in range(6)]
+        drafts = vote(torch.tensor([follow]), torch.tensor([[True] * 5 + [False]]))[0].tolist()
+        voters = follow[:5]
+        for i, draft in enumerate(drafts):
+            counts = Counter(text[i] for text in voters)
+            assert counts[draft] == max(counts.values())
+            voters = [text for text in voters if text[i] == draft]
+
+
+def test_a_finished_answer_helps_the_next_one(tiny: Path) -> None:
+    prompts, _ = random_requests(6, seed=4)
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with LLM(str(tiny), **BASE) as llm:
+        plain = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
+    config = SUFFIX | {"adaptive": False}
+    accepted = []
+    with LLM(str(tiny), **BASE, speculative_config=config) as llm:
+        for _ in range(2):
+            before = llm.llm_engine.stats.num_accepted_tokens
+            outputs = llm.generate(prompts, greedy, use_tqdm=False)
+            accepted.append(llm.llm_engine.stats.num_accepted_tokens - before)
+            assert [o.outputs[0].token_ids for o in outputs] == plain
+    assert accepted[1] > accepted[0] + 50, accepted
+
+
+def test_without_a_pool_only_the_own_text_is_looked_at(tiny: Path) -> None:
+    prompts, params = random_requests(8, seed=5)
+    config = SUFFIX | {"suffix_decoding_max_cached_requests": 0}
+    with LLM(str(tiny), **BASE) as llm:
+        plain = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(str(tiny), **BASE, speculative_config=config) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == plain
