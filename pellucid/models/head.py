@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.attention.base import AnyBackend
 from pellucid.dist.collectives import Group
@@ -24,6 +24,7 @@ from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Inlet
 from pellucid.layers.weight import Weight
 from pellucid.models.builder import Builder
+from pellucid.models.decoder import Decoder
 from pellucid.models.fields import Fields
 from pellucid.models.registry import Model
 from pellucid.taps import Taps
@@ -55,7 +56,7 @@ class Lender:
     def embedding(self) -> Embed:
         """Its look-up.  Raises ValueError on a pipeline stage that holds no copy of the table."""
         model = self.model
-        if not isinstance(model, Embeds):
+        if not isinstance(model, Decoder):
             raise ValueError(f"{type(model).__name__} lends no embedding to draft heads; use another method")
         if not isinstance(model.embed, Inlet):
             assert isinstance(model.embed, VocabEmbedding), type(model.embed)
@@ -69,14 +70,6 @@ class Lender:
         assert isinstance(table, Weight), type(table)
         alone = self.group.size == 1
         return (VocabEmbedding(table) if alone else SplitVocabEmbedding(table, self.group)).forward
-
-
-@runtime_checkable
-class Embeds(Protocol):
-    """A model whose table of embeddings, and the head that may be tied to it, others may borrow."""
-
-    embed: nn.Module
-    head: nn.Module
 
 
 class Head(Protocol):
