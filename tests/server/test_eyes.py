@@ -127,9 +127,10 @@ def stats(**changes: Any) -> EngineStats:
 
 
 def test_statistics_are_vllms_lines() -> None:
-    before = stats(num_steps=1)
+    before = stats(num_steps=1, num_accepted_per_position=(1, 0, 0))
     after = replace(
-        before, num_steps=9, num_prompt_tokens=100, num_cached_tokens=25, num_sampled_tokens=50,
+        before, num_accepted_per_position=(10, 4, 2), num_steps=9,
+        num_prompt_tokens=100, num_cached_tokens=25, num_sampled_tokens=50,
         num_running=2, num_waiting=1, kv_usage=0.5,
         num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15,
     )  # fmt: skip
@@ -140,7 +141,7 @@ def test_statistics_are_vllms_lines() -> None:
     )
     assert drafts == (
         "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted: 15 tokens, Drafted: 30 tokens, "
-        "Avg Draft acceptance rate: 50.0%"
+        "Avg Draft acceptance rate: 50.0%, Per-position acceptance rate: 0.900, 0.400, 0.200"
     )
     assert lines([before], [before], 10.0) == [], "nothing to tell"
 
