@@ -148,7 +148,7 @@ def test_the_cpu_gets_this_backend() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"sink": True}, {"tree_depth": 4, "window": 4}, {"dtype": torch.int8}, {"num_kv_heads": 3}],
+    [{"tree_depth": 4, "window": 4}, {"dtype": torch.int8}, {"num_kv_heads": 3}],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(asked: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="backend torch cannot serve this model here: "):

@@ -180,7 +180,6 @@ def test_a_gpu_gets_this_backend() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"sink": True},
         {"tree_depth": 9, "window": 8},
         {"dtype": torch.int8},
         {"num_kv_heads": 3},
