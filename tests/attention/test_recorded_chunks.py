@@ -23,8 +23,9 @@ from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.layers.attention import Attention
 from pellucid.models.decoder import Decoder
 from pellucid.worker import shapes
-from pellucid.worker.graphs import GraphLauncher, has_room
+from pellucid.worker.graphs import GraphLauncher
 from pellucid.worker.inputs import StepCounts
+from pellucid.worker.recordings import has_room
 from pellucid.worker.shapes import StepShape, chunk_shapes
 from pellucid.worker.static_rows import StaticRows, TileMaps
 from tests.worker.test_graphs import Seen, graphed, recorded_shapes, worker_of

@@ -34,7 +34,7 @@ from pellucid.cluster.messages import (
     tagged,
     untagged,
 )
-from pellucid.config import EngineConfig, ModelConfig
+from pellucid.config import EngineConfig, ModelConfig, SpeculativeConfig
 from pellucid.engine.member import Facts
 from pellucid.engine.statistics import EngineStats
 from pellucid.engine.xray import Frame, SeqView, StepView
@@ -43,6 +43,7 @@ from pellucid.features.grammar.host import Drafts, Masks
 from pellucid.features.logprobs.host import Entries
 from pellucid.kv.kinds import Full, Window
 from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.draft import Draft
 from pellucid.platform import Platform
 from pellucid.resolve import resolve
 from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
@@ -254,12 +255,14 @@ RESOLVED = resolve(
             "pipeline_parallel_size": 2,
             "pipeline_split": "3,5",
             "worker_timeout": 7,
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": np.int64(3)},
         }
     ),
     Platform(device="cpu", name="CPU", memory_total=0, memory_free=0, num_cores=2, capability=(9, 0)),
     Checkpoint.open(ModelConfig(model="sprout")),
-    Checkpoint.open(ModelConfig(model="sprout-draft")),
+    Draft(
+        SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+        Checkpoint.open(ModelConfig(model="sprout-draft")),
+    ),
     replica=1,
 )
 STATS = EngineStats(
