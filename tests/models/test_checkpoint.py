@@ -117,10 +117,10 @@ def test_dummy_weights_need_no_files(folder: Folder) -> None:
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "unknown model architecture 'MambaForCausalLM'.*known: Llama",
+            "unknown model architecture 'MambaForCausalLM'.*known: .*Llama",
         ),
-        ({"architectures": None}, "must name one .known: Llama"),
-        ({"vision_config": {}}, "vision_config: it is a multimodal model.*known: Llama"),
+        ({"architectures": None}, "must name one .known: .*Llama"),
+        ({"vision_config": {}}, "vision_config: it is a multimodal model.*known: .*Llama"),
         ({"text_config": {}}, "text_config: it is a multimodal model"),
     ],
 )
@@ -137,7 +137,7 @@ def test_models_that_are_not_served_are_refused_with_those_that_are(
     [
         ({"type": "mrope", "mrope_section": [1, 1, 2]}, "multimodal rotary embedding"),
         ({"rope_type": "default", "mrope_section": [1, 1, 2]}, "multimodal rotary embedding"),
-        ({"rope_type": "longrope"}, "unknown rotary embedding 'longrope'.*known: default, linear"),
+        ({"rope_type": "xpos"}, "unknown rotary embedding 'xpos'.*known: default, linear"),
         ({"rope_type": "linear"}, "config.json has no 'factor'"),
         ({"rope_type": "linear", "factor": "two"}, "factor in config.json is 'two', must be a number"),
         ({"rope_type": "linear", "factor": 0}, "factor .* in config.json is 0.0, must be above 0"),
