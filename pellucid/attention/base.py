@@ -34,6 +34,7 @@ class Scores:
 
     scale: float  # what it is multiplied with
     window: int | None = None  # tokens a query sees, itself included
+    softcap: float | None = None  # scores become cap * tanh(scores / cap)
     sinks: bool = False  # a learned logit of each head takes weight from the keys
 
 
@@ -48,6 +49,7 @@ class AttentionSpec:
     block_size: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
+    softcap: float | None = None  # scores become cap * tanh(scores / cap)
     sinks: bool = False  # a learned logit of each head takes weight from the keys
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
@@ -107,6 +109,7 @@ class AttentionLayer(Protocol):
     k_scale: float  # the cache holds keys / k_scale
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
     kv_cache: Tensor  # as `kv_layout` says, e.g. [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    softcap: float | None
     sinks: Tensor | None  # [num_heads], logits in the model's dtype
     qk_norm: QKNorm | None
     rope: Tensor | None  # float32 [max_len, 2, 1, rotary_dim]: cosines, and sines negative in the first half

@@ -340,7 +340,7 @@ class ShortRows:
         if layer.sinks is not None:
             sinks = layer.sinks.view(1, num_kv_heads, -1, 1).expand(-1, -1, -1, self.num_query)
             keys, values, bias = with_sinks(keys, values, bias, sinks.flatten(2)[..., None])
-        o_BKMH = scaled_dot_product_attention(q_BKMH, keys, values, bias, scale=layer.scale * layer.k_scale)
+        o_BKMH = attend(q_BKMH, keys, values, bias, layer)
         o_BKGQH = o_BKMH.view(num_rows, num_kv_heads, -1, self.num_query, head_dim)
         out.index_copy_(0, self.tokens, o_BKGQH.permute(0, 3, 1, 2, 4).reshape(-1, *out.shape[1:]))
 
@@ -377,15 +377,22 @@ class LongRow:
                     bias = q.new_full((q_KGQH.shape[2], seen.shape[2]), float("-inf")).triu(1)
                 sinks = layer.sinks.view(num_kv_heads, -1, 1, 1)
                 seen, theirs, bias = with_sinks(seen, theirs, bias, sinks)
-            o_KGQH = scaled_dot_product_attention(
-                q_KGQH,
-                seen.expand(shape),
-                theirs.expand(shape),
-                bias,
-                is_causal=bias is None,
-                scale=layer.scale * layer.k_scale,
-            )
+            o_KGQH = attend(q_KGQH, seen.expand(shape), theirs.expand(shape), bias, layer)
             out[tile.queries] = o_KGQH.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, layer: AttentionLayer) -> Tensor:
+    """Attend with q [.., .., M, H] over keys and values [.., .., S, H].
+
+    bias: 0 where a query sees a key and -inf elsewhere; None is plainly causal.
+    """
+    scale = layer.scale * layer.k_scale
+    if layer.softcap is None:
+        return scaled_dot_product_attention(q, k, v, bias, is_causal=bias is None, scale=scale)
+    scores = torch.tanh((q @ k.transpose(-1, -2)).float() * (scale / layer.softcap)) * layer.softcap
+    if bias is None:
+        bias = q.new_full(scores.shape[-2:], float("-inf")).triu(1)
+    return (scores + bias).softmax(-1).to(v.dtype) @ v
 
 
 def with_sinks(keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.scores import capped
 
 BLOCK = 2048
 
@@ -33,13 +34,6 @@ def cap_logits_ref(logits: Tensor, scale: float, cap: float | None) -> Tensor:
     """The same in plain torch: what CPUs run."""
     x = logits.float() * scale
     return logits.copy_(x if cap is None else torch.tanh(x / cap) * cap)
-
-
-@triton.jit
-def capped(x, cap):
-    """cap * tanh(x / cap) in float32; tanh by exp2, which is 2e-7 off, as tanh.approx is not."""
-    grown = tl.exp2(x * (2 * 1.4426950408889634 / cap))  # inf is fine: the quotient is 0 then
-    return cap - 2 * cap / (grown + 1)
 
 
 @triton.jit(do_not_specialize=["size"])

@@ -173,6 +173,7 @@ def decode_attention(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
@@ -195,7 +196,8 @@ def decode_attention(
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     num_pairs = rows.num_rows * num_kv_heads
-    by_lines = window is None and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
+    is_plain = window is None and softcap is None
+    by_lines = is_plain and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
     padded = padded_queries(packed, q.dtype, is_fp8 or by_lines)
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
     max_keys = rows.block_table.shape[1] * block_size
@@ -219,6 +221,7 @@ def decode_attention(
         *tree_arguments(rows),
         sinks,
         scale * k_scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E,
         v_scale,
         rows.num_rows,
         pieces.whole,
@@ -243,6 +246,7 @@ def decode_attention(
         FP8=is_fp8,
         COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
+        CAPPED=softcap is not None,
         MERGED=(merged := merged_at_once(packed, head_dim)),
         COPIES=copies_for(merged * packed, tile.num_warps),
         MARKED=is_marked,
@@ -336,6 +340,7 @@ def decode_kernel(
     first_drafts_ptr,
     sinks_ptr,  # [N], or None
     scale,  # to base 2
+    cap,  # of scores, to base 2
     v_scale,
     num_rows,
     whole,  # keys up to which a row stays whole
@@ -360,6 +365,7 @@ def decode_kernel(
     FP8: tl.constexpr,
     COLUMNS: tl.constexpr,  # for queries
     TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
     MERGED: tl.constexpr,
     COPIES: tl.constexpr,
     MARKED: tl.constexpr,
@@ -405,14 +411,14 @@ def decode_kernel(
             elif COLUMNS:
                 accumulator, maximum, weight = attend_fp8_columns(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
-                    seq_len, position, ancestors, first_draft, scale,
-                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, TREE,
+                    seq_len, position, ancestors, first_draft, scale, cap,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, TREE, CAPPED,
                 )  # fmt: skip
             else:
                 accumulator, maximum, weight = attend_tiles(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
-                    seq_len, position, ancestors, first_draft, scale,
-                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, FP8, TREE,
+                    seq_len, position, ancestors, first_draft, scale, cap,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
                 )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:

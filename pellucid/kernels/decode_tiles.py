@@ -21,6 +21,8 @@ import os
 import triton
 import triton.language as tl
 
+from pellucid.kernels.scores import capped
+
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
 
@@ -40,6 +42,7 @@ def attend_tiles(
     ancestors,  # [M], its bits
     first_draft,  # of this row
     scale,
+    cap,  # of scores, to base 2
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -49,6 +52,7 @@ def attend_tiles(
     M: tl.constexpr,
     FP8: tl.constexpr,
     TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Attend over every step-th tile.  Returns (accumulator [M, H], maximum [M], sum of weights [M]).
 
@@ -91,7 +95,10 @@ def attend_tiles(
         else:
             scores = tl.dot(q, k, input_precision="ieee")
         visible = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, WINDOW, TREE)
-        scores = tl.where(visible, scores * scale, float("-inf"))
+        scores = scores * scale
+        if CAPPED:
+            scores = capped(scores, cap)
+        scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
@@ -161,9 +168,10 @@ def fold_in(scores, v, maximum, total, accumulator):
 @triton.jit
 def attend_fp8_columns(
     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
-    seq_len, position, ancestors, first_draft, scale,
+    seq_len, position, ancestors, first_draft, scale, cap,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
     """The same of few queries over an FP8 cache, with queries as columns of the products."""
     WIDTH: tl.constexpr = HEAD_DIM // 2
@@ -193,7 +201,10 @@ def attend_fp8_columns(
         scores = tl.dot(k_even, q)
         scores = tl.dot(k_odd, q_odd, scores)
         visible = visible_keys(key[:, None], position[None, :], ancestors[None, :], first_draft, WINDOW, TREE)
-        scores = tl.where(visible, scores * scale, float("-inf"))
+        scores = scores * scale
+        if CAPPED:
+            scores = capped(scores, cap)
+        scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         weights = tl.exp2(scores - new_maximum[None, :])
         shrink = tl.exp2(maximum - new_maximum)

@@ -102,13 +102,14 @@ def check_operands(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> None:
     assert rows.cu_seqlens_q.shape[0] == rows.num_rows + 1 == rows.block_table.shape[0] + 1
 
 
-def paged_attention_ref(
+def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
     q: Tensor,
     kv_cache: Tensor,
     rows: PagedRows,
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
@@ -116,6 +117,7 @@ def paged_attention_ref(
     """Attention of q [T, N, H] over the paged cache, row by row in float32.  Returns [T, N, H].
 
     The cache holds keys / k_scale and values / v_scale.  sinks: [N], logits beside those of keys.
+    softcap: scores become cap * tanh(scores / cap).
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     group_size = q.shape[1] // kv_cache.shape[2]
@@ -128,6 +130,8 @@ def paged_attention_ref(
         keys, values = blocks.float().permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :seq_len]
         keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
         scores = torch.einsum("qnh,snh->nqs", queries, keys * k_scale) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
         position = torch.arange(seq_len - len(queries), seq_len, device=q.device)
         tree, own = rows.tree, slice(starts[row], starts[row + 1])
         if tree is not None:

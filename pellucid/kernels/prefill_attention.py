@@ -36,6 +36,7 @@ from pellucid.kernels.paged_attention import (
     tree_arguments,
 )
 from pellucid.kernels.prefill_plan import STEADY, PromptTiles
+from pellucid.kernels.scores import capped
 
 PACKED_ROWS = 128  # of a tile: queries times heads
 
@@ -87,6 +88,7 @@ def prefill_attention(
     tiles: PromptTiles,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
@@ -104,7 +106,7 @@ def prefill_attention(
     num_tiles = len(tiles.tiles)
     if num_tiles == 0:
         return out
-    if sinks is None and hopper_takes(q, kv_cache, rows, window):
+    if sinks is None and softcap is None and hopper_takes(q, kv_cache, rows, window):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
         return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
@@ -123,6 +125,7 @@ def prefill_attention(
         *tree_arguments(rows),
         sinks,
         scale * k_scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E,
         v_scale,
         q.stride(0),
         q.stride(1),
@@ -138,6 +141,7 @@ def prefill_attention(
         TILE_QUERIES=tiles.tile_queries,
         M=padded,
         TREE=rows.tree is not None,
+        CAPPED=softcap is not None,
         num_warps=4 if q.itemsize == 2 and dim_padded <= 128 else 8,
         num_stages=stages_for(
             2 * tile * dim_padded * q.itemsize, padded * dim_padded * q.itemsize, shared_memory(q.device)
@@ -166,6 +170,7 @@ def attend_pages(
     ancestors,  # [M], its bits
     first_draft,  # of this row
     scale,  # to base 2
+    cap,  # of scores, to base 2
     VALUES_OFFSET: tl.constexpr,  # from a page's keys to its values
     PAGE_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -174,6 +179,7 @@ def attend_pages(
     DIM_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0 is none
     TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # whether some key of begin .. end is hidden from some query
 ):
     """Fold keys begin .. end into the running softmax.  Returns (accumulator, maximum, total)."""
@@ -197,6 +203,10 @@ def attend_pages(
             k = tl.load(at)
             v = tl.load(at + VALUES_OFFSET)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        factor = scale
+        if CAPPED:
+            scores = capped(scores * scale, cap)
+            factor = 1.0
         if MASKED:
             distance = position[:, None] - (start + key)[None, :]
             visible = distance >= 0
@@ -208,8 +218,8 @@ def attend_pages(
                 seen = ((bits & 1) != 0) & (draft < 64)[None, :]
                 visible = tl.where((draft >= 0)[None, :], seen, visible)
             scores = tl.where(visible, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - new_maximum[:, None])
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
@@ -233,6 +243,7 @@ def attend_range(
     ancestors,
     first_draft,
     scale,
+    cap,
     VALUES_OFFSET: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -242,6 +253,7 @@ def attend_range(
     M: tl.constexpr,
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Attend over the keys of begin .. end that queries at places first_position .. last_position see.
 
@@ -267,20 +279,20 @@ def attend_range(
         accumulator, maximum, total = attend_pages(
             q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             begin, window_end, position,
-            ancestors, first_draft, scale,
-            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
+            ancestors, first_draft, scale, cap,
+            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, True,
         )  # fmt: skip
     accumulator, maximum, total = attend_pages(
         q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             whole_begin, whole_end, position,
-        ancestors, first_draft, scale,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, False,
+        ancestors, first_draft, scale, cap,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, False,
     )  # fmt: skip
     accumulator, maximum, total = attend_pages(
         q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             whole_end, end, position,
-        ancestors, first_draft, scale,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, True,
+        ancestors, first_draft, scale, cap,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, True,
     )  # fmt: skip
     return accumulator, maximum, total
 
@@ -300,6 +312,7 @@ def prefill_kernel(
     first_drafts_ptr,
     sinks_ptr,  # [N], or None
     scale,
+    cap,  # of scores, to base 2
     v_scale,
     q_token_stride,
     q_head_stride,
@@ -315,6 +328,7 @@ def prefill_kernel(
     TILE_QUERIES: tl.constexpr,
     M: tl.constexpr,
     TREE: tl.constexpr,
+    CAPPED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a tile of queries and KV head."""
@@ -358,6 +372,7 @@ def prefill_kernel(
         ancestors,
         first_draft,
         scale,
+        cap,
         half,
         2 * half,
         BLOCK_SIZE,
@@ -367,6 +382,7 @@ def prefill_kernel(
         M,
         WINDOW,
         TREE,
+        CAPPED,
     )
     if sinks_ptr is not None:
         total += sink_weight(sinks_ptr, head, query < end_query, maximum)

@@ -275,6 +275,7 @@ class Builder:
             block_size=self.context.block_size,
             kv_dtype=self.context.kv_dtype,
             window=scores.window,
+            softcap=scores.softcap,
             sinks=scores.sinks,
         )
         layer = Attention(

@@ -15,6 +15,7 @@ from pellucid.config import FP8, ModelConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
+from pellucid.models.text_config import text_config
 
 ASSETS = Path(__file__).parent.parent / "assets"
 BUNDLED = ("sprout", "sprout-draft", "sprout-eagle3", "sprout-medusa")
@@ -59,7 +60,7 @@ class Checkpoint:
             from pellucid.weights.gguf_folder import folder_of  # which imports torch
 
             path = folder_of(gguf)
-        config = read_json(path if is_shape else path / "config.json")
+        config = text_config(read_json(path if is_shape else path / "config.json"))
         if not may_be_head:
             refuse_unknown(config)
         generation = path / "generation_config.json"

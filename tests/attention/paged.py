@@ -34,6 +34,7 @@ class Rows:
     table: int = 0
     k_scale: float = 1.0
     sinks: Tensor | None = None
+    softcap: float | None = None
     v_scale: float = 1.0
     qk_norm: QKNorm | None = None
     rope: Tensor | None = None
@@ -58,7 +59,9 @@ class Rows:
                 sees[i, self.seen(row, seq_len - num_query + i)] = True
             keys, values = kv.double().cpu().unbind(1)
             q = self.q[start : start + num_query].double().cpu()
-            out[start : start + num_query] = attend_row(q, keys, values, sees, self.scale, self.sinks)
+            out[start : start + num_query] = attend_row(
+                q, keys, values, sees, self.scale, sinks=self.sinks, softcap=self.softcap
+            )
         return out.flatten(1)
 
     def seen(self, row: int, place: int) -> list[int]:
@@ -91,13 +94,22 @@ class Rows:
 
 
 def attend_row(
-    q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float, sinks: Tensor | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sees: Tensor,
+    scale: float,
+    *,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Queries [Q, N, H] over the keys and values [S, K, H] that each sees [Q, S], head by head."""
     group_size = q.shape[1] // keys.shape[1]
     out = torch.empty_like(q)
     for head in range(q.shape[1]):
         scores = q[:, head] @ keys[:, head // group_size].T * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill(~sees, -torch.inf)
         sink = -torch.inf if sinks is None else float(sinks[head])
         weights = torch.softmax(pad(scores, (0, 1), value=sink), dim=1)[:, :-1]

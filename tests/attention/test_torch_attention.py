@@ -182,3 +182,12 @@ def test_sinks_of_a_long_prompt_are_those_of_each_tile() -> None:
     rows = make_settled_rows([(1100, 1300)], heads=(2, 1))
     rows.sinks = torch.tensor([0.5, 3.0])
     assert_right(rows)
+
+
+@pytest.mark.parametrize("window", [None, 25])
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_capped_scores_are_those_of_naive_attention(sink: float | None, window: int | None) -> None:
+    rows = make_settled_rows(MIXED, window=window)
+    rows.softcap = 0.7
+    rows.sinks = None if sink is None else sink + torch.linspace(-1, 1, rows.num_heads)
+    assert_right(rows, 1e-5)

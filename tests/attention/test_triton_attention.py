@@ -255,3 +255,13 @@ def test_sinks_of_decodes_that_are_cut_are_counted_once() -> None:
     rows.sinks = torch.linspace(1, 9, rows.num_heads, device=DEVICE)
     out = attend(TritonAttention(), rows).double().cpu()
     torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 25])
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_capped_scores_are_those_of_naive_attention(sink: float | None, window: int | None) -> None:
+    rows = make_rows([(1, 20), (8, 700), (3, 40), (30, 30), (40, 90)], window=window, device=DEVICE)
+    rows.softcap = 0.7
+    rows.sinks = None if sink is None else sink + torch.linspace(-1, 1, rows.num_heads, device=DEVICE)
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=1e-5, rtol=0)

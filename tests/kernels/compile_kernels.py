@@ -145,7 +145,7 @@ def signature_of(name: str, stored: str) -> str:
         return "*fp64"
     if name == "samples_ptr":
         return "*i1"
-    return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps")) else "i32"
+    return "*bf16" if name.endswith("_ptr") else "fp32" if name.endswith(("scale", "eps", "cap")) else "i32"
 
 
 def shared_memory(  # noqa: ANN201
@@ -438,6 +438,7 @@ def compile_attention(target: GPUTarget) -> None:
                 "PACKED": num_query * 2,
                 "WINDOW": window,
                 "TREE": tree,
+                "CAPPED": False,
             },
             **{"BLOCK_SIZE": 64, "TILE": tile, "TILE_QUERIES": PACKED_ROWS // 2},
         }
@@ -480,6 +481,7 @@ def compile_decode(target: GPUTarget) -> None:
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
             **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            "CAPPED": False,
             **({} if by_lines else {"lines": None}),
             **({} if head_dim == 256 else {"sinks_ptr": None}),
             "COLUMNS": rows == decode.COLUMNS,

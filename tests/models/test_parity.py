@@ -79,6 +79,22 @@ GRANITE: dict[str, object] = {
     "attention_multiplier": 0.3,
     "logits_scaling": 2.5,
 }
+# Caps and scales at which they matter to so small a model.
+GEMMA: dict[str, object] = {
+    "head_dim": 24,
+    "query_pre_attn_scalar": 10,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 4.0,
+    "sliding_window": 6,
+}
+GEMMA3 = GEMMA | {"attn_logit_softcapping": None}
+GEMMA3_LINEAR: dict[str, object] = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 OLMO3_YARN: dict[str, object] = {
     "rope_parameters": {
         "full_attention": {
@@ -137,6 +153,16 @@ CASES = [
         {"sliding_window": 9, "num_key_value_heads": 1, "partial_rotary_factor": 0.75},
     ),
     Case("phi3 with longrope", "Phi3", longrope(original=256)),
+    Case("gemma2", "Gemma2", GEMMA),
+    Case(
+        "gemma2 without caps, biased, one kv head",
+        "Gemma2",
+        GEMMA
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
+        | {"num_key_value_heads": 1, "sliding_window": 11},
+    ),
+    Case("gemma3", "Gemma3Text:Gemma3", GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2}),
+    Case("gemma3 with linear scaling in full layers", "Gemma3Text:Gemma3", GEMMA3 | GEMMA3_LINEAR),
     Case("glm", "Glm", {"head_dim": 16}),
     Case(
         "glm without biases, all of a head",
@@ -284,8 +310,11 @@ class Reference:
 
     def __init__(self, family: str, options: dict[str, object], folder: Path) -> None:
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(**(SMALL | options))
-        self.model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        of_config, _, of_model = family.partition(":")
+        config = getattr(transformers, f"{of_config}Config")(**(SMALL | options))
+        if options.get("attn_logit_softcapping") is not None:
+            config._attn_implementation = "eager"  # others know no caps
+        self.model = getattr(transformers, f"{of_model or of_config}ForCausalLM")(config).eval()
         for name, parameter in self.model.named_parameters():
             if name.endswith("norm.weight"):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)

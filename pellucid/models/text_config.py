@@ -1,0 +1,27 @@
+"""The text model's part of a multimodal config.json, and what its family leaves out.  No torch."""
+
+from __future__ import annotations
+
+# Of architectures whose text is served: what config.json does not say, as transformers has it.
+TEXT_DEFAULTS: dict[str, dict[str, object]] = {
+    "Gemma3ForConditionalGeneration": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+    },
+}
+WHOLE_MODELS = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+
+
+def text_config(config: dict[str, object]) -> dict[str, object]:
+    """A config.json as if it were the text model's alone; one of an architecture without a part as it is."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    text = config.get("text_config")
+    if name not in TEXT_DEFAULTS or not isinstance(text, dict):
+        return config
+    whole = {key: config[key] for key in WHOLE_MODELS if config.get(key) is not None}
+    said = {key: value for key, value in text.items() if value is not None}
+    return TEXT_DEFAULTS[str(name)] | said | whole

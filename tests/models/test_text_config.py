@@ -1,0 +1,58 @@
+"""The text of a multimodal config.json, as the hub spells it."""
+
+from __future__ import annotations
+
+from pellucid.models.fields import Fields
+from pellucid.models.gemma import Gemma3
+from pellucid.models.text_config import text_config
+
+# What the hub's config.json of Gemma 3 4B says; the rest is the family's.
+HUB: dict[str, object] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model"},
+}
+# The same text as transformers 5 writes it.
+SAVED = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262208,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 1024,
+    "layer_types": ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(34)],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+
+def test_the_hub_s_config_means_what_transformers_saves() -> None:
+    assert Gemma3.declare(Fields(text_config(HUB))) == Gemma3.declare(Fields(text_config(SAVED)))
+
+
+def test_what_the_whole_model_says_goes_before_its_text() -> None:
+    config = text_config(HUB)
+    assert config["eos_token_id"] == [1, 106] and config["architectures"] == HUB["architectures"]
+    assert "vision_config" not in config
+
+
+def test_names_of_tensors_are_the_text_s_in_either_spelling() -> None:
+    for name in ("language_model.model.norm.weight", "model.language_model.norm.weight", "model.norm.weight"):
+        assert Gemma3.rename(name) == "model.norm.weight"
