@@ -567,7 +567,7 @@ def multiply_steps(
     ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
     BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+    ACT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 outputs with all rows of the tile.
 
@@ -669,7 +669,7 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],
@@ -681,15 +681,15 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(2), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],
@@ -701,11 +701,11 @@ def packed_hopper_kernel(
             [
                 (multiply_steps, (
                     gl.constexpr(0), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (multiply_steps, (
                     gl.constexpr(1), operands, tables, results, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT, DEPENDENT,
+                    BITS, GROUP, NUM_GROUPS, PADDED, ROWS, GROUPS, STAGES, SPLITS, ACT,
                 )),
                 (copy_steps, (operands, num_tiles, ROWS, GROUPS, STAGES, SPLITS, BITS, DEPENDENT)),
             ],

@@ -120,7 +120,7 @@ TO_FP8 = FP8_TYPES | {
     **dict.fromkeys(("x_ptr", "gate_up_ptr", "stream_ptr", "weight_ptr"), "*bf16"),
     **dict.fromkeys(("x_stride", "gate_up_stride", "stream_stride"), "i32"),
     "out_ptr": "*fp8e4nv",
-    "eps": "fp32",
+    **dict.fromkeys(("eps", "post_eps", "post_scale"), "fp32"),
 }
 FROM_FP8 = FP8_TYPES | {
     **dict.fromkeys(("x_ptr", "weight_ptr"), "*fp8e4nv"),

@@ -12,9 +12,16 @@ import pytest
 
 KERNELS = Path(__file__).parents[2] / "pellucid" / "kernels"
 PRIMITIVES = ("let_next_start", "wait")
-CONSTANT = ("weight", "w_at", "codes_ptr")  # what no kernel writes once an engine is ready
+CONSTANT = (
+    "weight",
+    "words",
+    "w_at",
+    "codes_ptr",
+    "post_ptr",
+    "bias_ptr",
+)  # what no kernel writes once an engine is ready
 # They leave it to `copy_first`, for which all others of a program wait.
-DELEGATES = ("hopper_matmul_kernel", "copy_steps", "multiply_steps")
+DELEGATES = ("hopper_matmul_kernel", "packed_hopper_kernel", "copy_steps", "multiply_steps")
 
 
 def kernels() -> list[ast.FunctionDef]:
