@@ -34,7 +34,7 @@ UNSERVED = {  # and what to do instead, on every route
     "length_penalty": "tokens are sampled, and no beams compared",
     "logits_processors": "this server runs no code of a request's",
     "logprob_token_ids": "logprobs are those of the most likely tokens",
-    "lora_path": "there are no adapters",
+    "lora_path": "name the adapter as `model`, see /v1/load_lora_adapter",
     "max_new_tokens": MAX_TOKENS,
     "mcp_servers": "this server calls no other",
     "mirostat": FILTERS,
