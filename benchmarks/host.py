@@ -38,6 +38,8 @@ from pellucid.executor.base import EXECUTORS, Capacity
 from pellucid.executor.local import LocalTicket
 from pellucid.features.worker import WorkerFeatures
 from pellucid.forward import TileMaps
+from pellucid.graphs.launch import EagerLauncher, GraphLauncher
+from pellucid.graphs.shapes import decode_shapes
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.kv.kinds import Full
 from pellucid.kv.layout import LayerCache, lay_out
@@ -47,13 +49,11 @@ from pellucid.rows import StepRows
 from pellucid.sample.state import SamplingState
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher
 from pellucid.worker.handover import NoHandover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout
 from pellucid.worker.results import Packed, ResultReader
 from pellucid.worker.runner import ModelRunner
-from pellucid.worker.shapes import decode_shapes
 from pellucid.worker.slots import Slots
 
 NUM_BLOCKS, BLOCK = 65_536, 16

@@ -17,12 +17,12 @@ from typing import ParamSpec, Self, TypeVar, Unpack
 
 from pellucid.cluster.line import Line
 from pellucid.config import EngineConfig
-from pellucid.engine.replicas import Replicas, start_replicas
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame
 from pellucid.llm_engine import COMPILE_SECONDS, LLMEngine
 from pellucid.lora.request import LoRARequest
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import Frame
 from pellucid.resolve import Resolved
+from pellucid.router.replicas import Replicas, start_replicas
 from pellucid.sampling_params import SamplingParams
 from pellucid.text.chat import ChatOptions, Message
 from pellucid.text.outputs import Observer, OutputKind, join_deltas

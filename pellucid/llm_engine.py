@@ -18,9 +18,9 @@ from typing import Any, Unpack
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.client import EngineClient, start_client
-from pellucid.engine.statistics import EngineStats
 from pellucid.interrupts import held_back
 from pellucid.lora.request import AdapterRef, LoRARequest
+from pellucid.observe.statistics import EngineStats
 from pellucid.resolve import Resolved
 from pellucid.sample.grammars.base import GrammarRef, GrammarSpec, Spelling
 from pellucid.sample.grammars.client import GrammarClient, Question

@@ -33,7 +33,14 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "resolve": {"types", "platform", "config", "models.checkpoint", "models.draft", "features.base"},
     "kv": {"types", "config"},
     "schedule": {*DATA, "config", "kv"},
-    "schedule.scheduler": {"schedule", "types", "config", "kv", "features.base", "features.host"},
+    "schedule.scheduler": {
+        *("schedule", "kv", "connectors", "spec.wants", "features.base", "features.host", "types", "config"),
+    },
+    # Beside the scheduler, as free of torch: how KV comes from elsewhere; how many drafts rows want.
+    "connectors": {"kv", "types"},
+    "connectors.transfers": {"connectors", "kv", "schedule.sequence"},
+    "spec.wants": {"spec.switch", "schedule"},
+    "spec.switch": set[str](),
     # Each feature has a half on either side; what both sides call is free of torch.
     "features.base": {"registry", "schedule.plan"},
     "features.host": {"schedule", "registry", "resolve", "types"},
@@ -87,12 +94,13 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
-        *("features.base", "features.worker"),
+        *("features.base", "features.worker", "graphs"),
     },
+    "graphs": {"worker.inputs", "sample.state", "features.base", "features.worker", *PLAIN},
     # Processes and what they say; what members do is known by name only.
     "cluster": {"config", "registry", "platform"},
     "cluster.messages": {
-        *("schedule.plan", "engine.statistics", "engine.xray", "types", "registry"),
+        *("schedule.plan", "observe.statistics", "observe.xray", "types", "registry"),
     },
     "member": {"cluster", "registry"},
     # It knows its worker by name only.
@@ -100,11 +108,18 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
     },
     "engine": {
-        *("cluster", "schedule", "kv", "executor", "types", "config", "resolve", "interrupts", "collector"),
+        *("cluster", "schedule", "kv", "executor", "observe", "types", "config", "resolve", "interrupts"),
+        "collector",
     },
-    "engine.replay": {"engine", "schedule", "kv", "types", "sampling_params"},
+    "engine.client": {"engine", "observe", "router.replicas", "types", "config", "resolve"},
+    "observe": {"schedule", "kv", *DATA},
+    "observe.replay": {"observe", "engine.core", "executor.base", "schedule", "kv", *DATA},
+    "router": {
+        *("engine", "observe", "cluster", "kv", "schedule.news", "executor.base", *DATA, "config", "resolve"),
+    },
     "engine.build": {
-        *("engine", "schedule", "kv", "executor", "features.host", "models.checkpoint", "models.draft"),
+        *("engine", "observe", "schedule", "kv", "executor", "features.host"),
+        *("models.checkpoint", "models.draft"),
         *("kernels.compilers", "config", "resolve", "platform"),
     },
     "text": {*DATA, "config"},
@@ -122,6 +137,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "llm_engine": {
         "lora.request",
         "engine",
+        "observe",
         "text",
         "sample.grammars",
         *DATA,
@@ -129,13 +145,17 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "resolve",
         "interrupts",
     },
-    "async_llm": {"llm_engine", "lora.request", "engine", "cluster.line", "text", *DATA, "config", "resolve"},
+    "async_llm": {
+        *("llm_engine", "lora.request", "engine", "router", "observe", "cluster.line", "text"),
+        *(*DATA, "config", "resolve"),
+    },
     "server": {
         "async_llm",
         "llm_engine",
         "pooling",
         "lora.request",
         "engine",
+        "observe",
         "text",
         *DATA,
         "config",
@@ -143,7 +163,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "collector",
     },
     "cli": {
-        *("llm", "llm_engine", "async_llm", "server", "engine", "text", "models.checkpoint"),
+        *("llm", "llm_engine", "async_llm", "server", "engine", "observe", "text", "models.checkpoint"),
         *("models.draft", "progress", "no_effect", *PLAIN),
     },
     "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
@@ -161,7 +181,7 @@ NO_TORCH = [
     "pellucid.features.lora.host",
     "pellucid.cluster.messages",
     "pellucid.executor.multiproc",
-    "pellucid.engine.replicas",
+    "pellucid.router.replicas",
     "pellucid.async_llm",
 ]
 
@@ -250,3 +270,12 @@ def test_the_way_of_a_request_can_be_read_in_an_afternoon() -> None:
     files = re.findall(r"`([\w/]+\.py)`", table)
     assert len(files) == 17
     assert sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 4000
+
+
+HEART = ("schedule", "kv", "engine", "executor", "worker", "cluster")
+
+
+def test_the_heart_stays_small() -> None:
+    """What every request passes; what only some need, or who watches, has a room of its own."""
+    files = (path for room in HEART for path in (ROOT / room).rglob("*.py"))
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= 7000

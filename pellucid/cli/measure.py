@@ -13,10 +13,10 @@ from typing import Self
 from pellucid.cli.limits import Machine, ModelCost, run_limit
 from pellucid.cli.workloads import Workload
 from pellucid.config import EngineConfig
-from pellucid.engine.statistics import EngineStats
 from pellucid.llm import LLM
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import open_draft
+from pellucid.observe.statistics import EngineStats
 from pellucid.platform import detect
 from pellucid.resolve import Resolved, resolve
 from pellucid.sampling_params import SamplingParams

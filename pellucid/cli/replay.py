@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pellucid.cli.options import UNSET, chosen
 
 if TYPE_CHECKING:
-    from pellucid.engine.replay import Outcome
+    from pellucid.observe.replay import Outcome
 
 # Options as `serve` has them, and the fields of SchedulerOptions that they are.
 LIMITS = {
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how it went, how it goes again, and how it would go."""
-    from pellucid.engine.replay import StepCost, measured, read_trace, replay
+    from pellucid.observe.replay import StepCost, measured, read_trace, replay
 
     if not Path(args.file).is_file():
         raise ValueError(f"{args.file!r} is no file")

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import Frame
 from pellucid.registry import load_object
 from pellucid.schedule.plan import Ints, StepPlan, StepResult, ints
 from pellucid.types import Request, SeqUpdate

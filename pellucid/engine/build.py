@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 
 from pellucid.config import KEEP_KV, EngineConfig
 from pellucid.engine.core import Engine
-from pellucid.engine.trace import StepTrace
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.features.host import HostFeatures
 from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import open_draft
+from pellucid.observe.trace import StepTrace
 from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
 from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget, UnlimitedPrefill

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine, start_engine
-from pellucid.engine.statistics import EngineStats
+from pellucid.observe.statistics import EngineStats
 from pellucid.types import Request, SeqUpdate
 
 
@@ -59,7 +59,7 @@ def start_client(config: EngineConfig) -> RunningEngine[EngineClient]:
     Raises ValueError for what the user can mend.
     """
     if config.parallel.data_parallel_size > 1:
-        from pellucid.engine.replicas import start_replicas
+        from pellucid.router.replicas import start_replicas
 
         return start_replicas(config)
     return start_engine(config)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from pellucid.engine.statistics import EngineStats, StepClock, StepSizes
-from pellucid.engine.trace import NullTrace, Trace
-from pellucid.engine.xray import NullXRay, XRay
 from pellucid.executor.base import Executor, Ticket
 from pellucid.interrupts import held_back
+from pellucid.observe.statistics import EngineStats, StepClock, StepSizes
+from pellucid.observe.trace import NullTrace, Trace
+from pellucid.observe.xray import NullXRay, XRay
 from pellucid.schedule.news import NOBODY_GOES_ON, Going
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler

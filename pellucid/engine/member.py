@@ -28,9 +28,9 @@ from pellucid.cluster.messages import (
 from pellucid.config import EngineConfig
 from pellucid.engine.build import start_engine
 from pellucid.engine.core import POLL_SECONDS, Engine
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import LiveXRay, NullXRay
 from pellucid.executor.base import Capacity
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import LiveXRay, NullXRay
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import ints
 from pellucid.types import FinishReason, SeqUpdate

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 FLOOR = 64  # tokens that a step may always have for prompts, so that these advance under any target
 TILE = 128  # rows that products compute at once, needed or not: a step has room for whole tiles of tokens
-# Places for decodes that a step has beside chunks, needed or not (worker/shapes.py), and how many more may
+# Places for decodes that a step has beside chunks, needed or not (graphs/shapes.py), and how many more may
 # come with the chunks.  So many share tiles with these; more decodes have tiles of their own.
 PLACES, MORE = (32, 64), 16
 

@@ -17,9 +17,10 @@ from itertools import islice, takewhile, tee
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid.connectors.base import KVConnector, NullConnector
+from pellucid.connectors.transfers import Transfers
 from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
-from pellucid.kv.connector import KVConnector, NullConnector
 from pellucid.kv.hashes import root_digest
 from pellucid.kv.manager import KVManager, Prefix, PrefixHit
 from pellucid.schedule.counters import SchedulerCounters
@@ -42,8 +43,7 @@ from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
 from pellucid.schedule.stop_tokens import StopTokens
 from pellucid.schedule.table import NEVER, Table
-from pellucid.schedule.transfers import Transfers
-from pellucid.schedule.wants import Wants
+from pellucid.spec.wants import Wants
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 TURN = 8  # plans: once in so many, what can wait is done for many sequences at once

@@ -45,7 +45,7 @@ class Table:
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
         self.drafts = column()  # that the device holds for the next row, or fewer of them
-        self.want = column()  # drafts behind the next row: wants.py
+        self.want = column()  # drafts behind the next row: spec/wants.py
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
         self.ids = column()  # of sequences
         self.asked = column()  # bits: plan.py

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from pellucid.async_llm import AsyncLLM
-from pellucid.engine.statistics import STEP_TOKENS, EngineStats
+from pellucid.observe.statistics import STEP_TOKENS, EngineStats
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 # Seconds.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from pellucid.async_llm import AsyncLLM
-from pellucid.engine.statistics import EngineStats
+from pellucid.observe.statistics import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import msgspec
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from pellucid.async_llm import AsyncLLM
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import MOST_ROWS, Flat, Frame, StepView
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import MOST_ROWS, Flat, Frame, StepView
 from pellucid.server.context import server_of
 from pellucid.types import FinishReason, Request, SeqUpdate
 

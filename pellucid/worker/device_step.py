@@ -1,8 +1,8 @@
 """The device's part of a step, from slots to slots: gather, forward, sample, advance, propose, pack.
 
 A function of a step's rows, in two halves, for what features need may come when the forward is under way.  It
-reads nothing back and waits for nothing, so it can be recorded as a CUDA graph (graphs.py), whole or by
-halves, and it is the same function when it is not.
+reads nothing back and waits for nothing, so it can be recorded as a CUDA graph (graphs/launch.py), whole or
+by halves, and it is the same function when it is not.
 """
 
 from __future__ import annotations

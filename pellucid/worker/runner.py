@@ -9,10 +9,10 @@ import torch
 
 from pellucid.executor.base import Pending
 from pellucid.features.worker import WorkerFeatures
+from pellucid.graphs.launch import Launcher
 from pellucid.sample.state import SamplingState
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.worker.admission import Admitter
-from pellucid.worker.graphs import Launcher
 from pellucid.worker.handover import Handover
 from pellucid.worker.inputs import InputBuilder, StepCounts
 from pellucid.worker.results import EmptyResult

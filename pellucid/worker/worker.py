@@ -20,6 +20,8 @@ from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Pending, Seat
 from pellucid.features.base import WorkerFacts
 from pellucid.features.worker import WorkerFeatures
+from pellucid.graphs.launch import CudaRecorder, EagerLauncher, GraphLauncher, Launcher, Step
+from pellucid.graphs.shapes import StepShape, chunk_shapes, decode_shapes
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
@@ -39,14 +41,12 @@ from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
-from pellucid.worker.graphs import CudaRecorder, EagerLauncher, GraphLauncher, Launcher, Step
 from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
 from pellucid.worker.profiler import DeviceProfiler, Span
 from pellucid.worker.results import NoReader, ResultReader
 from pellucid.worker.runner import ModelRunner
-from pellucid.worker.shapes import StepShape, chunk_shapes, decode_shapes
 from pellucid.worker.slots import Slots
 from pellucid.worker.warm_up import largest_step, warm_up_steps
 

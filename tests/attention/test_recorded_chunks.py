@@ -17,17 +17,17 @@ from pellucid import LLM, SamplingParams
 from pellucid.attention.base import AttentionLayer
 from pellucid.attention.triton import TritonAttention
 from pellucid.forward import ForwardInput
+from pellucid.graphs import shapes
+from pellucid.graphs.launch import GraphLauncher
+from pellucid.graphs.recordings import has_room
+from pellucid.graphs.shapes import StepShape, chunk_shapes
+from pellucid.graphs.static_rows import StaticRows, TileMaps
 from pellucid.kernels import prefill_attention
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.layers.attention import Attention
 from pellucid.models.decoder import Decoder
-from pellucid.worker import shapes
-from pellucid.worker.graphs import GraphLauncher
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.recordings import has_room
-from pellucid.worker.shapes import StepShape, chunk_shapes
-from pellucid.worker.static_rows import StaticRows, TileMaps
 from tests.worker.test_graphs import Seen, graphed, recorded_shapes, worker_of
 from tests.worker.test_wanted import forward_of
 

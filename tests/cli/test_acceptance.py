@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from pellucid.cli.measure import Acceptance, expected_length
-from pellucid.engine.statistics import EngineStats
+from pellucid.observe.statistics import EngineStats
 
 
 def stats(num_drafts: int, num_tokens: int, num_accepted: int, per_position: tuple[int, ...]) -> EngineStats:

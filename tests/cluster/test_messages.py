@@ -36,14 +36,14 @@ from pellucid.cluster.messages import (
 )
 from pellucid.config import EngineConfig, ModelConfig, SpeculativeConfig
 from pellucid.engine.member import Facts
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame, SeqView, StepView
 from pellucid.executor.base import Capacity
 from pellucid.features.grammar.host import Drafts, Masks
 from pellucid.features.logprobs.host import Entries
 from pellucid.kv.kinds import Full, Window
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import Draft
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import Frame, SeqView, StepView
 from pellucid.platform import Platform
 from pellucid.resolve import resolve
 from pellucid.sampling_params import SamplingParams, StructuredOutputsParams

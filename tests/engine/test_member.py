@@ -26,7 +26,7 @@ from pellucid.cluster.messages import (
     encode,
 )
 from pellucid.engine.member import serve
-from pellucid.engine.xray import Frame
+from pellucid.observe.xray import Frame
 from pellucid.types import FinishReason, SeqUpdate
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request

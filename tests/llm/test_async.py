@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from pellucid.async_llm import AsyncLLM, EngineDeadError, Mailbox
-from pellucid.engine.xray import Frame
 from pellucid.llm import LLM
+from pellucid.observe.xray import Frame
 from pellucid.sampling_params import SamplingParams
 from pellucid.text.outputs import OutputKind
 from pellucid.types import CompletionOutput, RequestOutput

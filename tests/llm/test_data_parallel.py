@@ -17,8 +17,8 @@ import pytest
 
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.cluster.line import Line
-from pellucid.engine import replicas
-from pellucid.engine.replicas import Replicas
+from pellucid.router import replicas
+from pellucid.router.replicas import Replicas
 from pellucid.types import Request
 from tests.executor.fragile import FATAL
 from tests.llm.test_invariance import BASE, random_requests

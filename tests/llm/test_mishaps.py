@@ -14,7 +14,7 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.graphs import EagerLauncher
+from pellucid.graphs.launch import EagerLauncher
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.results import Packed
 from tests.engine.test_interrupts import Places

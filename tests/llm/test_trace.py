@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pellucid import LLM, SamplingParams
-from pellucid.engine.replay import StepCost, measured, read_trace, replay
+from pellucid.observe.replay import StepCost, measured, read_trace, replay
 
 
 def test_a_trace_of_a_model_runs_again(tmp_path: Path) -> None:

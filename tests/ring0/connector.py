@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pellucid.kv.connector import TransferEnd
+from pellucid.connectors.base import TransferEnd
 from pellucid.kv.kinds import Kind
 from pellucid.kv.manager import Transfer
 from pellucid.types import Request

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pellucid.connectors.base import KVConnector
 from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.features.host import HostFeatures
 from pellucid.features.logprobs.host import Entries, Logprobs, PromptLogprobs
-from pellucid.kv.connector import KVConnector
 from pellucid.kv.kinds import Full, Kind
 from pellucid.kv.manager import KVManager
 from pellucid.sampling_params import SamplingParams

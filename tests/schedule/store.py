@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pellucid.kv.connector import TransferEnd
+from pellucid.connectors.base import TransferEnd
 from pellucid.kv.manager import Transfer
 from pellucid.types import Request
 

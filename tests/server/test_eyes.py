@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pellucid.engine.statistics import EngineStats
+from pellucid.observe.statistics import EngineStats
 from pellucid.server.http_metrics import HttpMetrics
 from pellucid.server.lives import CALLER, Life, Lives, RequestLog
 from pellucid.server.options import ServeOptions

@@ -20,8 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame, StepView
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import Frame, StepView
 from pellucid.server.xray import Gaps, Requests, Sight, Wait, Watcher, encode
 from tests.server.conftest import Running, eventually, running
 

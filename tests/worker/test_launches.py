@@ -16,12 +16,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid import LLM
+from pellucid.graphs.shapes import StepShape
+from pellucid.graphs.static_rows import StaticRows
 from pellucid.spec import ngram, passes, verify
 from pellucid.spec.draft_model import DraftModelProposer
 from pellucid.spec.synthetic import SyntheticVerifier
 from pellucid.worker.device_step import DeviceStep
-from pellucid.worker.shapes import StepShape
-from pellucid.worker.static_rows import StaticRows
 from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from pellucid import LLM, SamplingParams
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher
+from pellucid.graphs.launch import EagerLauncher, GraphLauncher
 from pellucid.worker.results import Packed
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import BASE, NGRAM, random_requests, run

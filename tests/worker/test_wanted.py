@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pellucid import LLM, SamplingParams
 from pellucid.forward import ForwardInput
+from pellucid.graphs.launch import EagerLauncher
 from pellucid.layers.linear import Linear
 from pellucid.models.decoder import Decoder
 from pellucid.spec.base import Needs
 from pellucid.types import RequestOutput
 from pellucid.worker.device_step import DeviceStep, Forward
-from pellucid.worker.graphs import EagerLauncher
 from tests.worker.test_graphs import worker_of
 
 OPTIONS = {

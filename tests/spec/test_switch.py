@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pellucid.schedule.switch import Switch
+from pellucid.spec.switch import Switch
 
 Cost = Callable[
     [int], tuple[float, float]

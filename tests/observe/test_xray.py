@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 
 from pellucid.engine.core import Engine
-from pellucid.engine.xray import INTERVAL, MOST_ROWS, MOST_TIME, Flat, Frame, LiveXRay, PageView, RowView
 from pellucid.kv.kinds import Full, Kind, Window
+from pellucid.observe.xray import INTERVAL, MOST_ROWS, MOST_TIME, Flat, Frame, LiveXRay, PageView, RowView
 from tests.engine.test_core import make_engine
 from tests.schedule.device import make_request
 

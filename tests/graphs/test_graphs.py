@@ -14,9 +14,9 @@ import torch
 
 from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
-from pellucid.worker.graphs import EagerLauncher, GraphLauncher, Recording, recording_stream
+from pellucid.graphs.launch import EagerLauncher, GraphLauncher, Recording, recording_stream
+from pellucid.graphs.shapes import StepShape, bucket_sizes, chunk_shapes, decode_shapes
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.shapes import StepShape, bucket_sizes, chunk_shapes, decode_shapes
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
 from tests.spec.toy import tree_config

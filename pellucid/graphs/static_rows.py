@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import MakeTiles
+from pellucid.graphs.shapes import StepShape
 from pellucid.rows import StepRows
 from pellucid.transfer import refill
 from pellucid.worker.inputs import StepCounts, side_by_side, trailing
-from pellucid.worker.shapes import StepShape
 
 
 class TileMaps:

@@ -11,10 +11,10 @@ import numpy as np
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import TileMaps
+from pellucid.graphs.shapes import StepShape
+from pellucid.graphs.static_rows import StaticRows
 from pellucid.rows import StepRows
 from pellucid.worker.inputs import StepCounts
-from pellucid.worker.shapes import StepShape
-from pellucid.worker.static_rows import StaticRows
 
 T = TypeVar("T")
 B = TypeVar("B")  # what a step's first half hands to its second

@@ -7,7 +7,7 @@ import pytest
 
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.table import Table
-from pellucid.schedule.wants import Wants
+from pellucid.spec.wants import Wants
 from tests.schedule.device import Device, make_request, make_scheduler, step
 
 MOST = 4

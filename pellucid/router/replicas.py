@@ -35,11 +35,11 @@ from pellucid.cluster.supervisor import FAREWELL, Member, Supervisor
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.member import Facts, Work
-from pellucid.engine.router import Router
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import Frame
 from pellucid.executor.base import Capacity
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import Frame
 from pellucid.resolve import Resolved
+from pellucid.router.router import Router
 from pellucid.schedule.news import Going
 from pellucid.types import FinishReason, Request, SeqUpdate
 

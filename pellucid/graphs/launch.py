@@ -19,11 +19,11 @@ import torch
 
 from pellucid.features.base import Halves
 from pellucid.features.worker import NO_RIDERS, WorkerFeatures
+from pellucid.graphs.recordings import B, Recorder, Recording, Recordings, Run, Step, T, Y
+from pellucid.graphs.shapes import StepShape
+from pellucid.graphs.static_rows import StaticRows
 from pellucid.sample.state import Feature, SamplingState
 from pellucid.worker.inputs import InputBuilder, StepCounts
-from pellucid.worker.recordings import B, Recorder, Recording, Recordings, Run, Step, T, Y
-from pellucid.worker.shapes import StepShape
-from pellucid.worker.static_rows import StaticRows
 
 Y_co = TypeVar("Y_co", covariant=True)
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import Step
-from pellucid.schedule.switch import Switch
 from pellucid.schedule.table import Table
+from pellucid.spec.switch import Switch
 
 LEAST_CHANCE = 0.1  # of a draft, however cheap tokens are: to propose it costs, too
 # What nothing is known of, as if so many drafts had been looked at, and so many had stood.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pellucid.cli.main import main
-from pellucid.engine.replay import Outcome, StepCost, measured, pictures, read_trace, replay
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.trace import RequestRecord, StepRecord, StepTrace
+from pellucid.observe.replay import Outcome, StepCost, measured, pictures, read_trace, replay
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.trace import RequestRecord, StepRecord, StepTrace
 from pellucid.schedule.step import SchedulerOptions
 from tests.schedule.device import Device, make_request, make_scheduler
 

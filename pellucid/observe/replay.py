@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pellucid.engine.trace import VERSION, EngineRecord, PictureRecord, Record, RequestRecord, StepRecord
 from pellucid.kv.manager import KVManager
+from pellucid.observe.trace import VERSION, EngineRecord, PictureRecord, Record, RequestRecord, StepRecord
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.prefill_budget import LearnedPrefillBudget, UnlimitedPrefill

@@ -9,10 +9,10 @@ import pytest
 
 from pellucid import platform
 from pellucid.cluster.messages import Turn
-from pellucid.engine.replicas import hear_early, joined, least
-from pellucid.engine.statistics import EngineStats
 from pellucid.executor.base import Capacity
+from pellucid.observe.statistics import EngineStats
 from pellucid.platform import share_of_cpus
+from pellucid.router.replicas import hear_early, joined, least
 from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pellucid.engine.statistics import EngineStats
-from pellucid.engine.xray import LiveXRay
 from pellucid.kv.hashes import BlockHasher, root_digest
 from pellucid.kv.kinds import Kind
+from pellucid.observe.statistics import EngineStats
+from pellucid.observe.xray import LiveXRay
 from pellucid.schedule.plan import Admission, StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.step import SchedulerOptions

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from pellucid.engine.router import MAX_OUTPUT, OUTPUT_WORK, SLACK, PrefixMemory, Router
+from pellucid.router.router import MAX_OUTPUT, OUTPUT_WORK, SLACK, PrefixMemory, Router
 from pellucid.sampling_params import SamplingParams
 from pellucid.types import FinishReason, Request, SeqUpdate
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pellucid.kv.connector import KVConnector, NullConnector
+from pellucid.connectors.base import KVConnector, NullConnector
 from pellucid.kv.hashes import Tokens
 from pellucid.kv.manager import KVManager, PrefixHit, Transfer
 from pellucid.schedule.sequence import Sequence
