@@ -24,6 +24,7 @@ from pellucid.observe.xray import Frame
 from pellucid.resolve import Resolved
 from pellucid.router.replicas import Replicas, start_replicas
 from pellucid.sampling_params import SamplingParams
+from pellucid.sleep.state import check_level, check_tags
 from pellucid.text.chat import ChatOptions, Message
 from pellucid.text.outputs import Observer, OutputKind, join_deltas
 from pellucid.text.prompts import Prompt, TokenPrompt
@@ -35,6 +36,7 @@ T = TypeVar("T")
 NUM_THREADS = 4  # that tokenize; the tokenizers library works without the interpreter's lock
 SHORT = 4096  # letters, or sixteen times as many token ids: they take less time than finding a thread
 HEARTBEAT = 0.25  # seconds between two looks at an engine that says nothing
+ORDER_POLL = 0.01  # the same, while an engine falls asleep or wakes up
 MOST_DELAY = 0.002  # seconds that an order waits for others
 MOST_SILENCE = 0.02  # seconds that streams wait for a crowd of requests to be taken in
 
@@ -140,6 +142,7 @@ class AsyncLLM:
         self._death: asyncio.Future[str] | None = None
         self._next_beat: asyncio.TimerHandle | None = None
         self._is_shut_down = False
+        self._falls_asleep = False
         self._adopt(*self._start())
 
     # Requests
@@ -403,6 +406,46 @@ class AsyncLLM:
         self._attach()
         self._engine.pause(is_on=is_on)
         self._plan_turn()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Is its memory given away, or about to be?"""
+        return self._falls_asleep or bool(self.stats.sleep.away)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory away: weights to the host (1) or for good (2), and all KV; returns when that is done.
+
+        Raises ValueError while requests are running.
+        """
+        self._attach()
+        check_level(level)
+        num_orders, self._falls_asleep = self.stats.sleep.num_orders, True
+        self._engine.sleep(level)
+        try:
+            await self._order_done(num_orders)
+        finally:
+            self._falls_asleep = False
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take it back: "weights", then "kv_cache"; None: both.
+
+        Raises ValueError, and sleeps on, if others have taken the room.
+        """
+        self._attach()
+        num_orders = self.stats.sleep.num_orders
+        self._engine.wake_up(check_tags(tags))
+        await self._order_done(num_orders)
+
+    async def _order_done(self, num_orders: int) -> None:
+        """An order behind so many has been followed.  Raises ValueError if it was refused."""
+        self._plan_turn()
+        engine = self._engine
+        while self.stats.sleep.num_orders <= num_orders:
+            if engine.error is not None or engine is not self._engine:
+                raise EngineDeadError(engine.error or "the engine has been started anew")
+            await asyncio.sleep(ORDER_POLL)
+        if error := self.stats.sleep.error:
+            raise ValueError(error)
 
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""

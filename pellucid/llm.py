@@ -29,6 +29,7 @@ from pellucid.pooling import (
 )
 from pellucid.progress import tell
 from pellucid.sampling_params import SamplingParams
+from pellucid.sleep.state import Rests, check_level, check_tags
 from pellucid.text.chat import Message
 from pellucid.text.outputs import OutputKind
 from pellucid.text.prompts import Prompt, TokenPrompt
@@ -191,6 +192,24 @@ class LLM:
         """Forget all cached prefixes."""
         self.llm_engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give memory away: weights to the host (1) or for good (2), and all KV.
+
+        Raises ValueError while requests are under way.  Those that come meanwhile wait until `wake_up`.
+        """
+        if num := self.llm_engine.outputs.num_completions:
+            raise ValueError(f"{num} requests are under way, and their KV would be lost; end them before")
+        level = check_level(level)
+        self._follow(lambda rest: rest.sleep(level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take it back: "weights", then "kv_cache"; None: both.
+
+        Raises ValueError, and sleeps on, if others have taken the room.
+        """
+        back = check_tags(tags)
+        self._follow(lambda rest: rest.wake_up(back))
+
     def shutdown(self) -> None:
         """Give the memory back; the object is of no use afterwards."""
         self.llm_engine.shutdown()
@@ -288,6 +307,18 @@ class LLM:
             while not arrived:
                 self._step()
                 held_back.let_through()
+
+    def _follow(self, order: Callable[[Rests], None]) -> None:
+        """Give the engine an order, and step until it is done.  Raises ValueError if it was refused."""
+        engine = self.llm_engine.engine
+        num_orders = engine.stats().sleep.num_orders
+        order(engine.rest)
+        while engine.stats().sleep.num_orders <= num_orders:
+            if engine.error is not None:
+                raise RuntimeError(f"the engine has died: {engine.error}")
+            self._step()
+        if error := engine.stats().sleep.error:
+            raise ValueError(error)
 
     def _step(self) -> None:
         for output in self.llm_engine.step():

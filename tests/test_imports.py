@@ -94,7 +94,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
-        *("features.base", "features.worker", "graphs"),
+        *("features.base", "features.worker", "graphs", "sleep"),
     },
     "graphs": {"worker.inputs", "sample.state", "features.base", "features.worker", *PLAIN},
     # Processes and what they say; what members do is known by name only.
@@ -103,16 +103,18 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("schedule.plan", "observe.statistics", "observe.xray", "types", "registry"),
     },
     "member": {"cluster", "registry"},
+    "sleep": set[str](),
+    "sleep.weights": {"worker.abridged"},
     # It knows its worker by name only.
     "executor": {
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
     },
     "engine": {
         *("cluster", "schedule", "kv", "executor", "observe", "types", "config", "resolve", "interrupts"),
-        "collector",
+        *("collector", "sleep.host"),
     },
-    "engine.client": {"engine", "observe", "router.replicas", "types", "config", "resolve"},
-    "observe": {"schedule", "kv", *DATA},
+    "engine.client": {"engine", "observe", "router.replicas", "sleep.state", "types", "config", "resolve"},
+    "observe": {"schedule", "kv", "sleep.state", *DATA},
     "observe.replay": {"observe", "engine.core", "executor.base", "schedule", "kv", *DATA},
     "router": {
         *("engine", "observe", "cluster", "kv", "schedule.news", "executor.base", *DATA, "config", "resolve"),
@@ -133,6 +135,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "config",
         "progress",
         "interrupts",
+        "sleep.state",
     },
     "llm_engine": {
         "lora.request",
@@ -147,7 +150,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "async_llm": {
         *("llm_engine", "lora.request", "engine", "router", "observe", "cluster.line", "text"),
-        *(*DATA, "config", "resolve"),
+        *(*DATA, "config", "resolve", "sleep.state"),
     },
     "server": {
         "async_llm",
@@ -161,6 +164,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "config",
         "registry",
         "collector",
+        "sleep.state",
     },
     "cli": {
         *("llm", "llm_engine", "async_llm", "server", "engine", "observe", "text", "models.checkpoint"),

@@ -184,7 +184,19 @@ class Pause(_Message):
     is_on: bool
 
 
-Order = Add | Abort | ClearPrefixCache | Watch | Pause
+class Sleep(_Message):
+    """Give memory away."""
+
+    level: int
+
+
+class WakeUp(_Message):
+    """Take it back."""
+
+    tags: tuple[str, ...]
+
+
+Order = Add | Abort | ClearPrefixCache | Watch | Pause | Sleep | WakeUp
 
 
 class Orders(_Message):

@@ -7,6 +7,7 @@ from typing import Protocol
 from pellucid.config import EngineConfig
 from pellucid.engine.build import RunningEngine, start_engine
 from pellucid.observe.statistics import EngineStats
+from pellucid.sleep.state import Rests
 from pellucid.types import Request, SeqUpdate
 
 
@@ -19,6 +20,11 @@ class EngineClient(Protocol):
     @property
     def error(self) -> str | None:
         """Why nothing can be served any more; every request is then answered with it."""
+        ...
+
+    @property
+    def rest(self) -> Rests:
+        """Takes orders to sleep, and to wake; `stats().sleep` tells how far they are followed."""
         ...
 
     @property

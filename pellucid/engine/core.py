@@ -22,6 +22,7 @@ from pellucid.observe.xray import NullXRay, XRay
 from pellucid.schedule.news import NOBODY_GOES_ON, Going
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
+from pellucid.sleep.host import Rest
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Engine:
         self.error: str | None = None  # why the engine is dead
         self.xray: XRay = NullXRay()
         self.trace: Trace = NullTrace()
+        self.rest = Rest(executor, scheduler)
         self._features = scheduler.features
         self._check_invariants = check_invariants
         self._is_synthetic = is_synthetic  # drafts stand by chance
@@ -64,7 +66,6 @@ class Engine:
         self._updates: list[SeqUpdate] = []
         self._going = NOBODY_GOES_ON
         self._is_whole = True  # else a step has begun what it must finish
-        self._is_paused = False
         self._preparing: dict[str, Preparing] = {}  # by id
         self._arrived = threading.Event()
         self._clock = StepClock()
@@ -90,14 +91,6 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
         self.call(self.scheduler.clear_prefix_cache)
-
-    def pause(self, *, is_on: bool) -> None:
-        """Plan no more steps, while all that there is stays as it is; or go on."""
-
-        def set() -> None:
-            self._is_paused = is_on
-
-        self.call(set)
 
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
@@ -132,6 +125,7 @@ class Engine:
             self._drain_inbox()
             self._submit()
             self._collect()
+            self.rest.turn(is_still=not self._inflight)
         except Exception as error:
             logger.exception("the engine has failed")
             self._die(error)
@@ -228,7 +222,7 @@ class Engine:
         """Fill the pipeline."""
         if not self._inflight:
             self._clock.resume()
-        can_plan = self.error is None and not self._is_paused
+        can_plan = self.error is None and not self.rest.is_on
         while can_plan and len(self._inflight) < self.depth and self._submit_next():
             can_plan = self.error is None
 
@@ -288,7 +282,7 @@ class Engine:
 
     def _count_empty(self) -> None:
         """Time passes in empty steps, and then some sequence is ready; if none ever is, the loop spins."""
-        runnable = self.scheduler.has_unfinished and not self.scheduler.has_transfers and not self._is_paused
+        runnable = self.scheduler.has_unfinished and not (self.scheduler.has_transfers or self.rest.is_on)
         self._num_empty = self._num_empty + 1 if runnable else 0
         assert self._num_empty <= self.scheduler.options.pp, (
             f"nothing is in flight and nothing can run, with {self.scheduler.num_running} sequences running "
@@ -311,7 +305,7 @@ class Engine:
     def has_work(self) -> bool:
         """Is there anything that further steps would bring forward?"""
         pending = bool(self._inbox or self._inflight or self._preparing or self._updates or self._going)
-        pending = pending or (self.scheduler.has_unfinished and not self._is_paused)
+        pending = pending or self.rest.is_due or (self.scheduler.has_unfinished and not self.rest.is_on)
         return pending or (self.error is None and self.scheduler.has_transfers)
 
     @property
@@ -343,6 +337,7 @@ class Engine:
             num_waiting=scheduler.num_waiting + len(self._preparing),
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
+            sleep=self.rest.state,
         )
 
     def stats_per_engine(self) -> list[EngineStats]:

@@ -17,9 +17,11 @@ from pellucid.cluster.messages import (
     Orders,
     Pause,
     Ready,
+    Sleep,
     Stop,
     Turn,
     View,
+    WakeUp,
     Watch,
     decode_request,
     pack,
@@ -116,7 +118,11 @@ def _follow(engine: Engine, orders: Sequence[Order]) -> list[SeqUpdate]:
             case ClearPrefixCache():
                 engine.clear_prefix_cache()
             case Pause(is_on):
-                engine.pause(is_on=is_on)
+                engine.rest.pause(is_on=is_on)
+            case Sleep(level):
+                engine.rest.sleep(level)
+            case WakeUp(tags):
+                engine.rest.wake_up(tags)
             case Watch():
                 engine.xray = LiveXRay(engine.scheduler) if order.is_on else NullXRay()
     return updates

@@ -7,6 +7,7 @@ ended, for a step needs every one.  The workers' own side is in member.py.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -106,7 +107,7 @@ class MultiprocExecutor:
     def call(self, name: str, *args: object) -> object:
         self._answers.clear()
         self._send(Call(name, [*map(tagged, args)]))
-        self._wait_until(lambda: len(self._answers) == len(self._team.members))
+        self._wait_until(lambda: len(self._answers) == len(self._team.members), math.inf)
         return self._answers[0]
 
     def check(self) -> None:
@@ -128,8 +129,8 @@ class MultiprocExecutor:
             raise RuntimeError(self._ended_because)
         self._team.send(message)
 
-    def _wait_until(self, is_done: Callable[[], bool]) -> None:
-        until = time.monotonic() + self._timeout
+    def _wait_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
+        until = time.monotonic() + (self._timeout if seconds is None else seconds)
         while not is_done():
             left = until - time.monotonic()
             if left <= 0:

@@ -47,6 +47,10 @@ class Launcher(Protocol[Y_co]):
         """Record whatever is to be recorded; the KV cache is in its place from now on."""
         ...
 
+    def forget(self) -> None:
+        """Let go of all recordings: what they know of addresses will not be true any more."""
+        ...
+
 
 class EagerLauncher(Generic[B, Y]):
     """Kernel by kernel."""
@@ -67,6 +71,9 @@ class EagerLauncher(Generic[B, Y]):
 
     def capture(self) -> None:
         """There is nothing to record."""
+
+    def forget(self) -> None:
+        """There are no recordings."""
 
 
 class GraphLauncher(Generic[B, Y]):
@@ -145,6 +152,9 @@ class GraphLauncher(Generic[B, Y]):
     def capture(self) -> None:
         """Record every shape, the largest first."""
         self._capture(self.shapes)
+
+    def forget(self) -> None:
+        self._recordings.clear()
 
     @torch.inference_mode()
     def _capture(self, shapes: Iterable[StepShape]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from pellucid.sleep.state import AWAKE, GONE, SleepState
+
 STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
@@ -37,6 +39,7 @@ class EngineStats:
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
     is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
+    sleep: SleepState = AWAKE
 
     @property
     def spec_decode(self) -> dict[str, int | tuple[int, ...]]:
@@ -50,7 +53,7 @@ class EngineStats:
 
     def at_rest(self) -> Self:
         """The same, when nothing runs any more."""
-        return replace(self, num_running=0, num_waiting=0, kv_usage=0.0)
+        return replace(self, num_running=0, num_waiting=0, kv_usage=0.0, sleep=GONE)
 
     @classmethod
     def total(cls, parts: Sequence[Self]) -> Self:
@@ -76,6 +79,7 @@ class EngineStats:
             num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             is_synthetic=any(part.is_synthetic for part in parts),
+            sleep=SleepState.total([part.sleep for part in parts]),
         )
 
 

@@ -26,8 +26,10 @@ from pellucid.cluster.messages import (
     Order,
     Orders,
     Pause,
+    Sleep,
     Turn,
     View,
+    WakeUp,
     Watch,
     encode,
 )
@@ -45,6 +47,7 @@ from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
 PATIENCE = 0.2  # seconds that `step` waits at most: Ctrl-C is heard in between
+ToAll = ClearPrefixCache | Watch | Pause | Sleep | WakeUp
 GRACE = 10.0  # seconds in which an engine reports a worker process that hangs, before it counts as hanging
 
 
@@ -73,6 +76,7 @@ class Replica:
         self._grace = GRACE if has_workers else 0.0
         self._outbox: list[Order] = []
         self._num_sent = 0  # `Orders`
+        self._num_long = 0  # orders that take their time: to sleep, and to wake
         self._is_idle = True  # has it said, after the last of them, that it has no work?
         self._heard = time.monotonic()
 
@@ -82,6 +86,7 @@ class Replica:
 
     def post(self, order: Order) -> None:
         """To be sent with the next `flush`."""
+        self._num_long += isinstance(order, Sleep | WakeUp)
         self._outbox.append(order)
 
     def flush(self) -> None:
@@ -107,6 +112,8 @@ class Replica:
         if silence <= self._max_silence:
             return None
         is_stopped = self._member.process.is_stopped
+        if self.stats.sleep.num_orders < self._num_long and not is_stopped:
+            return None
         if silence <= self._max_silence + self._grace and not is_stopped:
             return None
         state = " (a signal has stopped it)" if is_stopped else ""
@@ -123,7 +130,7 @@ class Replicas:
     def __init__(self, config: EngineConfig) -> None:
         self.error: str | None = None  # set when the last engine has gone
         self._config = config
-        self._inbox: deque[Request | Abort | ClearPrefixCache | Watch | Pause] = deque()
+        self._inbox: deque[Request | ToAll | Abort] = deque()
         self._views: list[tuple[int, Frame]] = []
         self._answers: list[SeqUpdate] = []  # to requests that no engine answers
         self._team = Supervisor()
@@ -168,6 +175,18 @@ class Replicas:
     def pause(self, *, is_on: bool) -> None:
         """Have the engines plan no more steps, or go on."""
         self._inbox.append(Pause(is_on))
+
+    @property
+    def rest(self) -> Replicas:
+        return self
+
+    def sleep(self, level: int) -> None:
+        """Have the engines give their memory away; `stats` tells when they have, or why not."""
+        self._inbox.append(Sleep(level))
+
+    def wake_up(self, tags: tuple[str, ...]) -> None:
+        """Have them take it back."""
+        self._inbox.append(WakeUp(tags))
 
     def watch(self, *, is_on: bool) -> None:
         """Have the engines send frames, each beginning anew, or have them stop."""
@@ -237,7 +256,7 @@ class Replicas:
                 replica.error = self.error = "the engine was shut down"
                 self._answers += [failure(name, self.error) for name in self.router.close(index)]
 
-    def _hand_out(self, order: Request | Abort | ClearPrefixCache | Watch | Pause) -> None:
+    def _hand_out(self, order: Request | ToAll | Abort) -> None:
         """Post an order to the engine that it is for; a request that no engine can take is answered."""
         match order:
             case Request():
@@ -246,10 +265,10 @@ class Replicas:
                 index = self.router.engine_of(order.request_id)
                 if index is not None:
                     self._replicas[index].post(order)
-            case ClearPrefixCache():
+            case ClearPrefixCache() | Sleep():
                 self.router.forget_prefixes()
                 self._post_to_all(order)
-            case Watch() | Pause():
+            case Watch() | Pause() | WakeUp():
                 self._post_to_all(order)
 
     def _post_to_all(self, order: Order) -> None:

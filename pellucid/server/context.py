@@ -39,6 +39,7 @@ class Server:
     tracer: Tracer | None = None
     is_paused: bool = False  # the engine stands still
     is_draining: bool = False  # takes nothing new
+    falls_asleep: bool = False  # as soon as what runs has ended
     num_requests: int = 0  # under way
 
     def submit(
@@ -88,6 +89,8 @@ class Server:
             )
         if self.llm.error is not None:
             raise overloaded(self.llm.error)
+        if self.llm.is_sleeping or self.falls_asleep:
+            raise overloaded("the engine is asleep; POST /wake_up, and try again when it answers")
         if waiting and waiting + num_new > most:
             raise overloaded(f"{waiting} completions wait for the engine, max_waiting is {most}; try again")
 

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from pellucid.async_llm import AsyncLLM
 from pellucid.observe.statistics import STEP_TOKENS, EngineStats
+from pellucid.sleep.state import STATES
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 # Seconds.
@@ -216,6 +217,13 @@ class Metrics:
             for index, stats in enumerate(engines):
                 family.add_metric(self._labels(index), read(stats))
             yield family
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 at the state in which it is.", labels=[*LABELS, "sleep_state"]
+        )
+        for index, stats in enumerate(engines):
+            for level, state in enumerate(STATES):
+                family.add_metric([*self._labels(index), state], stats.sleep.level == level)
+        yield family
 
     def _counters(self, engines: Sequence[EngineStats]) -> Iterator[Metric]:
         for name, text, read in COUNTERS:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from pellucid import __version__
+from pellucid.async_llm import EngineDeadError
 from pellucid.server.context import server_of
-from pellucid.server.errors import ApiError, overloaded
+from pellucid.server.errors import ApiError, overloaded, users_fault
 from pellucid.server.respond import json_response
+from pellucid.sleep.state import check_level, check_tags
 
 router = APIRouter()
+WAIT_SECONDS = 0.05  # between two looks at what still runs
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -71,19 +78,46 @@ async def is_paused(request: Request) -> Response:
     return json_response({"is_paused": server_of(request).is_paused})
 
 
-@router.post("/sleep", summary="Not served: weights stay where they are")
-@router.post("/wake_up", summary="As /sleep")
-async def sleep() -> Response:
-    raise ApiError(
-        501,
-        "this engine cannot give its memory back and take it again, for recorded steps hold its addresses; "
-        "POST /pause stops the work, and a new process is ready in seconds",
-    )
+@router.post("/sleep", summary="Give memory away; level: 1 (weights go to the host) or 2 (for good)")
+async def sleep(request: Request, level: int = 1, mode: str = "abort") -> Response:
+    server = server_of(request)
+    if mode not in ("abort", "wait"):
+        raise ApiError(400, f"mode is {mode!r}, must be abort or wait (what runs); KV is not kept")
+    with users_fault({"level": level}):
+        check_level(level)
+    server.falls_asleep = True
+    try:
+        if mode == "abort":
+            server.llm.fail_all("the operator has put the engine to sleep")
+        while server.llm.num_completions:
+            await asyncio.sleep(WAIT_SECONDS)
+        await _followed(server.llm.sleep(level))
+    finally:
+        server.falls_asleep = False
+    return Response()
 
 
-@router.get("/is_sleeping", summary="Never")
-async def is_sleeping() -> Response:
-    return json_response({"is_sleeping": False})
+@router.post("/wake_up", summary="Take memory back; tags: weights, kv_cache, or both")
+async def wake_up(request: Request, tags: Annotated[list[str] | None, Query()] = None) -> Response:
+    with users_fault({"tags": tags}):
+        check_tags(tags)
+    await _followed(server_of(request).llm.wake_up(tags))
+    return Response()
+
+
+async def _followed(order: Awaitable[None]) -> None:
+    """Wait for an order to the engine.  Raises a 409 if it was refused."""
+    try:
+        await order
+    except ValueError as error:
+        raise ApiError(409, str(error)) from None
+    except EngineDeadError as error:
+        raise overloaded(str(error)) from None
+
+
+@router.get("/is_sleeping", summary="Has the engine given memory away?")
+async def is_sleeping(request: Request) -> Response:
+    return json_response({"is_sleeping": server_of(request).llm.is_sleeping})
 
 
 @router.get("/metrics", summary="For Prometheus")

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import vocabulary
 from pellucid.schedule.plan import StepPlan
+from pellucid.sleep.state import KV_CACHE, WEIGHTS
+from pellucid.sleep.weights import HostWeights
 from pellucid.spec.base import DraftShape, Proposer, check_needs
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
+EVERY_PLAN = 2**62  # no plan has as large an id
 # Tokens of a step with chunks, times bytes of weights.
 WORTH_RECORDING = 35e12
 # Kernels that say where a row stands.
@@ -67,6 +71,7 @@ class Worker:
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
         self.late = LateCompilations()
+        self._host_weights: HostWeights | None = None  # while they are there alone
         parallel = resolved.user.parallel
         self.mesh = Mesh(
             pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
@@ -97,7 +102,8 @@ class Worker:
         num_pages = memory.count_pages(self.resolved, self.layout, self._kv_budget(most_bytes))
         num_pages = self.links.world.minimum(num_pages)  # a step needs a page on every rank
         capacity = memory.fit_capacity(self.resolved, self.layout, num_pages)
-        self._bind_kv(capacity.num_pages)
+        self.num_pages = capacity.num_pages
+        self._bind_kv(self.num_pages)
         phases.end("KV cache")
         if self.device.type != "cpu":
             self._tell("recording CUDA graphs")
@@ -124,18 +130,77 @@ class Worker:
         """What has run since."""
         return self._profiler.stop()
 
+    def sleep(self, level: int) -> None:
+        """Give memory away: KV, recorded steps, and weights, to the host (1) or for good (2).
+
+        Nothing may be under way.  Weights on a CPU are in host memory already.
+        """
+        with torch.inference_mode():
+            self.runner.handover.apply_feedback(EVERY_PLAN)
+        self.runner.launcher.forget()
+        self._bind_kv(None)
+        self._host_weights = None
+        if level > 1:
+            self._let_go()
+        elif self.device.type != "cpu":
+            modules = [model.model for model in self.models if isinstance(model.model, nn.Module)]
+            self._host_weights = HostWeights(modules, self.device)
+        self._free_cached()
+
+    def wake_up(self, tags: Sequence[str]) -> str | None:
+        """Take back what `sleep` gave away: "weights" and then "kv_cache".
+
+        Returns why nothing was, on any rank, if there is no room for it any more.
+        """
+        lacking = self._lacking(tags)
+        if self.links.world.minimum(int(lacking <= 0)) == 0:
+            return (
+                f"{max(lacking, 0) / memory.GIB:.2f} GiB of device memory are lacking; end what has taken "
+                "them, and wake up again"
+            )
+        if WEIGHTS in tags:
+            self._tell("loading weights")
+            if self._host_weights is not None:
+                self._host_weights.restore()
+                self._host_weights = None
+            elif "runner" not in self.__dict__:
+                self._build()
+        if KV_CACHE in tags:
+            self._bind_kv(self.num_pages)
+            if self.device.type != "cpu":
+                self._tell("recording CUDA graphs")
+            self.runner.launcher.capture()
+        return None
+
+    def _lacking(self, tags: Sequence[str]) -> int:
+        """Bytes of a GPU that are wanted and not free; below 0 if all are."""
+        if self.device.type == "cpu":
+            return 0
+        wanted = (1 + self.num_pages) * self.layout.page_bytes if KV_CACHE in tags else 0
+        if WEIGHTS in tags:
+            wanted += self.weight_bytes if self._host_weights is None else self._host_weights.nbytes
+        return wanted - torch.cuda.mem_get_info()[0]
+
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
+        self._let_go()
+        self.late.end()
+        self._free_cached()
+        disconnect()
+
+    def _let_go(self) -> None:
+        """Forget all that `_build` has made."""
         if "runner" in self.__dict__:
             self.runner.handover.close()
-        self.late.end()
         for name in ("runner", "models", "abridged"):
             self.__dict__.pop(name, None)
+
+    def _free_cached(self) -> None:
+        """Give the device what nobody holds any more."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-        disconnect()
 
     def _build(self) -> None:
         """Make the model, the proposer with what it has of models, and the runner for both."""
@@ -151,6 +216,7 @@ class Worker:
         )
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
         self.models: tuple[Built, ...] = (target, *proposer.load(target, factory, sampler))
+        self.weight_bytes = target.weight_bytes
         check_needs(proposer.needs, method, target.model, num_stages=self.mesh.pp)
         # Ranks that share layers must run the same ones, so there all are run.
         models = (model.model for model in self.models if self.links.tp.size == 1)
@@ -296,12 +362,17 @@ class Worker:
         self.runner.slots.retire(plan.rows.slots.tolist())
         self.runner.features.retire(plan.rows.slots.tolist())
 
-    def _bind_kv(self, num_pages: int) -> None:
-        """Make so many pages and the padding page 0, zeros, and give every layer its view of them."""
+    def _bind_kv(self, num_pages: int | None) -> None:
+        """Make so many pages and the padding page 0, zeros, and give every layer its view of them.
+
+        None: not even that page.
+        """
         layout = self.layout
         owners = [(model.backend, layer) for model in self.models for layer in model.attention_layers]
         for _, layer in owners:
             layer.kv_cache = torch.empty(0)  # the old pages go before the new ones come
+        if num_pages is None:
+            return
         pool = zeros((1 + num_pages) * layout.page_bytes, self.device)
         for (backend, layer), (table, unit) in zip(owners, layout.places, strict=True):
             _, factor, num_bytes = layout.tables[table]

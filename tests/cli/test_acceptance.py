@@ -8,10 +8,11 @@ import pytest
 
 from pellucid.cli.measure import Acceptance, expected_length
 from pellucid.observe.statistics import EngineStats
+from pellucid.sleep.state import AWAKE
 
 
 def stats(num_drafts: int, num_tokens: int, num_accepted: int, per_position: tuple[int, ...]) -> EngineStats:
-    rest = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {"is_synthetic": False}
+    rest = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {"is_synthetic": False, "sleep": AWAKE}
     drafts = {
         "num_drafts": num_drafts,
         "num_draft_tokens": num_tokens,

@@ -12,10 +12,11 @@ from pellucid.observe.replay import Outcome, StepCost, measured, pictures, read_
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.trace import RequestRecord, StepRecord, StepTrace
 from pellucid.schedule.step import SchedulerOptions
+from pellucid.sleep.state import AWAKE
 from tests.schedule.device import Device, make_request, make_scheduler
 
 TEXT = list(range(500, 532))
-NOTHING: Any = {**dict.fromkeys(EngineStats.__dataclass_fields__, 0), "is_synthetic": False}
+NOTHING: Any = {**dict.fromkeys(EngineStats.__dataclass_fields__, 0), "is_synthetic": False, "sleep": AWAKE}
 STATS = EngineStats(**{**NOTHING, "num_accepted_per_position": (), "num_steps_by_tokens": ()})
 
 

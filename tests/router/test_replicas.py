@@ -13,19 +13,20 @@ from pellucid.executor.base import Capacity
 from pellucid.observe.statistics import EngineStats
 from pellucid.platform import share_of_cpus
 from pellucid.router.replicas import hear_early, joined, least
+from pellucid.sleep.state import AWAKE
 from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 
 
 def test_the_statistics_of_several_engines_are_summed() -> None:
     numbers = {f.name: 2 for f in fields(EngineStats)}
     numbers |= {"num_accepted_per_position": (3, 1), "num_steps_by_tokens": (0, 5)}  # type: ignore[dict-item]
-    numbers["is_synthetic"] = True
+    numbers |= {"is_synthetic": True, "sleep": AWAKE}  # type: ignore[dict-item]
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
     assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
     assert total.kv_usage == 2, "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
-    others = ("kv_usage", "num_accepted_per_position", "num_steps_by_tokens", "is_synthetic")
+    others = ("kv_usage", "num_accepted_per_position", "num_steps_by_tokens", "is_synthetic", "sleep")
     sums = {getattr(total, name) for name in numbers if name not in others}
     assert sums == {6}
 

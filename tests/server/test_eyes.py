@@ -18,6 +18,7 @@ from pellucid.server.lives import CALLER, Life, Lives, RequestLog
 from pellucid.server.options import ServeOptions
 from pellucid.server.statistics_log import lines
 from pellucid.server.tracing import Tracer
+from pellucid.sleep.state import AWAKE
 from pellucid.types import FinishReason, SeqUpdate
 from tests.patience import PATIENCE, eventually
 from tests.schedule.device import make_request
@@ -123,6 +124,7 @@ def test_prompts_are_shown_only_with_their_requests() -> None:
 def stats(**changes: Any) -> EngineStats:
     none = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
     empty: Any = {**none, "num_accepted_per_position": (), "num_steps_by_tokens": (), "is_synthetic": False}
+    empty["sleep"] = AWAKE
     return EngineStats(**{**empty, **changes})
 
 

@@ -17,7 +17,7 @@ from pellucid.async_llm import AsyncLLM
 from pellucid.server.metrics import Metrics
 from pellucid.server.protocol.openai import ChatRequest, TokenizeRequest
 from pellucid.types import FinishReason, SeqUpdate
-from tests.patience import eventually
+from tests.patience import PATIENCE, eventually
 from tests.schedule.device import make_request
 from tests.server.conftest import Running
 
@@ -321,7 +321,41 @@ def test_a_prefix_cache_is_forgotten(server: Running, client: openai.OpenAI) -> 
     assert cached() == 0
 
 
-def test_memory_is_not_given_back(server: Running) -> None:
-    reply = httpx.post(f"{server.url}/sleep")
-    assert reply.status_code == 501 and "POST /pause" in reply.json()["error"]["message"]
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_and_wakes(server: Running, client: openai.OpenAI, level: int) -> None:
+    options: Any = {"model": "sprout", "prompt": "def main(", "max_tokens": 8, "temperature": 0}
+    expected = client.completions.create(**options).choices[0].text
+    extra = {"ignore_eos": True}
+    stream = client.completions.create(**{**options, "max_tokens": 3000}, extra_body=extra, stream=True)
+    next(stream)
+    assert httpx.post(f"{server.url}/sleep", params={"level": level}, timeout=PATIENCE).status_code == 200
+    with pytest.raises(openai.APIError, match="put the engine to sleep"):
+        list(stream)
+    assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
+    state = ("awake", "weights_offloaded", "discard_all")[level]
+    assert server.metric("vllm:engine_sleep_state", sleep_state=state) == 1
+    with pytest.raises(openai.InternalServerError, match="POST /wake_up") as refused:
+        client.completions.create(**options)
+    assert refused.value.status_code == 503
+    cache = httpx.post(f"{server.url}/wake_up?tags=kv_cache", timeout=PATIENCE)
+    assert cache.status_code == 409 and "comes back behind weights" in cache.text
+    assert httpx.post(f"{server.url}/wake_up?tags=weights", timeout=PATIENCE).status_code == 200
+    assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
+    assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
     assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": False}
+    assert server.metric("vllm:engine_sleep_state", sleep_state="awake") == 1
+    assert client.completions.create(**options).choices[0].text == expected
+
+
+def test_what_runs_may_end_before_a_sleep(server: Running, client: openai.OpenAI) -> None:
+    extra = {"ignore_eos": True}
+    stream = client.completions.create(
+        model="sprout", prompt="Once", max_tokens=40, extra_body=extra, stream=True
+    )
+    next(stream)
+    assert httpx.post(f"{server.url}/sleep?mode=wait", timeout=PATIENCE).status_code == 200
+    assert len(list(stream)) >= 1
+    assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
+    assert httpx.post(f"{server.url}/sleep?mode=keep").status_code == 400
+    assert httpx.post(f"{server.url}/sleep?level=3").status_code == 400
+    assert httpx.post(f"{server.url}/wake_up?tags=x").status_code == 400
