@@ -1,12 +1,12 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
-# make test-parallel    every layout of ranks (tensor, pipeline, data), on every model
+# make test-all    and every layout of ranks, on every model and family    make test-parallel    these alone
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test test-parallel lint mutants eval clean
+.PHONY: install demo test test-all test-parallel lint mutants eval clean
 
 install: $(VENV)/.installed
 
@@ -27,7 +27,9 @@ test: install
 		{ test $$? -eq 1 && $(BIN)/python -m pytest --verbose --last-failed --last-failed-no-failures none; }
 
 test-parallel: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm/test_parallel.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm
+
+test-all: test test-parallel
 
 lint: install
 	$(BIN)/ruff check .
