@@ -1,4 +1,4 @@
-"""Every family in the whole engine, however it is spread: 64 greedy tokens a prompt, those of transformers."""
+"""Every family in the whole engine, however it is spread: 64 greedy tokens of transformers a prompt."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NUM_TOKENS, MAX_LEN = 64, 160
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 LEAST_LEAD = 1e-5  # of a greedy token's logit over the next one's
 FAMILIES = (
-    "phi3", "phi3 with longrope", "gemma2", "gemma3", "glm", "glm4 with one kv head, tied", "granite", "olmo2",
-    "olmo2 with biases, one kv head", "olmo3", "smollm3 with windows, biases, untied",
+    "phi3", "phi3 with longrope", "gemma2", "gemma3", "glm", "glm4 with one kv head, tied", "granite",
+    "olmo2", "olmo2 with biases, one kv head", "olmo3", "smollm3 with windows, biases, untied",
     "seed-oss with other biases, tied", "qwen3moe with dense layers, unnormalised, with biases",
-    "qwen2moe with windows in even layers, no bias, an odd number of experts", "mixtral with a window", "olmoe",
-    "granitemoe with factors, tied", "glm4moe of groups, normalized heads, biases", "gptoss",
+    "qwen2moe with windows in even layers, no bias, an odd number of experts", "mixtral with a window",
+    "olmoe", "granitemoe with factors, tied", "glm4moe of groups, normalized heads, biases", "gptoss",
     "deepseek v2 with experts in groups", "deepseek v2 with biases on latents, dense", "deepseek v3",
     "deepseek v3 with yarn", "glm4 moe lite",
 )  # fmt: skip
@@ -81,7 +81,9 @@ def answers_of(name: str, root: Path) -> Answers:
 
 def check(answers: Answers, **options: object) -> None:
     """Also of prompts whose beginnings are there already."""
-    with LLM(str(answers.folder), **(BASE | {"skip_tokenizer_init": True, "max_model_len": MAX_LEN} | options)) as llm:
+    with LLM(
+        str(answers.folder), **(BASE | {"skip_tokenizer_init": True, "max_model_len": MAX_LEN} | options)
+    ) as llm:
         for _ in range(2):
             outputs = llm.generate(answers.prompts, GREEDY, use_tqdm=False)
             assert [output.outputs[0].token_ids for output in outputs] == answers.tokens
