@@ -10,13 +10,14 @@ import pytest
 import pellucid
 from pellucid.cli.limits import Machine, ModelCost, Step, ideal_steps, run_limit
 from pellucid.cli.workloads import nano
+from pellucid.models.text_config import text_config
 
 SHAPES = Path(pellucid.__file__).parent / "assets" / "shapes"
 H200 = Machine(bandwidth=4.3e12, flops=790e12)
 
 
 def cost_of(shape: str) -> ModelCost:
-    return ModelCost.from_config(json.loads((SHAPES / f"{shape}.json").read_text()))
+    return ModelCost.from_config(text_config(json.loads((SHAPES / f"{shape}.json").read_text())))
 
 
 TINY = ModelCost(
@@ -36,6 +37,12 @@ def test_an_untied_model_reads_its_head_but_not_its_embedding():
     cost = cost_of("qwen3-8b")
     assert 2 * (cost.dense_weights + cost.head_weights) == pytest.approx(15.14e9, rel=0.001)
     assert cost.kv_bytes_per_token == 144 * 1024
+
+
+def test_a_multimodal_model_s_text_is_what_is_counted():
+    cost = cost_of("gemma3-4b")
+    assert 2 * (cost.dense_weights + cost.head_weights) == pytest.approx(7.76e9, rel=0.001)
+    assert cost.kv_bytes_per_token == 136 * 1024
 
 
 def test_float32_doubles_what_bfloat16_moves():
