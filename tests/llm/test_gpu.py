@@ -11,6 +11,7 @@ import torch
 
 from pellucid import LLM, SamplingParams
 from tests.llm.test_invariance import random_requests
+from tests.spec import heads
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SMALL = {"dtype": "float32", "block_size": 16, "check_invariants": True, "num_gpu_blocks_override": 4096}
@@ -56,6 +57,19 @@ def test_drafts_of_a_smaller_model_change_nothing(
     prompts, params, expected = on_cpu
     drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
     tokens = run(tiny, prompts, params, device="cuda", **drafts, **options)
+    assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
+HEADS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp")
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_what_heads_draft_changes_nothing(tiny: Path, on_cpu, tmp_path: Path, method: str) -> None:
+    """Recorded steps, kernel by kernel, small chunks: one of these for each head."""
+    prompts, params, expected = on_cpu
+    model, drafts = heads.drafts_of(method, tiny, tmp_path)
+    options = ({}, {"enforce_eager": True}, {"max_num_batched_tokens": 24})[HEADS.index(method) % 3]
+    tokens = run(model, prompts, params, device="cuda", speculative_config=drafts, **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
 
@@ -107,6 +121,18 @@ def compiled() -> set[str]:
 def test_nothing_is_compiled_once_the_engine_is_ready(
     options: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert_nothing_is_compiled(options, caplog)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp"])
+def test_nothing_is_compiled_with_a_head(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = heads.dummy_of(method, tmp_path, "shape:qwen3-0.6b")
+    assert_nothing_is_compiled({"load_format": "dummy", "speculative_config": config}, caplog)
+
+
+def assert_nothing_is_compiled(options: dict, caplog: pytest.LogCaptureFixture) -> None:
     """Ragged prompts in small and large chunks, mixed steps, batches that grow and shrink, every option."""
     rng = random.Random(0)
     lengths = [

@@ -146,16 +146,7 @@ HEAD_COMPANIES = {
 @pytest.mark.parametrize("method", HEAD_COMPANIES)
 def test_nor_on_what_a_head_drafts(tiny: Path, tmp_path: Path, alone, method: str) -> None:
     prompts, params, expected = alone
-    model = tiny
-    if method == "mtp":
-        model, drafts = heads.write_with_mtp(tmp_path, "mtp"), {"method": "mtp"}
-    else:
-        write = {"eagle": heads.write_eagle, "eagle3": heads.write_eagle3}.get(method, heads.write_medusa)
-        drafts = {"model": str(write(tmp_path))}
-    if method == "medusa, a tree":
-        drafts["speculative_token_tree"] = "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"
-    else:
-        drafts["num_speculative_tokens"] = 3
+    model, drafts = heads.drafts_of(method, tiny, tmp_path)
     tokens = run(model, prompts, params, speculative_config=drafts, **HEAD_COMPANIES[method])
     assert_same(tiny, prompts, params, tokens, expected)
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from pellucid.config import ModelConfig
+from pellucid.models.checkpoint import Checkpoint
 from tests.tiny import CONFIG, write_checkpoint
 
 DIM, VOCAB, HEAD, NUM_Q, NUM_KV = 48, 320, 16, 4, 2
@@ -161,6 +163,35 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
     places = dict.fromkeys(own, "model.safetensors") | dict.fromkeys(tensors, "mtp.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
+
+
+def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, object]]:
+    """A model that is `tiny`, or has its weights, and a config by which a head drafts for it."""
+    if method == "mtp":
+        return write_with_mtp(folder / "model", "mtp"), {"method": "mtp", "num_speculative_tokens": 3}
+    write = {"eagle": write_eagle, "eagle3": write_eagle3}.get(method, write_medusa)
+    drafts: dict[str, object] = {"model": str(write(folder))}
+    if method == "medusa, a tree":
+        return tiny, drafts | {"speculative_token_tree": "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"}
+    return tiny, drafts | {"num_speculative_tokens": 3}
+
+
+def dummy_of(method: str, folder: Path, shape: str) -> dict[str, object]:
+    """A config by which a head without weights drafts for a model of a known shape, without any either."""
+    if method == "mtp":
+        return {"method": "mtp", "num_speculative_tokens": 3}
+    target = Checkpoint.open(ModelConfig(model=shape)).config
+    config = target | {
+        "eagle": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},
+        "eagle3": {
+            "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000
+        },
+        "medusa": {"model_type": "medusa", "medusa_num_heads": 3, "medusa_num_layers": 1},
+    }[method]  # fmt: skip
+    folder = folder / f"{method}-dummy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"method": method, "model": str(folder), "num_speculative_tokens": 3}
 
 
 # Plain torch
