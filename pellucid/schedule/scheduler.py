@@ -282,7 +282,7 @@ class Scheduler:
         ended = [row.slot for row in step.chunks if t.is_decoding(row.slot)]
         sampled = np.concatenate((slots, ended)).astype(np.int64) if ended else slots
         want = t.want[sampled]  # and they are there for the next step
-        step.num_propose = self.wants.num_propose(sampled)
+        step.num_propose = self.wants.num_propose(sampled, [row.slot for row in step.chunks])
         if step.asked & HOST_BOUND:  # of theirs the host learns later
             want[t.asked[sampled] & HOST_BOUND > 0] = 0
         t.drafts[sampled] = want

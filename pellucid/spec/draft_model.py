@@ -62,8 +62,6 @@ class DraftModelProposer:
         assert drafter is not None, "load() was not called"
         if known.has_chunks:
             drafter.built.run(fwd)  # for its KV
-        if not known.num_wanted:
-            return Drafts(sampled.tokens[:, :0])
         passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
 
         def guess(index: int, tokens: Tensor | None) -> Tensor:

@@ -30,11 +30,7 @@ class Follower:
 
     def propose(self, fwd: ForwardInput, sampled: SampleOutput, known: Known, states: Tensor) -> Drafts:
         """states: [T, ..], of the step's tokens."""
-        if not known.num_wanted and not known.has_chunks:
-            return Drafts(sampled.tokens[:, :0])
         features = self.built.run(Passes.over(fwd, known), states)
-        if not known.num_wanted:
-            return Drafts(sampled.tokens[:, :0])
         passes = Passes.behind(fwd, known, ahead=1)
         features = features[last_standing(fwd, sampled, known)]
 

@@ -136,8 +136,6 @@ class MedusaProposer:
     ) -> Drafts:  # fmt: skip
         head, chain = self._head, self._chain
         assert head is not None and chain is not None, "load() was not called"
-        if not known.num_wanted:
-            return Drafts(sampled.tokens[:, :0])
         states = hidden[last_standing(fwd, sampled, known)]
         if self.shape.parents is not None:
             return self._tree(head, states)

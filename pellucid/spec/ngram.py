@@ -43,8 +43,6 @@ class NgramProposer:
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        if not known.num_wanted:
-            return Drafts(sampled.tokens[:, :0])
         look_up = prompt_lookup if known.newest.is_cuda and has_triton() else prompt_lookup_ref
         return Drafts(
             look_up(

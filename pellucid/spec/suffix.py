@@ -65,8 +65,6 @@ class SuffixProposer:
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:
-        if not known.num_wanted:
-            return Drafts(sampled.tokens[:, :0])
         texts = known.token_ids[fwd.slots]
         back = (known.newest[:, None] - torch.arange(self.longest, device=texts.device)).clamp(min=0)
         last = texts.gather(1, back)  # [B, longest], the newest first

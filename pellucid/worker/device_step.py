@@ -20,7 +20,7 @@ from pellucid.forward import ForwardInput, TileMaps
 from pellucid.rows import SlotRows, StepRows
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Known, Needs, Proposer
+from pellucid.spec.base import Drafts, Known, Needs, Proposer
 from pellucid.spec.verify import Verifier, VerifyRows
 from pellucid.taps import Taps
 from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput
@@ -58,8 +58,9 @@ class Forward:
         """What the model is to see.  tiles: of a forward that is recorded for any rows."""
         step = self.inputs.gather(rows)
         fwd = step.fwd
-        fwd.tiles, fwd.taps = tiles, Taps(self.needs.taps)
-        are_read = self.needs.hidden or bool(self.needs.taps)
+        needs = self.needs if rows.counts.num_propose else Needs()
+        fwd.tiles, fwd.taps = tiles, Taps(needs.taps)
+        are_read = needs.hidden or bool(needs.taps)
         fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
         for _, feature in rows.counts.riders.extend:
             feature.extend(rows, fwd)
@@ -122,6 +123,7 @@ class DeviceStep:
     def alone(self, rows: StepRows, begun: Begun) -> Begun:
         """What these rows have begun, without the padding behind them."""
         step = self.forward.gather(rows)
+        step.fwd.all_wanted = begun[0].fwd.all_wanted
         num = rows.num_tokens if step.fwd.all_wanted else rows.counts.num_logits
         step.fwd.taps = begun[0].fwd.taps.first(rows.num_tokens)
         return step, begun[1][:num]
@@ -142,7 +144,9 @@ class DeviceStep:
         self.forward.inputs.layout.move_accepted(fwd.block_tables, step.rows.roots, output)
         newest = self.slots.advance(step.rows, output)
         known = self._known(rows.counts, step.rows, newest)
-        drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps.states(hidden))
+        drafts = Drafts(output.tokens[:, :0])
+        if known.num_wanted:
+            drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps.states(hidden))
         self.slots.write_drafts(step.rows, newest, drafts.tokens)
         self.verifier.keep(step.rows.slots, drafts)
         told = self.tell(step.rows, output, drafts.tokens)

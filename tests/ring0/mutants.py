@@ -347,7 +347,11 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "t.drafts[sampled] = want", "t.drafts[sampled] = self.options.num_spec"),
     ],
     "3 as many drafts are asked for as who wants fewest": [
-        ("scheduler", "self.wants.num_propose(sampled)", "int(want.min(initial=0))"),
+        (
+            "scheduler",
+            "self.wants.num_propose(sampled, [row.slot for row in step.chunks])",
+            "int(want.min(initial=0))",
+        ),
     ],
     "3 a host-bound row verifies what the host has not seen": [
         ("scheduler", "want[t.asked[sampled] & HOST_BOUND > 0] = 0", "pass"),

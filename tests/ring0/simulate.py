@@ -30,6 +30,7 @@ from pellucid.schedule.news import News
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
+from pellucid.spec.switch import Switch
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 from tests.ring0.connector import Blocks, Key, ToyConnector
 from tests.ring0.model import (
@@ -405,6 +406,8 @@ class Simulation:
             "toy": self.toy,
         }
         scheduler = WatchedScheduler(options, kv, connector, self.prefill_budget, HostFeatures(features))
+        scheduler.wants.switch = Switch(is_on=True)
+        scheduler.wants.took = lambda seconds: None  # no clock decides what these runs do
         if config.vary_drafts:
             scheduler.wants_at_random = self.rng
         return scheduler

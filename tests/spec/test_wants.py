@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from pellucid.schedule.plan import StepPlan
+from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
+from pellucid.spec.switch import Switch
 from pellucid.spec.wants import Wants
 from tests.schedule.device import Device, make_request, make_scheduler, step
 
@@ -20,6 +22,7 @@ class Run:
         self.chances, self.slots = np.array(chances), np.arange(len(chances))
         self.table = Table(len(chances), 16, 1 + MOST)
         self.wants = Wants(self.table, MOST, cheap_tokens)
+        self.wants.switch = Switch(is_on=True)
         for slot in self.slots.tolist():
             self.wants.begin(slot)
         self.rng = np.random.default_rng(0)
@@ -71,18 +74,43 @@ def test_without_a_price_all_are_always_wanted() -> None:
     assert (Run([0.0] * 8, cheap_tokens=0).go(100) == MOST).all()
 
 
-def test_a_new_sequence_knows_nothing_of_the_one_before_it() -> None:
-    run = Run([0.0, 0.0])
+@pytest.mark.parametrize(("chance", "wanted"), [(0.0, 0), (0.95, MOST)])
+def test_a_new_sequence_goes_by_what_others_have_taught(chance: float, wanted: int) -> None:
+    run = Run([chance] * 100)
     run.go(100)
-    assert not run.table.want[:2].any()
     run.wants.begin(1)
-    run.wants.choose(run.slots)
-    assert run.table.want[:2].tolist() == [0, MOST]
+    assert run.table.want[1] == wanted
+
+
+def test_who_enters_while_drafts_lose_has_no_kv_of_the_drafters() -> None:
+    """Unless there is enough for a trial, or a look is all."""
+    table = Table(4, 16, 1 + MOST)
+    wants = Wants(table, MOST, 20, keeps_kv=True)
+    nobody = np.arange(0)
+    for credit, is_looking, follows in ((1.0, False, 0), (3.5, False, 1), (1.0, True, 1)):
+        wants.switch = Switch()
+        wants.switch.credit, wants.switch.left = credit, int(is_looking)
+        wants.begin(2)
+        assert wants.num_propose(nobody, [2]) == follows
+        assert wants.num_propose(nobody, []) == 0
+    wants.switch = Switch(is_on=True)
+    wants.begin(1)
+    table.want[:] = 0
+    assert wants.num_propose(np.array([1, 2]), []) == 1, "its KV stays whole"
+    wants.switch = Switch()
+    wants.switch.left = 0
+    step = Step(0, 100)
+    step.decodes = np.array([1, 2])
+    wants.planned(step)
+    wants.switch = Switch(is_on=True)
+    wants.choose(step.decodes)
+    assert not table.want.any() and wants.num_propose(step.decodes, []) == 0, "it is lost for good"
 
 
 def plans_of(num_steps: int, accept: int) -> list[StepPlan]:
     """Of two requests that are long enough."""
     scheduler = make_scheduler(num_spec=MOST, max_model_len=400, num_blocks=300, cheap_tokens=20)
+    scheduler.wants.switch = Switch(is_on=True)
     for name in "ab":
         scheduler.add(make_request(name, 5, max_tokens=390))
     device = Device(accept=accept)
