@@ -43,6 +43,7 @@ MODELS: Registry[type[Model]] = Registry(
         "DeepseekV3ForCausalLM": "pellucid.models.deepseek:DeepseekV3",
         "DeepseekV32ForCausalLM": "pellucid.models.deepseek:DeepseekV32",
         "Glm4MoeLiteForCausalLM": "pellucid.models.deepseek:Glm4MoeLite",
+        "Exaone4ForCausalLM": "pellucid.models.exaone4:Exaone4",
         "Gemma2ForCausalLM": "pellucid.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "pellucid.models.gemma:Gemma3",
         "Gemma3ForConditionalGeneration": "pellucid.models.gemma:Gemma3",

@@ -26,7 +26,7 @@ FAMILIES = (
     "qwen2moe with windows in even layers, no bias, an odd number of experts", "mixtral with a window",
     "olmoe", "granitemoe with factors, tied", "glm4moe of groups, normalized heads, biases", "gptoss",
     "deepseek v2 with experts in groups", "deepseek v2 with biases on latents, dense", "deepseek v3",
-    "deepseek v3 with yarn", "glm4 moe lite",
+    "deepseek v3 with yarn", "glm4 moe lite", "exaone4",
 )  # fmt: skip
 SPREADS = {
     "chunks and drafts": {"max_num_batched_tokens": 24, "depth": 2, "speculative_config": NGRAM},

@@ -184,6 +184,28 @@ CASES = [
         "Olmo3",
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 11, **OLMO3_YARN},
     ),
+    Case("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 6}),
+    Case(
+        "exaone4 without windows, tied",
+        "Exaone4",
+        {
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention"] * 2,
+            "head_dim": 24,
+        },
+    ),
+    Case(
+        "exaone4 by letters",
+        "Exaone4",
+        {
+            "sliding_window": 9,
+            "sliding_window_pattern": "LG",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_key_value_heads": 1,
+        },
+    ),
     Case("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
     Case(
         "smollm3 with windows, biases, untied",

@@ -1,14 +1,33 @@
-"""What a family read of a config.json, in few words, each only where a model has it."""
+"""What a family read of a config.json, in few words, each only where a model has it.
+
+`python -m tests.models.facts NAME` shows those of configs/NAME.json.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import groupby
+from pathlib import Path
 
 from pellucid.layers.experts import Sparse
 from pellucid.layers.rope import RopeConfig
+from pellucid.models.checkpoint import architecture_of
+from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import GQA, MLA, MLP, DecoderConfig, Norms
+from pellucid.models.fields import Fields
+from pellucid.models.registry import MODELS
+from pellucid.models.text_config import text_config
 
 Facts = dict[str, object]
+
+
+def read(file: Path) -> Facts:
+    """Of a config.json, by its family."""
+    config = text_config(json.loads(file.read_text()))
+    family = MODELS.load(architecture_of(config))
+    assert issubclass(family, Decoder)
+    return facts(family.declare(Fields(config)))
 
 
 def facts(cfg: DecoderConfig) -> Facts:
@@ -99,3 +118,8 @@ def words_of_norms(cfg: DecoderConfig) -> str:
         if cfg.norms == Norms()
         else words + (", on both sides" if before and all(behind) else ", behind")
     )
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    print(json.dumps({name: read(Path(__file__).parent / "configs" / f"{name}.json")}, indent=2))

@@ -17,7 +17,7 @@ from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
 from pellucid.models.text_config import text_config
-from tests.models.facts import facts
+from tests.models.facts import read
 
 transformers = pytest.importorskip("transformers")
 HERE = Path(__file__).parent
@@ -41,9 +41,7 @@ def family_of(config: dict[str, object]) -> type[Decoder]:
 
 @every_file
 def test_every_number_is_read(file: Path) -> None:
-    config = json.loads(file.read_text())
-    read = facts(family_of(config).declare(Fields(text_config(config))))
-    assert json.loads(json.dumps(read)) == FACTS[file.stem]
+    assert json.loads(json.dumps(read(file))) == FACTS[file.stem]
 
 
 def test_nothing_is_told_of_files_that_are_gone() -> None:

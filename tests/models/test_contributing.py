@@ -1,0 +1,37 @@
+"""The page that shows how a family is added shows one as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pellucid
+from pellucid.models import decoder_config
+
+ROOT = Path(pellucid.__file__).parent.parent
+PAGE = ROOT / "CONTRIBUTING.md"
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="installed without its pages")
+def test_the_example_is_the_family_itself() -> None:
+    (example,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "Gemma2" in block
+    )
+    assert example in (ROOT / "pellucid" / "models" / "gemma.py").read_text()
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="installed without its pages")
+def test_the_page_names_all_that_can_be_declared() -> None:
+    page = PAGE.read_text()
+    for declared in (
+        decoder_config.DecoderConfig,
+        decoder_config.GQA,
+        decoder_config.Norms,
+        decoder_config.Scores,
+    ):
+        for name in declared.__dataclass_fields__.keys() - {"vocab_size", "hidden_size", "tied"}:
+            assert name in page, f"{declared.__name__}.{name} is not on the page"
