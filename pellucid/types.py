@@ -33,6 +33,7 @@ class Request:
     id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    prior_token_ids: list[int] = field(default_factory=list[int])  # of its answer, sampled elsewhere
     seed: int = 0  # of the noise; already drawn if the user gave none
     eos_token_ids: tuple[int, ...] = ()  # the model's; they end the text unless sampling.ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -44,6 +45,11 @@ class Request:
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
     kv_transfer: str | None = None  # for a KV connector; none reads it yet
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that it comes with."""
+        return len(self.prompt_token_ids) + len(self.prior_token_ids)
 
     @property
     def cache_key(self) -> tuple[str | None, str | None]:

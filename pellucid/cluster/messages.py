@@ -70,6 +70,7 @@ class Failed(_Message):
     message: str
     is_echo: bool = False  # another member's failure is the cause
     is_users: bool = False  # a ValueError: the user can mend it
+    is_lost: bool = False  # it was killed, or says nothing
 
 
 # Of workers
@@ -217,6 +218,7 @@ class Turn(_Message):
     going: list[str] = []
     num_new: Ints = msgspec.field(default_factory=ints)
     tokens: Ints = msgspec.field(default_factory=ints)
+    is_lost: bool = False  # the error: workers were killed, or say nothing
 
 
 class View(_Message):

@@ -75,7 +75,7 @@ class Member:
         except EOFError:
             has_ended = self._has_gone()
         if has_ended and not messages:
-            messages.append(Failed(self._describe_death()))
+            messages.append(Failed(self._describe_death(), is_lost=True))
         if messages and isinstance(messages[-1], Failed):
             self.failure = messages[-1]
         return messages

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from pellucid.executor.base import Executor, Ticket
+from pellucid.executor.base import Executor, Ticket, WorkersLost
 from pellucid.interrupts import held_back
 from pellucid.observe.statistics import EngineStats, StepClock, StepSizes
 from pellucid.observe.trace import NullTrace, Trace
@@ -54,6 +54,7 @@ class Engine:
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
+        self.is_lost = False  # and whether workers were killed, or say nothing
         self.xray: XRay = NullXRay()
         self.trace: Trace = NullTrace()
         self.rest = Rest(executor, scheduler)
@@ -292,6 +293,7 @@ class Engine:
     def _die(self, error: BaseException) -> None:
         """Answer every request with an error."""
         self.error = f"the engine has failed: {type(error).__name__}: {error}"
+        self.is_lost = isinstance(error, WorkersLost)
         self._inflight.clear()
         self._tell_one_by_one()
         preparing = [

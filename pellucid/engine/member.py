@@ -88,6 +88,7 @@ def serve(engine: Engine, desk: Desk) -> None:
             going.request_ids.tolist(),
             ints(going.num_new.tobytes()),
             ints(going.tokens.tobytes()),
+            engine.is_lost,
         )
         is_news = turn != said
         if is_news:

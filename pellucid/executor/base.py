@@ -35,6 +35,10 @@ def _alone(port: int | None) -> int:
     raise AssertionError("a worker alone meets nobody")
 
 
+class WorkersLost(RuntimeError):
+    """One was killed, or says nothing: not because of anything that it was asked for, as far as one knows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """A worker's place among those of one engine."""

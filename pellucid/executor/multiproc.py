@@ -26,7 +26,7 @@ from pellucid.cluster.messages import (
 )
 from pellucid.cluster.place import arrange
 from pellucid.cluster.supervisor import Supervisor
-from pellucid.executor.base import WORKER, Capacity
+from pellucid.executor.base import WORKER, Capacity, WorkersLost
 from pellucid.executor.member import Work
 from pellucid.executor.progress import Progress
 from pellucid.interrupts import held_back
@@ -134,7 +134,7 @@ class MultiprocExecutor:
         while not is_done():
             left = until - time.monotonic()
             if left <= 0:
-                self._fail(self._describe_silence())
+                self._fail(Failed(self._describe_silence(), is_lost=True))
             self._receive(min(left, PATIENCE))
             held_back.let_through()
 
@@ -145,7 +145,7 @@ class MultiprocExecutor:
         for rank, message in self._team.poll(seconds):
             self._hear(rank, message)
         if self._team.failures:
-            self._fail(self._team.cause().message)
+            self._fail(self._team.cause())
 
     def _hear(self, rank: int, message: Message) -> None:
         match message:
@@ -174,7 +174,7 @@ class MultiprocExecutor:
             "raise --worker-timeout if steps may take as long"
         )
 
-    def _fail(self, message: str) -> None:
-        logger.error("%s", message)
-        self._end(message)
-        raise RuntimeError(message)
+    def _fail(self, cause: Failed) -> None:
+        logger.error("%s", cause.message)
+        self._end(cause.message)
+        raise (WorkersLost if cause.is_lost else RuntimeError)(cause.message)

@@ -122,7 +122,7 @@ class Replica:
 
 
 class Replicas:
-    """An `EngineClient` over engines elsewhere.  One that dies takes its own requests with it, no others."""
+    """An `EngineClient` over engines elsewhere.  The requests of one that is lost go on at others."""
 
     resolved: Resolved  # from `start` on, as the router
     router: Router
@@ -229,10 +229,10 @@ class Replicas:
         said = self._team.poll()
         updates, self._answers = self._answers, []
         for index, message in said:
-            updates += self.router.note(index, self._take_in(index, message))
+            updates += self._take_in(index, message)
         for index, replica in enumerate(self._replicas):
             if silence := replica.describe_silence():
-                updates += self.router.note(index, self._lose(index, silence))
+                updates += self._lose(index, silence)
         self._move_requests()
         return joined(updates) if len(said) > 1 else updates
 
@@ -262,7 +262,7 @@ class Replicas:
             case Request():
                 self._hand_out_request(order)
             case Abort():
-                index = self.router.engine_of(order.request_id)
+                index = self.router.abort(order.request_id)
                 if index is not None:
                     self._replicas[index].post(order)
             case ClearPrefixCache() | Sleep():
@@ -297,7 +297,7 @@ class Replicas:
                 self._replicas[index].flush()
 
     def _take_in(self, index: int, message: Message) -> list[SeqUpdate]:
-        """What an engine has done; if it has ended, an answer to each of its requests."""
+        """What an engine has done; if it has ended, its requests go to others, or get an answer."""
         match message:
             case Turn():
                 return self._take_turn(index, message)
@@ -310,8 +310,12 @@ class Replicas:
                 raise AssertionError(f"{message} is not from engines that serve")
 
     def _take_turn(self, index: int, turn: Turn) -> list[SeqUpdate]:
-        """The updates of a turn.  An engine that has failed answers its requests itself, without its name."""
-        self._replicas[index].note(turn)
+        """The updates of a turn.  What one that has failed says later counts no more."""
+        replica = self._replicas[index]
+        replica.note(turn)
+        if replica.error is not None:
+            replica.stats = replica.stats.at_rest()
+            return []
         news = [SeqUpdate(*packed) for packed in turn.updates]
         if turn.going:
             num_new, tokens = (
@@ -319,17 +323,37 @@ class Replicas:
             )
             going = Going(np.array(turn.going, dtype=object), num_new, tokens.reshape(len(num_new), -1))
             news += going.one_by_one()
-        if turn.error is not None:
-            error = f"engine {index}: {turn.error}"
-            self._close(index, error)
-            for update in news:
-                update.error = error if update.error == turn.error else update.error
-        return news
+        if turn.error is None:
+            return self.router.note(index, news)
+        for update in news:
+            if update.error == turn.error:  # it has not ended, but its engine
+                update.error = update.finish_reason = None
+        updates = [update for update in self.router.note(index, news) if update.says_anything]
+        error = f"engine {index}: {turn.error}"
+        return updates + self._hand_on(index, self._close(index, error), error, is_suspect=not turn.is_lost)
 
     def _lose(self, index: int, error: str) -> list[SeqUpdate]:
-        """An engine has died, or is to: answers to its requests."""
+        """An engine has died, or is to."""
         self._team.end(members=[self._team.members[index]])
-        return [failure(name, error) for name in self._close(index, error)]
+        return self._hand_on(index, self._close(index, error), error)
+
+    def _hand_on(
+        self, index: int, request_ids: list[str], error: str, *, is_suspect: bool = False
+    ) -> list[SeqUpdate]:
+        """Requests of an engine that has ended go on at others; answers to those with which none can."""
+        answers: list[SeqUpdate] = []
+        for name in request_ids:
+            if self.router.is_aborted(name):
+                answers.append(SeqUpdate(name, finish_reason=FinishReason.ABORT))
+            elif (move := self.router.go_on(name, is_suspect=is_suspect)) is None:
+                answers.append(failure(name, error))
+            else:
+                self._replicas[move.target].post(Add.of(move.request))
+        for replica in self._replicas:
+            replica.flush()
+        if len(answers) < len(request_ids):
+            logger.warning("%d of its requests go on at others", len(request_ids) - len(answers))
+        return self.router.note(index, answers)
 
     def _close(self, index: int, error: str) -> list[str]:
         """Hand nothing more to an engine; the ids of the requests that it has not answered."""

@@ -6,15 +6,17 @@ other whose load is above the least by no more than an eighth of it and this one
 the one that knows the longest beginning of the prompt wins; among those the least loaded; among those they
 take turns.  So requests with a common beginning meet where its KV is, but never while another engine idles.
 
+A request may move (law 12): one whose engine is lost goes on at another, from the tokens told so far.
+
 Requests end sooner than they might.  If an engine comes to idle while another one has a queue, the youngest
 requests of that queue move over.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pellucid.kv.hashes import BlockHasher, root_digest
@@ -22,6 +24,7 @@ from pellucid.types import Request, SeqUpdate
 
 OUTPUT_WORK = 8  # a token that is generated costs about as much as this many of a prompt
 MAX_OUTPUT = 1024  # tokens; a request that may generate more seldom does
+MOST_LOST = 2  # engines under a request, before it may be what ends them
 SLACK = 8  # engines within 1/8 of the least load are as good as equal
 
 
@@ -29,13 +32,34 @@ SLACK = 8  # engines within 1/8 of the least load are as good as equal
 class Handed:
     """A request that an engine has and has not answered, and the work left in it."""
 
-    engine: int
-    prompt_work: int  # until the first token has come
-    output_work: int  # until it has ended
+    request: Request  # as its user handed it in
+    engine: int = -1
+    prompt_work: int = 0  # until the first token has come
+    output_work: int = 0  # until it has ended
+    told: list[int] = field(default_factory=list[int])  # of its answer
+    num_scored: int = 0  # positions of its prompt of which log-probabilities have been told
+    num_repeated: int = 0  # of these, such as its engine is going to tell again
+    num_lost: int = 0  # engines that it has had before
+    is_aborted: bool = False  # its user wants no more
 
     @property
     def work(self) -> int:
         return self.prompt_work + self.output_work
+
+    @property
+    def left(self) -> Request:
+        """What goes on at another engine."""
+        prior = [*self.request.prior_token_ids, *self.told]
+        return replace(self.request, prior_token_ids=prior)
+
+    def hear(self, update: SeqUpdate) -> None:
+        """Remember what its user is told, and take out what was told before."""
+        self.told += update.new_token_ids
+        if update.prompt_logprobs:
+            num_old = min(self.num_repeated, len(update.prompt_logprobs))
+            self.num_repeated -= num_old
+            update.prompt_logprobs = update.prompt_logprobs[num_old:]
+            self.num_scored += len(update.prompt_logprobs)
 
 
 class Move(NamedTuple):
@@ -61,9 +85,8 @@ class Router:
         self._handed: dict[str, Handed] = {}  # by request id
         # For each engine by id, oldest first: requests of which it has not said anything.
         self._untold: list[dict[str, Request]] = [{} for _ in range(num_engines)]
-        self._left: set[tuple[int, str]] = (
-            set()
-        )  # engine and request that has moved, until the engine ends it
+        # Engines and requests that have moved away: how often, until the engine has ended them.
+        self._left = Counter[tuple[int, str]]()
         self._next = 0  # whose turn it is among equals
 
     def choose(self, request: Request) -> int | None:
@@ -71,7 +94,7 @@ class Router:
         if not self._open:
             return None
         digests = self._digests(request)
-        work = len(request.prompt_token_ids) + OUTPUT_WORK * most_output(request)
+        work = request.num_known + OUTPUT_WORK * most_output(request)
         least = min(self.loads[engine] for engine in self._open)
         most = least + least // SLACK + work if least else 0
         candidates = [engine for engine in self._open if self.loads[engine] <= most]
@@ -85,13 +108,32 @@ class Router:
         self._hand(request, chosen, digests)
         return chosen
 
+    def go_on(self, request_id: str, *, is_suspect: bool) -> Move | None:
+        """The engine of a request is closed: which one goes on with it, and from where.  None: nobody.
+
+        is_suspect: it may be what has ended the engine.  Then it may end one more, but not the last.
+        """
+        handed = self._handed[request_id]
+        handed.num_lost += 1
+        most, others = (1, 2) if is_suspect else (MOST_LOST, 1)
+        if handed.num_lost > most or len(self._open) < others:
+            return None
+        source, left = handed.engine, handed.left
+        self.loads[source] -= handed.work
+        if not left.prior_token_ids:  # with the first token all of the prompt has been told
+            handed.num_repeated = handed.num_scored
+        target = self.choose(left)
+        assert target is not None, "some are open"
+        return Move(left, source, target)
+
     def _hand(self, request: Request, engine: int, digests: list[bytes]) -> None:
-        prompt_work = len(request.prompt_token_ids)
+        prompt_work = request.num_known
         if self._hasher is not None:
             prompt_work -= self._known[engine].num_leading(digests) * self._hasher.block_size
         self._known[engine].add(digests)
-        handed = Handed(engine, prompt_work, OUTPUT_WORK * most_output(request))
-        self._handed[request.id] = handed
+        handed = self._handed.setdefault(request.id, Handed(request))
+        handed.engine, handed.prompt_work = engine, prompt_work
+        handed.output_work = OUTPUT_WORK * most_output(request)
         self._untold[engine][request.id] = request
         self.loads[engine] += handed.work
 
@@ -102,12 +144,13 @@ class Router:
             name, has_ended = update.request_id, update.finish_reason is not None
             if (engine, name) in self._left:
                 if has_ended:
-                    self._left.remove((engine, name))
+                    self._left -= Counter([(engine, name)])
                 continue
             counted.append(update)
             handed = self._handed.get(name)
             if handed is None:
                 continue
+            handed.hear(update)
             self._untold[engine].pop(name, None)
             if handed.prompt_work and update.new_token_ids:
                 self.loads[engine] -= handed.prompt_work
@@ -116,7 +159,7 @@ class Router:
                 self.loads[engine] -= handed.work
                 del self._handed[name]
         if engine not in self._open:  # these were its last words
-            self._left = {(source, name) for source, name in self._left if source != engine}
+            self._left = Counter({left: num for left, num in self._left.items() if left[0] != engine})
         return counted
 
     def moves(self, num_waiting: Sequence[int]) -> list[Move]:
@@ -147,7 +190,7 @@ class Router:
                 continue  # its end there would be taken for the new one's
             self.loads[source] -= handed.work
             del self._untold[source][request.id]
-            self._left.add((source, request.id))
+            self._left[source, request.id] += 1
             self._hand(request, target, self._digests(request))
             moves.append(Move(request, source, target))
         return moves
@@ -156,6 +199,17 @@ class Router:
         """Where a request is; None if it has ended."""
         handed = self._handed.get(request_id)
         return None if handed is None else handed.engine
+
+    def abort(self, request_id: str) -> int | None:
+        """The same; its user wants no more of it."""
+        handed = self._handed.get(request_id)
+        if handed is None:
+            return None
+        handed.is_aborted = True
+        return handed.engine
+
+    def is_aborted(self, request_id: str) -> bool:
+        return self._handed[request_id].is_aborted
 
     def close(self, engine: int) -> list[str]:
         """Send nothing to this engine any more; the ids of the requests that it has."""

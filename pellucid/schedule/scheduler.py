@@ -109,10 +109,10 @@ class Scheduler:
             limit=self._limit(request),
             prefix=Prefix(root_digest(*request.cache_key)),
             prompt_len=len(prompt),
-            tokens=ints(prompt),
+            tokens=ints([*prompt, *request.prior_token_ids]),
             stop_token_ids=request.stop_token_ids,
             asked=self.features.asks(request),
-            num_told=len(prompt),
+            num_told=request.num_known,
         )
         self.features.enter(seq)
         self._waiting.add(seq)
@@ -133,6 +133,11 @@ class Scheduler:
             return (
                 f"prompt has {prompt_len:,} tokens, max_model_len is {longest:,} with the answer; "
                 "raise --max-model-len or shorten it"
+            )
+        if request.num_known >= max(limit, prompt_len + 1):
+            return (
+                f"the request comes with {request.num_known:,} tokens, its limit is {limit:,}; "
+                "prior_token_ids must leave one to sample"
             )
         if limit > room:
             return (
@@ -413,9 +418,9 @@ class Scheduler:
         self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
             seq.first_scheduled = time.monotonic()
-            seq.num_cached_tokens = hit.num_tokens
+            seq.num_cached_tokens = min(hit.num_tokens, seq.prompt_len)
             self.counters.num_prompt_tokens += seq.prompt_len
-            self.counters.num_cached_tokens += hit.num_tokens
+            self.counters.num_cached_tokens += seq.num_cached_tokens
         step.admitted.append(self._admission(seq, hit))
         self._plan_chunk(step, seq)
 

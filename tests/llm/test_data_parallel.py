@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pellucid import LLM, RequestOutput, SamplingParams
+from pellucid import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from pellucid.cluster.line import Line
 from pellucid.router import replicas
 from pellucid.router.replicas import Replicas
+from pellucid.text.outputs import OutputKind
 from pellucid.types import Request
 from tests.executor.fragile import FATAL
 from tests.llm.test_invariance import BASE, random_requests
@@ -132,7 +133,52 @@ def test_engines_are_not_idle_before_they_have_read_everything(pair: LLM) -> Non
         engine.step()
 
 
-def test_an_engine_that_dies_takes_its_requests_and_no_others(
+def test_requests_of_an_engine_that_dies_go_on_at_another(tiny: Path, pair: LLM) -> None:
+    """Sampled with every kind of parameters, scored, ended by strings: the same to the last token."""
+    pytest.importorskip("xgrammar")
+    prompts, params = random_requests(60, seed=9)
+    for sampling in params:
+        sampling.max_tokens = 150
+    for sampling in params[::3]:
+        sampling.stop = ["e", "a "]
+    for sampling in params[1::9]:
+        sampling.structured_outputs = StructuredOutputsParams(regex="[a-z ]{60,90}")
+        sampling.logit_bias = sampling.allowed_token_ids = None
+    expected = pair.generate(prompts, params, use_tqdm=False)
+    others = members()
+    with LLM(str(tiny), data_parallel_size=2, **BASE) as llm:
+        pids = {name: pid for pid, name in members().items() if pid not in others}
+        engine, found = llm.llm_engine, dict[str, RequestOutput]()
+        kinds = [OutputKind.FINAL_ONLY, OutputKind.CUMULATIVE]
+        ids = [
+            engine.add_request(*each, kind=kinds[i % 2])
+            for i, each in enumerate(zip(prompts, params, strict=True))
+        ]
+        num_left = 60
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                found[output.request_id] = output
+            num_left = sum(not (i in found and found[i].finished) for i in ids)
+            if num_left < 50 and "engine 0" in pids:
+                os.kill(pids.pop("engine 0"), signal.SIGKILL)
+        outputs = [found[i] for i in ids]
+        assert not pids.get("engine 0") and engines_of(llm).router.loads == [0, 0]
+        moved = engine.stats_per_engine
+    assert [output.error for output in outputs] == [None] * 60
+    assert moved[1].num_prompt_tokens > moved[0].num_prompt_tokens, "nothing has moved"
+    assert tokens(outputs) == tokens(expected)
+    for output, other in zip(outputs, expected, strict=True):
+        ours, theirs = output.outputs[0], other.outputs[0]
+        assert (ours.text, ours.finish_reason, ours.stop_reason) == (
+            theirs.text,
+            theirs.finish_reason,
+            theirs.stop_reason,
+        )
+        assert len(output.prompt_logprobs or ()) == len(other.prompt_logprobs or ())
+        assert ours.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-4)
+
+
+def test_an_engine_that_dies_takes_no_requests_along(
     tiny: Path, pair: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(replicas, "GRACE", 0.0)
@@ -146,14 +192,8 @@ def test_an_engine_that_dies_takes_its_requests_and_no_others(
         eventually(lambda: psutil.Process(pids["engine 0"]).status() == psutil.STATUS_ZOMBIE)
         streams.append(llm.stream([1, 2, 4], LONG))
         ends = [list(stream)[-1] for stream in reversed(streams)]
-        assert [end.outputs[0].finish_reason for end in ends] == [
-            "error",
-            "length",
-            "error",
-            "length",
-            "error",
-        ]
-        assert ends[0].error == "engine 0 has died (exit code -9)"
+        assert [end.outputs[0].finish_reason for end in ends] == ["length"] * 5
+        assert "engine 0 has died (exit code -9)" in caplog.text
         # The other one goes on, and gets all that comes.
         assert llm.llm_engine.engine.error is None
         (expected,) = pair.generate([[1, 2, 3]], SHORT, use_tqdm=False)

@@ -230,6 +230,19 @@ FAULTS: dict[str, list[Edit]] = {
     "12 a preempted one forgets what it had sampled": [
         ("scheduler", "victim.tokens = ints(self.table.tokens(victim.slot).tobytes())", "pass"),
     ],
+    "12 what was sampled elsewhere counts as prompt": [
+        ("scheduler", "prompt_len=len(prompt),", "prompt_len=request.num_known,")
+    ],
+    "12 what was told elsewhere is told again": [
+        ("scheduler", "num_told=request.num_known,", "num_told=len(prompt),")
+    ],
+    "12 what was sampled elsewhere is sampled again": [
+        ("scheduler", "tokens=ints([*prompt, *request.prior_token_ids]),", "tokens=ints(prompt),")
+    ],
+    "12 who has moved has the seed of its new place": [
+        ("scheduler", "seed=request.seed,", "seed=request.seed + len(request.prior_token_ids),")
+    ],
+    "12 the prompt is scored again elsewhere": [("logprobs", "if seq.request.prior_token_ids:", "if False:")],
     "12 a seed is the stay's": [
         ("scheduler", "seed=request.seed,", "seed=request.seed + int(self.table.epoch[seq.slot]),"),
     ],

@@ -283,7 +283,7 @@ def num_pages(worker: WorkerConfig, spare: float) -> int:
 
 
 def random_requests(
-    rng: random.Random, *, is_steady: bool = False, windows: Windows = FULL
+    rng: random.Random, *, is_steady: bool = False, windows: Windows = FULL, moved_rate: float = 0.0
 ) -> list[tuple[Request, Truth]]:
     """Shared prefixes, exact repeats, next turns of a chat (another's output in the prompt), full lengths."""
     shared = [rng.randrange(VOCAB) for _ in range(16)]
@@ -301,8 +301,17 @@ def random_requests(
         if is_steady:
             sampling = request.sampling.clone(max_tokens=None, ignore_eos=rng.random() < 0.8)
             request = replace(request, grammar=None, sampling=sampling)
-        made.append((request, autoregression(request, length_limit(request), windows)))
+        truth = autoregression(request, length_limit(request), windows)
+        made.append((moved(rng, request, truth) if rng.random() < moved_rate else request, truth))
     return made
+
+
+def moved(rng: random.Random, request: Request, truth: Truth) -> Request:
+    """The same from somewhere within its answer on: another engine has sampled what lies before."""
+    start = len(request.prompt_token_ids)
+    if start + 1 >= len(truth.tokens):
+        return request
+    return replace(request, prior_token_ids=truth.tokens[start : rng.randrange(start + 1, len(truth.tokens))])
 
 
 def random_request(rng: random.Random, index: int, prompt: list[int]) -> Request:
@@ -467,7 +476,7 @@ class Simulation:
     def check_answers(self) -> None:
         for request, truth in self.requests:
             answer, prompt_len = self.answers[request.id], len(request.prompt_token_ids)
-            end, expected = answer.end, truth.tokens[prompt_len:]
+            end, expected = answer.end, truth.tokens[request.num_known :]
             assert end is not None, f"{request.id} was not answered"
             if end.finish_reason is FinishReason.ERROR:
                 assert end.error and (self.engine.error or prompt_len >= MAX_LEN), end.error
@@ -483,8 +492,9 @@ class Simulation:
 
     def check_logprobs(self, request: Request, truth: Truth, answer: Answer) -> None:
         if request.sampling.logprobs is not None:
-            assert answer.logprobs == truth.logprobs[: len(answer.tokens)], "logprobs"
-        if request.sampling.prompt_logprobs is None:
+            first = len(request.prior_token_ids)
+            assert answer.logprobs == truth.logprobs[first : first + len(answer.tokens)], "logprobs"
+        if request.sampling.prompt_logprobs is None or request.prior_token_ids:
             assert not answer.prompt_logprobs
         elif answer.tokens:
             assert answer.prompt_logprobs == truth.prompt_logprobs, "prompt logprobs"
@@ -516,7 +526,9 @@ def run(seed: int) -> Counter[str]:
     """One random configuration; raises AssertionError if anything is wrong."""
     rng = random.Random(seed)
     config = random_config(rng)
-    requests = random_requests(rng, is_steady=config.is_steady, windows=config.worker.windows)
+    requests = random_requests(
+        rng, is_steady=config.is_steady, windows=config.worker.windows, moved_rate=rng.choice([0, 0, 0.5])
+    )
     return Simulation(config, requests, rng).run()
 
 

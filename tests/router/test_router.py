@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from pellucid.router.router import MAX_OUTPUT, OUTPUT_WORK, SLACK, PrefixMemory, Router
+from pellucid.router.router import MAX_OUTPUT, MOST_LOST, OUTPUT_WORK, SLACK, PrefixMemory, Router
 from pellucid.sampling_params import SamplingParams
-from pellucid.types import FinishReason, Request, SeqUpdate
+from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 BLOCK = 16
 
@@ -331,6 +331,58 @@ def test_what_has_begun_stays_and_so_does_a_lonely_one() -> None:
     end(router, "a", "c")
     place(router, "e")
     assert router.moves([1, 1]) == [], "it would be as lonely there"
+
+
+def test_a_request_goes_on_from_what_its_user_has_been_told() -> None:
+    router = make_router(2)
+    for name in "ab":
+        place(router, name)
+    scored = [TokenLogprobs([i], [0.0], 1) for i in range(5)]
+    tell(router, SeqUpdate("a", [5, 6], prompt_logprobs=scored[:4]), 0)
+    tell(router, SeqUpdate("a", [7]), 0)
+    assert router.close(0) == ["a"]
+    move = router.go_on("a", is_suspect=False)
+    assert move is not None and move.target == 1 and move.request.prior_token_ids == [5, 6, 7]
+    assert router.loads[0] == 0 and router.engine_of("a") == 1
+    tell(router, SeqUpdate("a", [8], finish_reason=FinishReason.STOP), 1)
+    assert router.close(1) == ["b"] and router.go_on("b", is_suspect=False) is None, "nobody is left"
+
+
+def test_what_has_been_told_of_a_prompt_is_not_told_again() -> None:
+    router = make_router(2)
+    place(router, "a")
+    scored = [TokenLogprobs([i], [0.0], 1) for i in range(5)]
+    tell(router, SeqUpdate("a", prompt_logprobs=scored[:3]), 0)
+    router.close(0)
+    move = router.go_on("a", is_suspect=False)
+    assert move is not None and not move.request.prior_token_ids
+    again = [SeqUpdate("a", prompt_logprobs=scored[:2]), SeqUpdate("a", prompt_logprobs=scored[2:])]
+    router.note(1, again)
+    assert [update.prompt_logprobs for update in again] == [[], scored[3:]]
+
+
+def test_what_may_have_ended_an_engine_ends_one_more_and_never_the_last() -> None:
+    router = make_router(4)
+    place(router, "fatal")
+    for index, goes_on in enumerate([True, False]):
+        assert router.close(index) == ["fatal"]
+        assert (router.go_on("fatal", is_suspect=True) is not None) == goes_on
+    router = make_router(2)
+    place(router, "fatal")
+    router.close(0)
+    assert router.go_on("fatal", is_suspect=True) is None
+
+
+def test_a_request_outlives_a_few_engines_and_not_any_number() -> None:
+    router = make_router(9)
+    place(router, "a")
+    num_lost = 0
+    while True:
+        router.close(router.engine_of("a") or 0)
+        num_lost += 1
+        if router.go_on("a", is_suspect=False) is None:
+            break
+    assert num_lost == MOST_LOST + 1
 
 
 @pytest.mark.parametrize("seed", range(30))

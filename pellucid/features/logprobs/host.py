@@ -44,6 +44,8 @@ class PromptLogprobs(HostFeature):
 
     def enter(self, seq: Sequence) -> None:
         seq.scored_end = seq.prompt_len - 1
+        if seq.request.prior_token_ids:  # they were told before the first token
+            seq.num_scored = seq.scored_end
 
     def land(self, told: Entries, news: News, scheduler: Scheduler) -> None:
         for index, entries in told.rows.items():
