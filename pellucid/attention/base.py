@@ -135,7 +135,7 @@ Spec_contra = TypeVar("Spec_contra", contravariant=True)
 
 
 class Backend(Protocol[Spec_contra]):
-    """One way to attend.  `plan` is called once a step and table, before capture and before replay alike."""
+    """One way to attend.  `metadata` is called once a step and table, before capture and replay alike."""
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
     supports_tile_maps: ClassVar[bool]  # whether it obeys fwd.tiles, so that chunks may be recorded
@@ -155,7 +155,7 @@ class Backend(Protocol[Spec_contra]):
         """Shape of one layer's cache, of spec.cache.num_bytes a block."""
         ...
 
-    def plan(self, fwd: ForwardInput, table: int) -> object:
+    def metadata(self, fwd: ForwardInput, table: int) -> object:
         """Metadata of this step for one block table; it becomes fwd.attn[table]."""
         ...
 

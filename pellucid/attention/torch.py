@@ -58,7 +58,7 @@ class TorchAttention:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
-    def plan(self, fwd: ForwardInput, table: int) -> TorchMetadata:
+    def metadata(self, fwd: ForwardInput, table: int) -> TorchMetadata:
         """Read lengths and tables to the host, once a step; what a layer's shape adds follows on demand."""
         return TorchMetadata(
             query_lens=fwd.cu_seqlens_q.diff().tolist(),

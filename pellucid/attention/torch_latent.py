@@ -52,9 +52,9 @@ class TorchLatent:
         """[num_blocks, block_size, C + R]"""
         return (num_blocks, spec.block_size, spec.row_dim)
 
-    def plan(self, fwd: ForwardInput, table: int) -> TorchMetadata:
+    def metadata(self, fwd: ForwardInput, table: int) -> TorchMetadata:
         """Read lengths and tables to the host, once a step."""
-        return self._paged.plan(fwd, table)
+        return self._paged.metadata(fwd, table)
 
     def forward(self, q: Tensor, latent: Tensor, layer: LatentLayer, fwd: ForwardInput) -> Tensor:
         """Write rows [T, C + R] to the cache, attend with q [T, N * (nope + R)].  Returns [T, N * value].

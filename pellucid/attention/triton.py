@@ -98,7 +98,7 @@ class TritonAttention:
         """[num_blocks, 2, num_kv_heads, block_size, head_dim]; on the second axis keys, then values."""
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
-    def plan(self, fwd: ForwardInput, table: int) -> TritonMetadata:
+    def metadata(self, fwd: ForwardInput, table: int) -> TritonMetadata:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
         num_short = sum(1 for _ in takewhile(lambda length: length <= MAX_SHORT_QUERY, fwd.query_lens))
         blocks = fwd.block_tables[table]

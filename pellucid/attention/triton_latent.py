@@ -84,9 +84,9 @@ class TritonLatent:
         """[num_blocks, block_size, C + R]"""
         return (num_blocks, spec.block_size, spec.row_dim)
 
-    def plan(self, fwd: ForwardInput, table: int) -> LatentMetadata:
+    def metadata(self, fwd: ForwardInput, table: int) -> LatentMetadata:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
-        paged = self._paged.plan(fwd, table)
+        paged = self._paged.metadata(fwd, table)
         assert paged.short.tree is None and paged.long.tree is None, "draft trees"
         return LatentMetadata(paged, num_short_tokens(fwd, paged), fwd.max_keys[paged.short.num_rows :])
 

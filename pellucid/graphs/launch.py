@@ -22,7 +22,7 @@ from pellucid.features.worker import NO_RIDERS, WorkerFeatures
 from pellucid.graphs.recordings import B, Recorder, Recording, Recordings, Run, Step, T, Y
 from pellucid.graphs.shapes import StepShape
 from pellucid.graphs.static_rows import StaticRows
-from pellucid.sample.state import Feature, SamplingState
+from pellucid.sample.state import SamplingState, Trait
 from pellucid.worker.inputs import InputBuilder, StepCounts
 
 Y_co = TypeVar("Y_co", covariant=True)
@@ -159,7 +159,7 @@ class GraphLauncher(Generic[B, Y]):
     @torch.inference_mode()
     def _capture(self, shapes: Iterable[StepShape]) -> None:
         record, slots = self._make_recorder(), self.eager.inputs.slots
-        self.state.features[slots.spare] = Feature.RANDOM  # what is recorded draws; at 0 that is greedy
+        self.state.traits[slots.spare] = Trait.RANDOM  # what is recorded draws; at 0 that is greedy
         for bits in {0, self.features.forward_bits}:
             recordings = {
                 shape: self._record(shape, record, has_forward=bits > 0)

@@ -17,7 +17,7 @@ from pellucid.transfer import refill
 from pellucid.worker.inputs import StepCounts, side_by_side, trailing
 
 
-class TileMaps:
+class RecordedTiles:
     """A recording's maps from tiles of queries to chunks, in buffers that are filled before each replay."""
 
     def __init__(self, shape: StepShape, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class StaticRows:
 
     def __init__(self, shape: StepShape, spare: int, device: torch.device) -> None:
         self.shape, self.spare = shape, spare
-        self.tiles = TileMaps(shape, device) if shape.num_chunks else None
+        self.tiles = RecordedTiles(shape, device) if shape.num_chunks else None
         nobody = self.padded(StepCounts.uniform(np.empty(0, dtype=np.int64), 1))
         self._slots = self._loaded = nobody.slots  # of the decodes that have been loaded; the same unpadded
         packed, places = self._arrange(nobody)

@@ -59,7 +59,7 @@ class BuiltModel:
 
         `fwd` stays as it is: another model may have planned its attention there.
         """
-        attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
+        attn = tuple(self.backend.metadata(fwd, table) for table in range(len(fwd.block_tables)))
         return self.model(replace(fwd, attn=attn, taps=Taps()))
 
 

@@ -116,7 +116,7 @@ class BuiltHead:
         """[T, F]; `fwd` stays as it is."""
         attn = ()
         if self.attention_layers:
-            attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
+            attn = tuple(self.backend.metadata(fwd, table) for table in range(len(fwd.block_tables)))
         return self.model(replace(fwd, attn=attn, taps=Taps()), states)
 
 

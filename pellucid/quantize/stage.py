@@ -154,7 +154,7 @@ class Layer:
             num_sampled=lengths,
             max_query=max(lengths),
         )
-        fwd.attn = (self.backend.plan(fwd, 0),)
+        fwd.attn = (self.backend.metadata(fwd, 0),)
         return fwd
 
 

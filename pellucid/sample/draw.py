@@ -18,7 +18,7 @@ from pellucid.kernels.noise import keys_ref
 from pellucid.kernels.sample import BLOCK_TOKENS, UNITS, draw
 from pellucid.platform import has_triton
 from pellucid.sample.noise import Purpose, gumbel_of
-from pellucid.sample.state import Column, Feature, LogitsBatch, SamplingState
+from pellucid.sample.state import Column, LogitsBatch, SamplingState, Trait
 from pellucid.sample.vocabulary import Vocabulary
 
 # Elements of one [rows, V] tensor: 128 MiB of each of a few.
@@ -48,7 +48,7 @@ class TorchDraw:
         self._purposes = torch.tensor([[Purpose.BLOCK], [Purpose.DRAW]], device=state.device)
 
     def __call__(self, logits: Tensor, batch: LogitsBatch, vocabulary: Vocabulary) -> Tensor:
-        if Feature.RANDOM not in batch.features or logits.shape[1] == 0:  # all greedy, or padding alone
+        if Trait.RANDOM not in batch.traits or logits.shape[1] == 0:  # all greedy, or padding alone
             return vocabulary.argmax(logits).int()
         params = self.state.params(batch.slots)
         size = max(1, _SLICE_ELEMENTS // self.state.vocab_size)

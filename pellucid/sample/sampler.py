@@ -25,7 +25,7 @@ from pellucid.sample.edits import (
 )
 from pellucid.sample.filters import filter_logits
 from pellucid.sample.logprobs import LogprobTensors, raw_logprobs, top_logprobs
-from pellucid.sample.state import FILTER_WIDTHS, MASKS, Feature, LogitsBatch, SamplingState
+from pellucid.sample.state import FILTER_WIDTHS, MASKS, LogitsBatch, SamplingState, Trait
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 
 Edit = Callable[[Tensor, Rows], None]
@@ -44,16 +44,16 @@ def _filter(logits: Tensor, rows: Rows, width: int | None) -> None:
 
 
 # In the order in which they are applied.
-EDITS: dict[Feature, Edit] = {
-    Feature.ALLOWED: mask_others,
-    Feature.BIAS: add_bias,
-    Feature.BAD_WORDS: mask_bad_words,
-    Feature.MIN_TOKENS: mask_stop_tokens,
-    Feature.PENALTY: penalize,
-    Feature.MIN_P: partial(_filter, width=FILTER_WIDTHS[Feature.MIN_P]),
-    Feature.TOP_NARROW: partial(_filter, width=FILTER_WIDTHS[Feature.TOP_NARROW]),
-    Feature.TOP_WIDE: partial(_filter, width=FILTER_WIDTHS[Feature.TOP_WIDE]),
-    Feature.TOP_ANY: partial(_filter, width=None),
+EDITS: dict[Trait, Edit] = {
+    Trait.ALLOWED: mask_others,
+    Trait.BIAS: add_bias,
+    Trait.BAD_WORDS: mask_bad_words,
+    Trait.MIN_TOKENS: mask_stop_tokens,
+    Trait.PENALTY: penalize,
+    Trait.MIN_P: partial(_filter, width=FILTER_WIDTHS[Trait.MIN_P]),
+    Trait.TOP_NARROW: partial(_filter, width=FILTER_WIDTHS[Trait.TOP_NARROW]),
+    Trait.TOP_WIDE: partial(_filter, width=FILTER_WIDTHS[Trait.TOP_WIDE]),
+    Trait.TOP_ANY: partial(_filter, width=None),
 }
 
 
@@ -81,7 +81,7 @@ class Sampler:
 
         token_ids: [num_slots, max_len] int32, the known tokens of every slot.  Overwrites float32 logits.
         """
-        if not batch.features & ~Feature.RANDOM:
+        if not batch.traits & ~Trait.RANDOM:
             # Ranks that share the vocabulary exchange no more than their best.
             return Sampled(revise(self.draw(self.vocabulary.trim(logits), batch, self.vocabulary)))
         return self.choose(
@@ -98,10 +98,10 @@ class Sampler:
         rows = Rows(
             self.state, token_ids, batch.slots, batch.positions, params, batch.longest, batch.branches
         )
-        for feature, edit in EDITS.items():
-            if feature in batch.rows:
-                _edit_part(logits, rows, batch.rows[feature], edit)
-        is_stuck = logits.amax(-1) == -float("inf") if batch.features & MASKS else None
+        for trait, edit in EDITS.items():
+            if trait in batch.rows:
+                _edit_part(logits, rows, batch.rows[trait], edit)
+        is_stuck = logits.amax(-1) == -float("inf") if batch.traits & MASKS else None
         tokens = pick(logits)
         return Sampled(tokens, None if raw is None else _report(raw, tokens, batch), is_stuck)
 
@@ -119,10 +119,10 @@ def _edit_part(logits: Tensor, rows: Rows, index: Tensor, edit: Edit) -> None:
 
 def _raw_logprobs_of_askers(logits: Tensor, batch: LogitsBatch) -> Tensor | None:
     """[R, V] float32 of the rows that want logprobs, before anything touches the logits."""
-    index = batch.rows.get(Feature.LOGPROBS)
+    index = batch.rows.get(Trait.LOGPROBS)
     return None if index is None else raw_logprobs(logits[index])
 
 
 def _report(raw: Tensor, tokens: Tensor, batch: LogitsBatch) -> LogprobTensors:
-    index = batch.rows[Feature.LOGPROBS]
+    index = batch.rows[Trait.LOGPROBS]
     return top_logprobs(raw, tokens[index], batch.max_logprobs).spread(index, len(tokens))

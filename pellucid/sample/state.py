@@ -1,6 +1,6 @@
 """What the sampler knows of every slot: written once when a request is admitted, gathered by index each step.
 
-The numbers lie in one device table, so an admission is one copy and a step one gather.  Which features a slot
+The numbers lie in one device table, so an admission is one copy and a step one gather.  Which traits a slot
 uses is kept on the host beside it, so that a step can skip what nobody asked for without asking the device.
 An admission has two halves: `prepare` reads a request and may fail, `admit` writes what it has read and may
 not, so that what is wrong with a request is known before anything has changed.
@@ -33,7 +33,7 @@ _GREEDY_BELOW = 1e-5
 _HOTTEST = 1e30
 
 
-class Feature(enum.IntFlag):
+class Trait(enum.IntFlag):
     """What a slot asks of the sampler beyond argmax.  At most one of the last four is set."""
 
     NONE = 0
@@ -50,14 +50,14 @@ class Feature(enum.IntFlag):
     TOP_ANY = 1024  # a larger top_k, or top_p alone
 
 
-MASKS = Feature.ALLOWED | Feature.BAD_WORDS | Feature.MIN_TOKENS  # what may leave no token
-LISTS = Feature.BIAS | Feature.BAD_WORDS | Feature.MIN_TOKENS  # what reads lists
+MASKS = Trait.ALLOWED | Trait.BAD_WORDS | Trait.MIN_TOKENS  # what may leave no token
+LISTS = Trait.BIAS | Trait.BAD_WORDS | Trait.MIN_TOKENS  # what reads lists
 _FIELDS = {Listed.STOP: "stop_token_ids", Listed.BIASED: "logit_bias", Listed.WORD: "bad_words"}
-READ_TEXT = Feature.BAD_WORDS | Feature.PENALTY  # what looks at the tokens before the one to be drawn
+READ_TEXT = Trait.BAD_WORDS | Trait.PENALTY  # what looks at the tokens before the one to be drawn
 # How many of the most likely logits each filter ranks; the whole vocabulary for what is not listed.
-FILTER_WIDTHS = {Feature.MIN_P: 1, Feature.TOP_NARROW: 64, Feature.TOP_WIDE: 1024}
+FILTER_WIDTHS = {Trait.MIN_P: 1, Trait.TOP_NARROW: 64, Trait.TOP_WIDE: 1024}
 
-_BY_ROW = [feature for feature in Feature if feature not in (Feature.NONE, Feature.RANDOM)]
+_BY_ROW = [trait for trait in Trait if trait not in (Trait.NONE, Trait.RANDOM)]
 
 
 class Column(enum.IntEnum):
@@ -96,9 +96,9 @@ class LogitsBatch:
 
     slots: Tensor  # [S] int64, device
     positions: Tensor  # [S] int64, device: of the token to be drawn; those before it are known
-    features: Feature = Feature.NONE  # of any row
+    traits: Trait = Trait.NONE  # of any row
     max_logprobs: int = -1  # most that any row wants; -1 if no row wants logprobs
-    rows: Mapping[Feature, Tensor] = field(default_factory=dict)  # [R] int64, device: the rows with a feature
+    rows: Mapping[Trait, Tensor] = field(default_factory=dict)  # [R] int64, device: the rows with a trait
     longest: Mapping[Listed, int] = field(default_factory=dict)  # host: the rows' longest list of each kind
     branches: Branches = IN_ORDER  # to the tokens before each
 
@@ -109,7 +109,7 @@ class SlotParameters:
 
     slot: int
     numbers: np.ndarray  # [len(Column)] int64
-    features: Feature
+    traits: Trait
     num_logprobs: int  # most likely tokens to report; -1 is not asked for
     lists: Mapping[Listed, np.ndarray]
     allowed: np.ndarray | None  # [W] int32, a bit a token
@@ -131,7 +131,7 @@ class SamplingState:
     ) -> None:
         self.device = torch.device(device)
         self.vocab_size, self.max_listed = vocab_size, max_listed
-        self.features = np.zeros(num_slots, np.int32)  # host
+        self.traits = np.zeros(num_slots, np.int32)  # host
         self.num_logprobs = np.full(num_slots, -1, np.int32)  # host; -1 is not asked for
         self._plain: tuple[np.ndarray, bool] | None = None  # what `is_plain` last said, until an admission
         self.table = torch.zeros((num_slots, len(Column)), dtype=torch.int64, device=self.device)
@@ -157,7 +157,7 @@ class SamplingState:
         return SlotParameters(
             slot=admission.slot,
             numbers=numbers,
-            features=features_of(admission, self.vocab_size),
+            traits=traits_of(admission, self.vocab_size),
             num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
             lists=lists,
             allowed=None if allowed is None else token_bits(allowed, self.vocab_size),
@@ -171,7 +171,7 @@ class SamplingState:
         packed = np.zeros((len(admitted), 1 + len(Column)), np.int64)
         for parameters, row in zip(admitted, packed, strict=True):
             row[0], row[1:] = parameters.slot, parameters.numbers
-            self.features[parameters.slot] = parameters.features
+            self.traits[parameters.slot] = parameters.traits
             self.num_logprobs[parameters.slot] = parameters.num_logprobs
             self.lists.write(parameters.slot, parameters.lists)
             if parameters.allowed is not None:
@@ -187,17 +187,17 @@ class SamplingState:
         host_slots: [S] integers.  slots, positions: [S] int64 on the device.  One small copy to the device,
         and only if a row asks for more than temperature.
         """
-        features = self.features[host_slots]
-        union = _union(features)
-        wanted = [feature for feature in _BY_ROW if feature & union]
+        traits = self.traits[host_slots]
+        union = _union(traits)
+        wanted = [trait for trait in _BY_ROW if trait & union]
         if not wanted:
-            return LogitsBatch(slots=slots, positions=positions, features=union)
-        hosts = [np.flatnonzero(features & feature) for feature in wanted]
+            return LogitsBatch(slots=slots, positions=positions, traits=union)
+        hosts = [np.flatnonzero(traits & trait) for trait in wanted]
         parts = upload(np.concatenate(hosts), self.device).split([len(rows) for rows in hosts])
         return LogitsBatch(
             slots=slots,
             positions=positions,
-            features=union,
+            traits=union,
             max_logprobs=int(self.num_logprobs[host_slots].max()),
             rows=dict(zip(wanted, parts, strict=True)),
             longest=self.lists.longest(host_slots) if union & LISTS else {},
@@ -207,7 +207,7 @@ class SamplingState:
     def is_plain(self, host_slots: np.ndarray) -> bool:
         """Does none of these slots ask for more than a temperature?  The array must not change afterwards."""
         if self._plain is None or self._plain[0] is not host_slots:
-            self._plain = host_slots, not _union(self.features[host_slots]) & ~Feature.RANDOM
+            self._plain = host_slots, not _union(self.traits[host_slots]) & ~Trait.RANDOM
         return self._plain[1]
 
     def params(self, slots: Tensor) -> SlotParams:
@@ -246,37 +246,37 @@ class SamplingState:
             raise ValueError(f"{name} has token id {wrong}, the vocabulary has ids 0 to {last}")
 
 
-def _union(features: np.ndarray) -> Feature:
-    return Feature(int(np.bitwise_or.reduce(features, initial=0)))
+def _union(traits: np.ndarray) -> Trait:
+    return Trait(int(np.bitwise_or.reduce(traits, initial=0)))
 
 
-def features_of(admission: Admission, vocab_size: int) -> Feature:
+def traits_of(admission: Admission, vocab_size: int) -> Trait:
     """What the sampler must do for this request, of its own parameters alone."""
     sampling = admission.sampling
     asked = (
-        (Feature.LOGPROBS, sampling.logprobs is not None),
-        (Feature.ALLOWED, sampling.allowed_token_ids is not None),
-        (Feature.BIAS, bool(sampling.logit_bias)),
-        (Feature.BAD_WORDS, bool(admission.bad_words_token_ids)),
-        (Feature.MIN_TOKENS, sampling.min_tokens > 0 and bool(admission.stop_token_ids)),
-        (Feature.PENALTY, _has_penalty(sampling)),
+        (Trait.LOGPROBS, sampling.logprobs is not None),
+        (Trait.ALLOWED, sampling.allowed_token_ids is not None),
+        (Trait.BIAS, bool(sampling.logit_bias)),
+        (Trait.BAD_WORDS, bool(admission.bad_words_token_ids)),
+        (Trait.MIN_TOKENS, sampling.min_tokens > 0 and bool(admission.stop_token_ids)),
+        (Trait.PENALTY, _has_penalty(sampling)),
     )
-    features = Feature.NONE
-    for feature, is_asked in asked:
+    traits = Trait.NONE
+    for trait, is_asked in asked:
         if is_asked:
-            features |= feature
+            traits |= trait
     # The most likely token always passes a filter, so a greedy request needs none.
-    return features if _is_greedy(sampling) else features | Feature.RANDOM | _filter_of(sampling, vocab_size)
+    return traits if _is_greedy(sampling) else traits | Trait.RANDOM | _filter_of(sampling, vocab_size)
 
 
-def _filter_of(sampling: SamplingParams, vocab_size: int) -> Feature:
+def _filter_of(sampling: SamplingParams, vocab_size: int) -> Trait:
     top_k = _top_k(sampling, vocab_size)
     if not top_k and sampling.top_p == 1:
-        return Feature.MIN_P if sampling.min_p > 0 else Feature.NONE
-    for feature in (Feature.TOP_NARROW, Feature.TOP_WIDE):
-        if 0 < top_k <= FILTER_WIDTHS[feature]:
-            return feature
-    return Feature.TOP_ANY
+        return Trait.MIN_P if sampling.min_p > 0 else Trait.NONE
+    for trait in (Trait.TOP_NARROW, Trait.TOP_WIDE):
+        if 0 < top_k <= FILTER_WIDTHS[trait]:
+            return trait
+    return Trait.TOP_ANY
 
 
 def _top_k(sampling: SamplingParams, vocab_size: int) -> int:

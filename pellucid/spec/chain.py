@@ -34,7 +34,7 @@ class Chain:
         chain = list[Drawn]()
         for i in range(known.num_wanted):
             before = chain[-1].tokens if chain else None
-            if before is not None and batch.features & READ_TEXT:
+            if before is not None and batch.traits & READ_TEXT:
                 _write(known, slots, passes.drawn(i - 1), before)
             logits = guess(i, before)
             chain.append(self.choose(logits, replace(batch, positions=passes.drawn(i)), known.token_ids))

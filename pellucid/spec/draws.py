@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.sample.noise import Purpose, gumbel
 from pellucid.sample.sampler import Sampler
-from pellucid.sample.state import Column, Feature, LogitsBatch
+from pellucid.sample.state import Column, LogitsBatch, Trait
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class AlikeDraw:
     def __call__(self, logits: Tensor, batch: LogitsBatch, token_ids: Tensor) -> Drawn:
         silent = replace(
             batch,
-            features=batch.features & ~Feature.LOGPROBS,
-            rows={feature: rows for feature, rows in batch.rows.items() if feature is not Feature.LOGPROBS},
+            traits=batch.traits & ~Trait.LOGPROBS,
+            rows={feature: rows for feature, rows in batch.rows.items() if feature is not Trait.LOGPROBS},
         )
         return Drawn(self.sampler(logits, silent, token_ids).tokens)
 

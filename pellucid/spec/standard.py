@@ -21,7 +21,7 @@ from pellucid.config import SpeculativeConfig
 from pellucid.sample.noise import Purpose, gumbel, uniform
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.sample.state import Column, Feature, LogitsBatch
+from pellucid.sample.state import Column, LogitsBatch, Trait
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY
 from pellucid.spec.base import Drafts, DraftShape
 from pellucid.spec.verify import VerifyRows, check_is_chain, verify
@@ -68,7 +68,7 @@ class StandardVerifier:
     def __call__(
         self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows, token_ids: Tensor
     ) -> SampleOutput:
-        if rows.max_drafts == 0 or Feature.RANDOM not in batch.features:
+        if rows.max_drafts == 0 or Trait.RANDOM not in batch.traits:
             return verify(self.sampler(logits, batch, token_ids), rows)  # where all is certain: argmax
         sampled = self.sampler.choose(
             logits, batch, token_ids, lambda edited: self._pick(edited, batch, rows)

@@ -27,7 +27,7 @@ from pellucid.worker.inputs import InputBuilder, StepCounts, StepInput
 from pellucid.worker.results import Packed, pack
 
 
-class Model(Protocol):
+class StepModel(Protocol):
     """What a model file offers."""
 
     def __call__(self, fwd: ForwardInput) -> Tensor:
@@ -45,7 +45,7 @@ Begun = tuple[StepInput, Tensor]  # a step whose forward has run: its input, and
 class Forward:
     """The model on what the slots hold."""
 
-    def __init__(self, model: Model, backend: AnyBackend, inputs: InputBuilder, *, needs: Needs) -> None:
+    def __init__(self, model: StepModel, backend: AnyBackend, inputs: InputBuilder, *, needs: Needs) -> None:
         """needs: what the proposer wants to see of it."""
         self.model, self.backend, self.inputs, self.slots = model, backend, inputs, inputs.slots
         self.needs = needs
@@ -64,7 +64,7 @@ class Forward:
         fwd.all_wanted = are_read or bool(rows.counts.num_scores.any())
         for _, feature in rows.counts.riders.extend:
             feature.extend(rows, fwd)
-        fwd.attn = tuple(self.backend.plan(fwd, table) for table in range(len(fwd.block_tables)))
+        fwd.attn = tuple(self.backend.metadata(fwd, table) for table in range(len(fwd.block_tables)))
         return step
 
 

@@ -107,7 +107,7 @@ def make_fwd(backend: LatentBackend, work: list[int], computed: list[int], table
         max_keys=[computed[seq] + work[seq] + 5 for seq in order],
         block_size=size,
     )
-    fwd.attn = (backend.plan(fwd, 0),)
+    fwd.attn = (backend.metadata(fwd, 0),)
     return fwd
 
 

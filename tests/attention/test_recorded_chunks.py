@@ -21,14 +21,14 @@ from pellucid.graphs import shapes
 from pellucid.graphs.launch import GraphLauncher
 from pellucid.graphs.recordings import has_room
 from pellucid.graphs.shapes import StepShape, chunk_shapes
-from pellucid.graphs.static_rows import StaticRows, TileMaps
+from pellucid.graphs.static_rows import RecordedTiles, StaticRows
 from pellucid.kernels import prefill_attention
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.layers.attention import Attention
 from pellucid.models.decoder import Decoder
 from pellucid.worker.inputs import StepCounts
-from tests.worker.test_graphs import Seen, graphed, recorded_shapes, worker_of
+from tests.graphs.test_graphs import Seen, graphed, recorded_shapes, worker_of
 from tests.worker.test_wanted import forward_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
@@ -191,7 +191,7 @@ def counts_of(rows: list[tuple[int, int]]) -> StepCounts:
 @pytest.mark.parametrize("tile", [1, 4, 64])
 @pytest.mark.parametrize("num_drafts", [0, 10])
 def test_maps_of_what_is_sampled_have_room_for_it_all(tile: int, num_drafts: int) -> None:
-    maps = TileMaps(StepShape(128, 0, 16, 1 + num_drafts), torch.device("cpu"))
+    maps = RecordedTiles(StepShape(128, 0, 16, 1 + num_drafts), torch.device("cpu"))
     every, some = (maps.get(tile, prefill_tiles, all_wanted=all_wanted) for all_wanted in (True, False))
     assert len(some) <= len(every)
     queries, sampled = [30, 11, 20] + [5] * 13, [1, 1 + num_drafts, 0] + [min(5, 1 + num_drafts)] * 13

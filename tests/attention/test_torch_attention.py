@@ -23,7 +23,7 @@ make_settled_rows = partial(make_rows, stale=7.0)
 
 def attend(rows: Rows) -> Tensor:
     backend = TorchAttention()
-    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    rows.fwd.attn = (backend.metadata(rows.fwd, 0),)
     return backend.forward(rows.qkv, rows, rows.fwd)
 
 
@@ -111,7 +111,7 @@ def alone(crowd: Rows, row: int) -> Tensor:
 def test_layers_of_one_step_share_the_plan_and_differ_in_window() -> None:
     rows = make_settled_rows(MIXED)
     backend = TorchAttention()
-    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    rows.fwd.attn = (backend.metadata(rows.fwd, 0),)
     for window in (None, 9, None, 9):
         rows.window = window
         out = backend.forward(rows.qkv, rows, rows.fwd)

@@ -29,7 +29,7 @@ CHUNKS = [(9, 50), (40, 40), (4, 20)]
 
 
 def attend(backend: AttentionBackend, rows: Rows) -> Tensor:
-    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    rows.fwd.attn = (backend.metadata(rows.fwd, 0),)
     return backend.forward(rows.qkv, rows, rows.fwd)
 
 
@@ -134,14 +134,14 @@ def test_padding_rows_of_a_graph_leave_the_others_alone() -> None:
 
 
 def test_the_leading_short_rows_take_the_decode_kernel() -> None:
-    step = TritonAttention().plan(make_rows(DECODES + CHUNKS, device=DEVICE).fwd, 0)
+    step = TritonAttention().metadata(make_rows(DECODES + CHUNKS, device=DEVICE).fwd, 0)
     assert (step.short.num_rows, step.short.max_query) == (3, 8)
     assert step.long_query_lens == [9, 40, 4]
 
 
 def test_a_step_of_decodes_holds_views_of_the_persistent_buffers() -> None:
     fwd = make_rows([(1, 40), (1, 7)], device=DEVICE).fwd
-    step = TritonAttention().plan(fwd, 0)
+    step = TritonAttention().metadata(fwd, 0)
     assert step.short.seq_lens.data_ptr() == fwd.seq_lens.data_ptr()
     assert step.short.block_table.data_ptr() == fwd.block_tables[0].data_ptr()
     assert step.short.cu_seqlens_q.data_ptr() == fwd.cu_seqlens_q.data_ptr()

@@ -10,8 +10,8 @@ import pytest
 from pellucid import LLM, RequestOutput, SamplingParams
 from pellucid.features.base import FEATURES
 from pellucid.sampling_params import StructuredOutputsParams
+from tests.graphs.test_graphs import OPTIONS, graphed, worker_of
 from tests.llm.test_invariance import NGRAM, random_requests
-from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 
 TOKEN = 77
 COMPANIES: dict[str, dict[str, object]] = {

@@ -99,7 +99,7 @@ class Harness:
             query_lens=query_lens,
             max_query=max(query_lens),
         )
-        fwd.attn = (self.built.backend.plan(fwd, 0),)
+        fwd.attn = (self.built.backend.metadata(fwd, 0),)
         return fwd
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

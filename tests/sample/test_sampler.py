@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pellucid.sample.logprobs import raw_logprobs, score, top_logprobs
-from pellucid.sample.state import Feature, SamplingState, features_of
+from pellucid.sample.state import SamplingState, Trait, traits_of
 from pellucid.sampling_params import SamplingParams
 from tests.sample.conftest import admit, make
 
@@ -184,30 +184,30 @@ def test_a_step_knows_on_the_host_what_it_needs():
             np.array(slots, np.int64), torch.tensor(slots), torch.ones(len(slots), dtype=torch.int64)
         )
 
-    assert batch([0, 0]).features == Feature.NONE
-    assert batch([0, 1]).features == Feature.RANDOM and not batch([0, 1]).rows
+    assert batch([0, 0]).traits == Trait.NONE
+    assert batch([0, 1]).traits == Trait.RANDOM and not batch([0, 1]).rows
     mixed = batch([2, 0, 2, 1])
-    assert mixed.features == Feature.RANDOM | Feature.LOGPROBS | Feature.TOP_NARROW
-    assert mixed.max_logprobs == 2 and mixed.rows[Feature.TOP_NARROW].tolist() == [0, 2]
-    assert batch([]).features == Feature.NONE
+    assert mixed.traits == Trait.RANDOM | Trait.LOGPROBS | Trait.TOP_NARROW
+    assert mixed.max_logprobs == 2 and mixed.rows[Trait.TOP_NARROW].tolist() == [0, 2]
+    assert batch([]).traits == Trait.NONE
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"temperature": 0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, Feature.NONE),
-        ({"top_k": 64}, Feature.RANDOM | Feature.TOP_NARROW),
-        ({"top_k": 65}, Feature.RANDOM | Feature.TOP_WIDE),
-        ({"top_k": 1025}, Feature.RANDOM | Feature.TOP_ANY),
-        ({"top_k": V}, Feature.RANDOM),
-        ({"top_k": V, "top_p": 0.5}, Feature.RANDOM | Feature.TOP_ANY),
-        ({"min_p": 0.1}, Feature.RANDOM | Feature.MIN_P),
-        ({"min_p": 0.1, "top_k": 3}, Feature.RANDOM | Feature.TOP_NARROW),
+        ({"temperature": 0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, Trait.NONE),
+        ({"top_k": 64}, Trait.RANDOM | Trait.TOP_NARROW),
+        ({"top_k": 65}, Trait.RANDOM | Trait.TOP_WIDE),
+        ({"top_k": 1025}, Trait.RANDOM | Trait.TOP_ANY),
+        ({"top_k": V}, Trait.RANDOM),
+        ({"top_k": V, "top_p": 0.5}, Trait.RANDOM | Trait.TOP_ANY),
+        ({"min_p": 0.1}, Trait.RANDOM | Trait.MIN_P),
+        ({"min_p": 0.1, "top_k": 3}, Trait.RANDOM | Trait.TOP_NARROW),
     ],
     ids=str,
 )
 def test_a_filter_is_chosen_of_a_requests_own_parameters(options, expected):
-    assert features_of(make(0, SamplingParams(**options)), V) == expected
+    assert traits_of(make(0, SamplingParams(**options)), V) == expected
 
 
 def test_the_next_tenant_of_a_slot_starts_afresh(stage):
@@ -222,9 +222,7 @@ def test_the_next_tenant_of_a_slot_starts_afresh(stage):
     world.admit(0, SamplingParams(**options), seed=1, stop=[3], bad_words=[[1]])
     world.admit(0, SamplingParams(), seed=2)
     world.admit(1, SamplingParams(), seed=2)
-    assert world.state.features[0] == Feature.RANDOM and torch.equal(
-        world.state.table[0], world.state.table[1]
-    )
+    assert world.state.traits[0] == Trait.RANDOM and torch.equal(world.state.table[0], world.state.table[1])
 
 
 def test_whether_slots_are_plain_is_asked_anew_after_an_admission(stage):

@@ -71,10 +71,10 @@ def test_tables_take_the_bytes_that_were_there_at_the_start(stage) -> None:
 def test_what_does_not_fit_is_refused_before_anything_has_changed(params, words, stop) -> None:
     state = SamplingState(2, V, max_listed=MAX_LISTED)
     state.admit([state.prepare(make(0, SamplingParams(logit_bias={3: 1.0}), bad_words=[[4, 5]]))])
-    before = [state.table.clone(), state.lists.data.clone(), state.allowed.clone(), state.features.copy()]
+    before = [state.table.clone(), state.lists.data.clone(), state.allowed.clone(), state.traits.copy()]
     with pytest.raises(ValueError, match=f"max_listed_tokens is {MAX_LISTED}|token id {V}, the vocabulary"):
         state.prepare(make(0, params, bad_words=words, stop=stop))
-    after = [state.table, state.lists.data, state.allowed, state.features]
+    after = [state.table, state.lists.data, state.allowed, state.traits]
     assert all((was == now).all() for was, now in zip(before, after, strict=True))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.engine.test_replay import record
+from tests.observe.test_replay import record
 from tests.server.chromium import Tab
 from tests.server.conftest import Running, running
 

@@ -18,8 +18,8 @@ from pellucid.features.grammar.host import Masks
 from pellucid.features.grammar.worker import TokenMasks
 from pellucid.features.host import HostFeatures
 from pellucid.types import Request
+from tests.graphs.test_graphs import OPTIONS, graphed, worker_of
 from tests.llm.test_invariance import random_requests
-from tests.worker.test_graphs import OPTIONS, graphed, worker_of
 
 Texts = dict[str, list[int]]
 

@@ -22,7 +22,7 @@ from pellucid.spec import ngram, passes, verify
 from pellucid.spec.draft_model import DraftModelProposer
 from pellucid.spec.synthetic import SyntheticVerifier
 from pellucid.worker.device_step import DeviceStep
-from tests.worker.test_graphs import OPTIONS, graphed, worker_of
+from tests.graphs.test_graphs import OPTIONS, graphed, worker_of
 
 
 class Launches(TorchDispatchMode):
@@ -89,7 +89,7 @@ def parts_of(step: DeviceStep) -> list[Part]:
         (forward.slots, "_advance", ["advance_slots"]),
         (forward.slots, "_write_drafts", ["write_drafts"]),
         (step.sampler, "draw", ["draw_block", "draw_token"]),
-        (forward.backend, "plan", []),
+        (forward.backend, "metadata", []),
         (model, "logits", []),
         (forward, "model", []),
     ]
@@ -133,7 +133,7 @@ def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
         drafter = step.proposer._drafter
         assert drafter is not None
         return [
-            (drafter.built.backend, "plan", []),
+            (drafter.built.backend, "metadata", []),
             (drafter.built.model, "forward", []),
             (drafter.built.model, "logits", []),
             (passes, "draft_places_ref", ["draft_places"]),

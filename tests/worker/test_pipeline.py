@@ -13,12 +13,12 @@ from pellucid import LLM, SamplingParams
 from pellucid.graphs.launch import EagerLauncher, GraphLauncher
 from pellucid.worker.results import Packed
 from pellucid.worker.worker import Worker
+from tests.graphs.test_graphs import recorded_shapes
 from tests.llm.test_invariance import BASE, NGRAM, random_requests, run
 from tests.models import parallel
 from tests.spec.toy import tree_config
 from tests.tiny import write_checkpoint
 from tests.worker.pipeline import LazyPipeline
-from tests.worker.test_graphs import recorded_shapes
 
 Requests = tuple[list[list[int]], list[SamplingParams], list[list[int]]]
 

@@ -17,7 +17,7 @@ from pellucid.models.decoder import Decoder
 from pellucid.spec.base import Needs
 from pellucid.types import RequestOutput
 from pellucid.worker.device_step import DeviceStep, Forward
-from tests.worker.test_graphs import worker_of
+from tests.graphs.test_graphs import worker_of
 
 OPTIONS = {
     "dtype": "float32", "device": "cpu", "block_size": 16, "max_num_seqs": 4, "max_model_len": 96,
