@@ -67,7 +67,8 @@ class Engine:
     def of(cls, llm: LLM) -> Engine:
         executor = llm.llm_engine.engine.executor
         assert isinstance(executor, LocalExecutor) and isinstance(executor.worker, Worker)
-        return cls(llm, executor.worker.runner.launcher.step.verifier)
+        launcher = executor.worker.runner.launcher
+        return cls(llm, getattr(launcher, "eager", launcher).step.verifier)
 
     def set_rate(self, rate: float) -> None:
         """Let each draft stand with this chance, if those before it do."""

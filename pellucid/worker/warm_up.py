@@ -8,6 +8,7 @@ for seconds.  So at start one step of each kind is gone through, to learn which 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pellucid.resolve import Resolved
@@ -90,7 +91,8 @@ def warm_up_steps(resolved: Resolved, pages_a_block: int, asked: int) -> Iterato
     for num_rows in powers_of_two(min(most_rows, MOST_DRAWN)):
         yield step_of([Part(1, sampling=EVERYTHING)] * num_rows, resolved, pages_a_block, asked)
     for num_drafts in range(1, most_drafts):
-        yield step_of([Part(1 + num_drafts, num_drafts)], resolved, pages_a_block, asked)
+        step = step_of([Part(1 + num_drafts, num_drafts)], resolved, pages_a_block, asked)
+        yield replace(step, num_propose=num_drafts)
     yield from chunks
     for sampling in OPTIONS:
         yield step_of([Part(min(3, longest), sampling=sampling)], resolved, pages_a_block, asked)

@@ -37,7 +37,7 @@ OPTIONS = {
     "max_num_batched_tokens": 24, "attention_backend": "triton", "check_invariants": True,
     "cpu_kv_cache_gib": 0.01,
 }  # fmt: skip
-NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "adaptive": False, "prompt_lookup_min": 1}
 PROMPTS = [[(7 * i + 3 * j) % 250 + 1 for j in range(length)] for i, length in enumerate((30, 1, 9, 11))]
 PLAIN = [
     SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=2 + i % 3, ignore_eos=True)
@@ -83,9 +83,10 @@ def recorded(llm: LLM) -> SeenChunks:
     return SeenChunks(graphed(worker, all_shapes))
 
 
-STANDARD = {"num_speculative_tokens": 2, "rejection_sample_method": "standard"}
+STANDARD = {"num_speculative_tokens": 2, "adaptive": False, "rejection_sample_method": "standard"}
 SYNTHETIC = {
     "num_speculative_tokens": 2,
+    "adaptive": False,
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [0.7, 0.4],
 }

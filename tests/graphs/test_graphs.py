@@ -86,7 +86,11 @@ def test_padded_steps_give_the_same_tokens(
     tiny: Path, tiny_draft: Path, drafter: str | None, method: dict[str, object]
 ) -> None:
     model = str(tiny_draft) if drafter == "tiny_draft" else drafter
-    drafts = {"speculative_config": {"model": model, "num_speculative_tokens": 3} | method} if model else {}
+    drafts = (
+        {"speculative_config": {"model": model, "num_speculative_tokens": 3, "adaptive": False} | method}
+        if model
+        else {}
+    )
     plainly = drafts if method else {}  # other drafts are other tokens there
     prompts, params = random_requests(40, seed=4)
     plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
@@ -136,7 +140,7 @@ def shape_for(launcher: GraphLauncher, queries: list[int], num_propose: int = 0)
 
 
 def test_a_step_takes_the_smallest_shape_with_room(tiny: Path) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
     with LLM(str(tiny), **OPTIONS, speculative_config=drafts) as llm:
         launcher = graphed(worker_of(llm))
 
@@ -160,7 +164,9 @@ def test_a_step_takes_the_smallest_shape_with_room(tiny: Path) -> None:
 @pytest.mark.parametrize(("num_drafts", "expected"), [(0, (4, 4)), (3, (16, 4)), (9, (40, 5))])
 def test_drafts_of_any_number_are_recorded(tiny: Path, num_drafts: int, expected: tuple[int, int]) -> None:
     """Rows of more queries than attention takes as short ones are chunks to it, with an empty one behind."""
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": num_drafts}}
+    drafts = {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": num_drafts, "adaptive": False}
+    }
     with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
         shape = shape_for(graphed(worker_of(llm)), [1 + num_drafts] * 4, num_drafts)
     assert shape is not None and (shape.num_tokens, shape.num_rows) == expected

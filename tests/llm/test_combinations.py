@@ -9,8 +9,8 @@ from tests.worker import pipeline  # noqa: F401 (registers the executor "lazy")
 
 QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
-DRAFTER = {"speculative_model": "sprout-draft", "num_speculative_tokens": 4}
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}}
+DRAFTER = {"speculative_config": {"model": "sprout-draft", "num_speculative_tokens": 4, "adaptive": False}}
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"executor": "lazy", "pipeline_parallel_size": 3, "num_gpu_blocks_override": 40}
 

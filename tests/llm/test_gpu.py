@@ -55,7 +55,9 @@ def test_drafts_of_a_smaller_model_change_nothing(
     tiny: Path, tiny_draft: Path, on_cpu, options: dict
 ) -> None:
     prompts, params, expected = on_cpu
-    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    drafts = {
+        "speculative_config": {"model": str(tiny_draft), "num_speculative_tokens": 5, "adaptive": False}
+    }
     tokens = run(tiny, prompts, params, device="cuda", **drafts, **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
@@ -78,7 +80,12 @@ def test_what_heads_draft_changes_nothing(tiny: Path, on_cpu, tmp_path: Path, me
 def test_drafts_of_any_number_change_nothing(tiny: Path, on_cpu, num_drafts: int, options: dict) -> None:
     """Ragged steps are padded to what is recorded, and 12 drafts are chunks to attention."""
     prompts, params, expected = on_cpu
-    drafts = {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_min": 1}
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": num_drafts,
+        "adaptive": False,
+        "prompt_lookup_min": 1,
+    }
     tokens = run(tiny, prompts, params, device="cuda", speculative_config=drafts, **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
@@ -113,8 +120,22 @@ def compiled() -> set[str]:
         {"kv_cache_dtype": "fp8"},
         {"quantization": "fp8"},
         {"enforce_eager": True},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 12, "prompt_lookup_min": 1}},
+        {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "adaptive": False,
+                "prompt_lookup_min": 1,
+            }
+        },
+        {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 12,
+                "adaptive": False,
+                "prompt_lookup_min": 1,
+            }
+        },
     ],
     ids=str,
 )
@@ -153,7 +174,14 @@ def assert_nothing_is_compiled(options: dict, caplog: pytest.LogCaptureFixture) 
 
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}}
+NGRAM = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "adaptive": False,
+        "prompt_lookup_min": 1,
+    }
+}
 
 
 @two_gpus

@@ -82,7 +82,8 @@ def alone(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list[
 
 
 NGRAM = {
-    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3
+    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+    "adaptive": False,
 }  # fmt: skip
 COMPANIES = {
     "all at once": {},
@@ -100,7 +101,7 @@ COMPANIES = {
         "num_gpu_blocks_override": 16,
     },
     "drafts from finished texts": {
-        "speculative_config": {"method": "suffix", "num_speculative_tokens": 4},
+        "speculative_config": {"method": "suffix", "num_speculative_tokens": 4, "adaptive": False},
         "depth": 2,
         "num_gpu_blocks_override": 20,
     },
@@ -130,7 +131,9 @@ DRAFTER_COMPANIES = {
 @pytest.mark.parametrize("options", DRAFTER_COMPANIES.values(), ids=DRAFTER_COMPANIES.keys())
 def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone, options: dict) -> None:
     prompts, params, expected = alone
-    drafts = {"speculative_model": str(tiny_draft), "num_speculative_tokens": 5}
+    drafts = {
+        "speculative_config": {"model": str(tiny_draft), "num_speculative_tokens": 5, "adaptive": False}
+    }
     assert_same(tiny, prompts, params, run(tiny, prompts, params, **drafts, **options), expected)
 
 

@@ -51,13 +51,16 @@ def test_tokens_do_not_depend_on_company(folder: Path, alone, options: dict) -> 
 def test_nor_on_what_a_model_with_heads_drafts(folder: Path, alone, tmp_path: Path) -> None:
     prompts, params, expected = alone
     drafter = write_checkpoint(tmp_path, seed=1, num_hidden_layers=1)
-    drafts = {"speculative_model": str(drafter), "num_speculative_tokens": 3, "depth": 2}
+    drafts = {
+        "speculative_config": {"model": str(drafter), "num_speculative_tokens": 3, "adaptive": False},
+        "depth": 2,
+    }
     assert_same(folder, prompts, params, run(folder, prompts, params, **drafts), expected)
 
 
 def test_a_model_with_latents_drafts_for_itself(folder: Path, alone) -> None:
     prompts, params, expected = alone
-    drafts = {"speculative_model": str(folder), "num_speculative_tokens": 3}
+    drafts = {"speculative_config": {"model": str(folder), "num_speculative_tokens": 3, "adaptive": False}}
     assert_same(folder, prompts, params, run(folder, prompts, params, **drafts), expected)
 
 

@@ -41,7 +41,7 @@ WISHES = {
 }
 PROMPTS = ["What is 2 + 3?", "Sort these: 5 1 4", "Name a person."]
 QUESTION = [{"role": "user", "content": "What is 12 + 7?"}]
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}}
 
 STARVED = {"num_gpu_blocks_override": 11, "block_size": 16, "max_model_len": 160}
 

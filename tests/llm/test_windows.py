@@ -17,7 +17,13 @@ from tests.tiny import write_checkpoint
 WINDOW = 20  # tokens: not a whole number of blocks
 ALTERNATING = ["full_attention", "sliding_attention"] * 2
 MOSTLY = ["sliding_attention"] * 3 + ["full_attention"]
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "adaptive": False,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
 
@@ -106,7 +112,7 @@ def test_nor_on_what_a_smaller_model_drafts_with_windows_of_its_own(
     changes = {"use_sliding_window": window is not None, "sliding_window": window or WINDOW}
     changes |= {"layer_types": ["sliding_attention" if window else "full_attention"]}
     draft = write_checkpoint(tmp_path, num_hidden_layers=1, **changes)
-    drafts = {"speculative_model": str(draft), "num_speculative_tokens": 5}
+    drafts = {"speculative_config": {"model": str(draft), "num_speculative_tokens": 5, "adaptive": False}}
     assert run(mostly, prompts, params, **drafts, **SMALL) == expected
 
 

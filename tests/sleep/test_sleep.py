@@ -13,7 +13,7 @@ from tests.tiny import write_checkpoint
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENGINES: dict[str, dict[str, Any]] = {
     "alone": {},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "adaptive": False}},
     "stages": {"executor": "multiproc", "pipeline_parallel_size": 2},
     "engines": {"data_parallel_size": 2},
 }

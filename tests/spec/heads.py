@@ -168,18 +168,22 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
 def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, object]]:
     """A model that is `tiny`, or has its weights, and a config by which a head drafts for it."""
     if method == "mtp":
-        return write_with_mtp(folder / "model", "mtp"), {"method": "mtp", "num_speculative_tokens": 3}
+        return write_with_mtp(folder / "model", "mtp"), {
+            "method": "mtp",
+            "num_speculative_tokens": 3,
+            "adaptive": False,
+        }
     write = {"eagle": write_eagle, "eagle3": write_eagle3}.get(method, write_medusa)
     drafts: dict[str, object] = {"model": str(write(folder))}
     if method == "medusa, a tree":
         return tiny, drafts | {"speculative_token_tree": "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"}
-    return tiny, drafts | {"num_speculative_tokens": 3}
+    return tiny, drafts | {"num_speculative_tokens": 3, "adaptive": False}
 
 
 def dummy_of(method: str, folder: Path, shape: str) -> dict[str, object]:
     """A config by which a head without weights drafts for a model of a known shape, without any either."""
     if method == "mtp":
-        return {"method": "mtp", "num_speculative_tokens": 3}
+        return {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
     target = Checkpoint.open(ModelConfig(model=shape)).config
     config = target | {
         "eagle": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},
@@ -191,7 +195,7 @@ def dummy_of(method: str, folder: Path, shape: str) -> dict[str, object]:
     folder = folder / f"{method}-dummy"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    return {"method": method, "model": str(folder), "num_speculative_tokens": 3}
+    return {"method": method, "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
 
 
 # Plain torch

@@ -219,6 +219,7 @@ def test_a_verification_costs_one_pass_a_draft(tiny: Path, tiny_draft: Path) -> 
 
 def test_for_the_textbooks_test_drafts_come_with_what_they_were_drawn_from(tiny: Path) -> None:
     spec = {"model": str(tiny), "num_speculative_tokens": 3, "rejection_sample_method": "standard"}
+    spec["adaptive"] = False
     with LLM(str(tiny), **BASE, speculative_config=spec) as llm:
         worker = worker_of(llm.llm_engine.engine)
         proposer = worker.runner.launcher.step.proposer  # type: ignore[attr-defined]

@@ -220,7 +220,7 @@ def test_trees_are_refused(method: str) -> None:
 # Through the engine
 
 
-STANDARD_DRAFTS = {"rejection_sample_method": "standard", "num_speculative_tokens": 3}
+STANDARD_DRAFTS = {"rejection_sample_method": "standard", "num_speculative_tokens": 3, "adaptive": False}
 OPTIONS = BASE | {"depth": 2, "max_num_batched_tokens": 1024}
 
 

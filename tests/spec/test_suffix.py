@@ -12,7 +12,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.spec.suffix import VOTES, best_matches, matches, vote
 from tests.llm.test_invariance import BASE, random_requests
 
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4, "adaptive": False}
 
 
 def naive_matches(text: list[int], num_known: int, last: list[int]) -> list[int]:

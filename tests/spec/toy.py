@@ -69,7 +69,7 @@ def tree_config(parents: tuple[int, ...], texts: list[list[int]]) -> dict[str, o
     """The options of an engine in this process that drafts such trees."""
     TreeProposer.parents, TreeProposer.texts = parents, texts
     PROPOSERS.register("toy tree", "tests.spec.toy:TreeProposer")
-    return {"method": "toy tree", "num_speculative_tokens": len(parents)}
+    return {"method": "toy tree", "num_speculative_tokens": len(parents), "adaptive": False}
 
 
 class TappingProposer(NullProposer):

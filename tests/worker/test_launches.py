@@ -116,7 +116,9 @@ def launched(
 def test_a_recorded_step_is_a_handful_of_launches_beside_the_model(
     tiny: Path, num_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafts = {"speculative_config": {"model": "ngram", "num_speculative_tokens": num_drafts}}
+    drafts = {
+        "speculative_config": {"model": "ngram", "num_speculative_tokens": num_drafts, "adaptive": False}
+    }
     with LLM(str(tiny), **OPTIONS, **(drafts if num_drafts else {})) as llm:
         names = launched(llm, monkeypatch, lambda _: [(ngram, "prompt_lookup_ref", ["prompt_lookup"])])
     assert names == FUSED + ["prompt_lookup", "write_drafts"] * (num_drafts > 0)
@@ -126,7 +128,7 @@ def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
     tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_chance = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}
-    spec = {"model": str(tiny_draft), "num_speculative_tokens": 3} | by_chance
+    spec = {"model": str(tiny_draft), "num_speculative_tokens": 3, "adaptive": False} | by_chance
 
     def more(step: DeviceStep) -> list[Part]:
         assert isinstance(step.proposer, DraftModelProposer) and isinstance(step.verifier, SyntheticVerifier)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from pellucid import LLM, SamplingParams
-from pellucid.forward import ForwardInput
+from pellucid.forward import ForwardInput, TileMaps
 from pellucid.graphs.launch import EagerLauncher
 from pellucid.layers.linear import Linear
 from pellucid.models.decoder import Decoder
+from pellucid.rows import StepRows
 from pellucid.spec.base import Needs
 from pellucid.types import RequestOutput
 from pellucid.worker.device_step import DeviceStep, Forward
+from pellucid.worker.inputs import StepInput
 from tests.graphs.test_graphs import worker_of
 
 OPTIONS = {
@@ -84,7 +86,14 @@ def test_what_is_left_out_changes_nothing(tiny: Path, monkeypatch: pytest.Monkey
         expected = said(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
         monkeypatch.undo()
         llm.reset_prefix_cache()
-        forward_of(llm).needs = needs
+        forward = forward_of(llm)
+        forward.needs = needs
+
+        def gather(rows: StepRows, tiles: TileMaps | None = None) -> StepInput:
+            """As if drafts were wanted behind every step."""
+            return Forward.gather(forward, replace(rows, counts=replace(rows.counts, num_propose=1)), tiles)
+
+        monkeypatch.setattr(forward, "gather", gather)
         seen = rows_of_products(llm, monkeypatch)
         token_ids, logprobs = said(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
     assert token_ids == expected[0] and logprobs == pytest.approx(expected[1], abs=1e-5)
