@@ -6,9 +6,11 @@
 
 LoRA (Hu et al. 2021), batched as in Punica (Chen et al. 2023): y[t] += B[a] A[a] x[t] with a = adapters[t],
 and nothing if that is -1.  Two launches: `shrink` multiplies by A, its inputs cut into parts that run side by
-side, and `expand` sums the parts and multiplies by B.  A program has a tile of tokens and one adapter, and
-ends at once if none of them has that; tokens of others are zeros in it and are not written, so a token's
-result depends on no other one, and what is launched not on who asks.
+side, and `expand` sums the parts and multiplies by B.  The layer's own product is launched between them, so
+that its weights are on their way while `shrink` runs, and B while that does.  A program has a tile of tokens
+and one adapter, whose matrices it asks for before it waits, and ends at once if none of the tokens has that;
+tokens of others are zeros in it and are not written, so a token's result depends on no other one, and what is
+launched not on who asks.
 
 Legend: T tokens, K input features, N output features, P matrices merged in the layer, L adapters, R the rank.
 """
@@ -23,10 +25,14 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.silu_mul import gate, silu_mul_ref
 
-BLOCK_K = 128  # inputs at a time
-BLOCK_N = 128  # outputs of a program
 LEAST_RANK = 16  # that the banks have room for: tensor cores multiply no less
+MOST_DECODES = 512  # tokens: of more, a program has all inputs
+MOST_SPLITS = 24  # parts of the inputs
+LEAST_SPLIT = 256  # inputs
+BLOCK_GATED = 128  # outputs of a program that gates them, too
+WIDE = 8192  # outputs of a matrix, from which on a program has more of them
 
 
 class Cut(NamedTuple):
@@ -34,50 +40,111 @@ class Cut(NamedTuple):
 
     tile: int  # tokens
     split: int  # inputs, of `shrink`
+    block: int  # inputs at a time
 
 
-FEW, SOME, MANY = Cut(tile=16, split=512), Cut(tile=32, split=512), Cut(tile=64, split=1 << 30)
-MOST_SOME = 512  # tokens
+def cut_for(num_tokens: int, num_in: int, width: int) -> Cut:
+    """width: of what `shrink` makes of a token, P * R."""
+    block = LEAST_SPLIT if width <= 64 else LEAST_SPLIT // 2
+    if num_tokens > MOST_DECODES:
+        return Cut(64, num_in, 128 if width <= 64 else 64)
+    split = triton.cdiv(triton.cdiv(num_in, MOST_SPLITS), LEAST_SPLIT) * LEAST_SPLIT
+    return Cut(16 if num_tokens <= 16 else 32, split, block)
 
 
-def add_lora_ref(
-    y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts: tuple[int, ...]
-) -> None:
-    """Add to y [T, N] what the adapters make of x [T, K].
+def shrink_ref(x: Tensor, adapters: Tensor, a: Tensor) -> Tensor:
+    """A[adapter] x of every token, [1, T, P, R] float32; zeros for those that have none.
 
-    adapters: [T] int32.  a: [L, P, R, K].  b: [L, N, R], its rows those of the merged matrices, of which each
-    has as many as `parts` says.
+    x: [T, K].  adapters: [T] int32.  a: [L, P, R, K].
     """
-    for adapter in adapters.unique().tolist():
-        if adapter < 0:
-            continue
+    num_adapters, num_parts, rank, _ = a.shape
+    out = torch.zeros((1, len(x), num_parts, rank), dtype=torch.float32, device=x.device)
+    for adapter in range(num_adapters):
         rows = (adapters == adapter).nonzero()[:, 0]
-        inputs, ups = x[rows], b[adapter].split(parts)
-        added = [F.linear(F.linear(inputs, down), up) for down, up in zip(a[adapter], ups, strict=True)]
-        y[rows] += torch.cat(added, dim=-1)
+        if len(rows):
+            shrunk = F.linear(x[rows], a[adapter].flatten(0, 1))
+            out[0, rows] = shrunk.float().view(-1, num_parts, rank)
+    return out
 
 
-def add_lora(y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
-    """`add_lora_ref` in two launches; three merged matrices at most."""
+def expand_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """Add B[adapter] to y [T, N] of what `shrink` made of each token, [splits, T, P, R], which is summed up.
+
+    b: [L, N, R], its rows those of the merged matrices, of which each has as many as `parts` says.
+    """
+    total = shrunk.sum(0)
+    for adapter in range(len(b)):
+        rows = (adapters == adapter).nonzero()[:, 0]
+        if len(rows):
+            ups, inputs = b[adapter].split(parts), total[rows].to(b.dtype)
+            y[rows] += torch.cat([F.linear(inputs[:, i], up) for i, up in enumerate(ups)], dim=-1)
+
+
+def shrink(x: Tensor, adapters: Tensor, a: Tensor) -> Tensor:
+    """`shrink_ref` in one launch, of inputs in several parts, [splits, T, P, R] float32.
+
+    What it holds of tokens without an adapter is whatever was there.
+    """
     (num_tokens, num_in), (num_adapters, num_parts, rank, _) = x.shape, a.shape
-    assert x.stride(1) == y.stride(1) == 1 and len(parts) == num_parts <= 3, (x.stride(), parts)
+    assert x.stride(1) == 1, x.stride()
+    tile, split, block = cut_for(num_tokens, num_in, num_parts * rank)
+    splits = triton.cdiv(num_in, split)
+    shrunk = torch.empty((splits, num_tokens, num_parts, rank), dtype=torch.float32, device=x.device)
+    if num_tokens:
+        shrink_kernel[(triton.cdiv(num_tokens, tile), num_adapters, splits)](
+            x, adapters, a, shrunk, num_tokens, x.stride(0),
+            K=num_in, WIDTH=num_parts * rank, COLUMNS=triton.next_power_of_2(num_parts * rank),
+            TILE=tile, BLOCK=block, SPLIT=min(split, num_in), PRECISION=precision(x),
+            num_warps=4, **dependent(),
+        )  # fmt: skip
+    return shrunk
+
+
+def expand(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """`expand_ref` in one launch; three merged matrices at most."""
+    splits, num_tokens, num_parts, rank = shrunk.shape
+    assert y.stride(1) == 1 and len(parts) == num_parts <= 3, (y.stride(), parts)
     if not num_tokens:
         return
-    tile, split = FEW if num_tokens <= FEW.tile else SOME if num_tokens <= MOST_SOME else MANY
-    tiles, splits = triton.cdiv(num_tokens, tile), triton.cdiv(num_in, split)
-    shrunk = torch.empty((splits, num_parts, num_tokens, rank), dtype=torch.float32, device=x.device)
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    shrink_kernel[(tiles, num_parts * num_adapters, splits)](
-        x, adapters, a, shrunk, num_tokens, x.stride(0),
-        K=num_in, R=rank, P=num_parts, TILE=tile, BLOCK=BLOCK_K, SPLIT=min(split, num_in),
-        PRECISION=precision, num_warps=4, **dependent(),
-    )  # fmt: skip
+    tile = cut_for(num_tokens, 1, num_parts * rank).tile
+    block = 256 if max(parts) > WIDE else 128
     starts = [sum(parts[:part]) for part in range(num_parts)] + [sum(parts)] * (3 - num_parts)
-    expand_kernel[(tiles, num_parts * num_adapters, triton.cdiv(max(parts), BLOCK_N))](
+    grid = triton.cdiv(num_tokens, tile), num_parts * len(b), triton.cdiv(max(parts), block)
+    expand_kernel[grid](
         y, shrunk, adapters, b, num_tokens, y.stride(0),
         END0=starts[1], END1=starts[2], N=sum(parts), R=rank, P=num_parts, SPLITS=splits,
-        TILE=tile, BLOCK=BLOCK_N, PRECISION=precision, num_warps=4, **dependent(),
+        TILE=tile, BLOCK=block, PRECISION=precision(y), num_warps=4, **dependent(),
     )  # fmt: skip
+
+
+def expand_gated_ref(
+    y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...], act: str
+) -> Tensor:
+    """act(gate) * up of y = [gate | up], once `expand_ref` has added to it; y may change, or not."""
+    expand_ref(y, shrunk, adapters, b, parts)
+    return silu_mul_ref(y, act)
+
+
+def expand_gated(
+    y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...], act: str
+) -> Tensor:
+    """`expand_gated_ref` in one launch."""
+    splits, num_tokens, num_parts, rank = shrunk.shape
+    assert y.stride(1) == 1 and num_parts == 2 and parts[0] == parts[1], (y.stride(), parts)
+    out, hidden = y.new_empty(num_tokens, parts[0]), parts[0]
+    if num_tokens:
+        tile = cut_for(num_tokens, 1, num_parts * rank).tile
+        grid = triton.cdiv(num_tokens, tile), 1 + len(b), triton.cdiv(hidden, BLOCK_GATED)
+        expand_gated_kernel[grid](
+            y, out, shrunk, adapters, b, num_tokens, y.stride(0),
+            HIDDEN=hidden, R=rank, SPLITS=splits, ACT=act,
+            TILE=tile, BLOCK=BLOCK_GATED, PRECISION=precision(y), num_warps=4, **dependent(),
+        )  # fmt: skip
+    return out
+
+
+def precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -85,36 +152,42 @@ def shrink_kernel(
     x_ptr,
     adapters_ptr,
     a_ptr,
-    out_ptr,  # [splits, P, T, R] float32
+    out_ptr,  # [splits, T, P, R] float32
     num_tokens,
     x_stride,
     K: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
+    WIDTH: tl.constexpr,  # P * R
+    COLUMNS: tl.constexpr,  # a power of two
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a tile of tokens, adapter and merged matrix, and SPLIT inputs."""
+    """One program a tile of tokens and adapter, with all its merged matrices, and SPLIT inputs."""
     let_next_start(DEPENDENT)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    part, adapter, split = tl.program_id(1) % P, tl.program_id(1) // P, tl.program_id(2)
+    adapter, split = tl.program_id(1), tl.program_id(2)
+    column, at = tl.arange(0, COLUMNS), split * SPLIT + tl.arange(0, BLOCK)
+    end = tl.minimum(split * SPLIT + SPLIT, K)
+    a_ptr += adapter.to(tl.int64) * WIDTH * K + column[None, :] * K
+    inside = (column < WIDTH)[None, :]
+    down = tl.load(a_ptr + at[:, None], mask=(at < end)[:, None] & inside, other=0.0)
     wait(DEPENDENT)
     is_its = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1) == adapter
     if tl.max(is_its.to(tl.int32), 0) == 0:
         return
-    rank, sums = tl.arange(0, R), tl.zeros((TILE, R), tl.float32)
     x_ptr += token[:, None].to(tl.int64) * x_stride
-    a_ptr += tl.program_id(1).to(tl.int64) * R * K + rank[None, :] * K
-    for start in range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, K), BLOCK):
+    inputs = tl.load(x_ptr + at[None, :], mask=is_its[:, None] & (at < end)[None, :], other=0.0)
+    sums = tl.dot(inputs, down, input_precision=PRECISION)
+    for start in range(split * SPLIT + BLOCK, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        inputs = tl.load(x_ptr + at[None, :], mask=is_its[:, None] & (at < K)[None, :], other=0.0)
-        down = tl.load(a_ptr + at[:, None], mask=(at < K)[:, None], other=0.0)
+        inputs = tl.load(x_ptr + at[None, :], mask=is_its[:, None] & (at < end)[None, :], other=0.0)
+        down = tl.load(a_ptr + at[:, None], mask=(at < end)[:, None] & inside, other=0.0)
         sums = tl.dot(inputs, down, sums, input_precision=PRECISION)
-    out_ptr += (split * P + part).to(tl.int64) * num_tokens * R
-    tl.store(out_ptr + token[:, None] * R + rank[None, :], sums, mask=is_its[:, None])
+    out_ptr += split.to(tl.int64) * num_tokens * WIDTH
+    at = token[:, None] * WIDTH + column[None, :]
+    tl.store(out_ptr + at, sums, mask=is_its[:, None] & inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -142,20 +215,83 @@ def expand_kernel(
     part, adapter = tl.program_id(1) % P, tl.program_id(1) // P
     first = tl.where(part == 0, 0, tl.where(part == 1, END0, END1)) + tl.program_id(2) * BLOCK
     end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
+    at, rank = first + tl.arange(0, BLOCK), tl.arange(0, R)
+    b_ptr += adapter.to(tl.int64) * N * R
+    up = tl.load(b_ptr + at[None, :] * R + rank[:, None], mask=(at < end)[None, :], other=0.0)
     wait(DEPENDENT)
     is_its = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1) == adapter
     if (tl.max(is_its.to(tl.int32), 0) == 0) | (first >= end):
         return
-    at, rank = first + tl.arange(0, BLOCK), tl.arange(0, R)
-    shrunk_ptr += part.to(tl.int64) * num_tokens * R + token[:, None] * R + rank[None, :]
-    shrunk = tl.zeros((TILE, R), tl.float32)
-    for split in tl.static_range(SPLITS):
-        from_ptr = shrunk_ptr + tl.cast(split * P, tl.int64) * num_tokens * R
-        shrunk += tl.load(from_ptr, mask=is_its[:, None], other=0.0)
-    b_ptr += adapter.to(tl.int64) * N * R
-    up = tl.load(b_ptr + at[None, :] * R + rank[:, None], mask=(at < end)[None, :], other=0.0)
+    shrunk = summed(shrunk_ptr, token, is_its, part, num_tokens, R, P, SPLITS, TILE)
     sums = tl.dot(shrunk.to(up.dtype), up, input_precision=PRECISION)
     y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
     inside = is_its[:, None] & (at < end)[None, :]
     y = tl.load(y_ptr, mask=inside, other=0.0)
     tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
+
+
+@triton.jit
+def summed(
+    shrunk_ptr,
+    token,
+    is_its,
+    part,
+    num_tokens,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """[TILE, R] float32: what `shrink` made of tokens for one part, of all splits; zeros of others."""
+    shrunk_ptr += (token[:, None] * P + part) * R + tl.arange(0, R)[None, :]
+    shrunk = tl.zeros((TILE, R), tl.float32)
+    for split in tl.static_range(SPLITS):
+        from_ptr = shrunk_ptr + tl.cast(split * P, tl.int64) * num_tokens * R
+        shrunk += tl.load(from_ptr, mask=is_its[:, None], other=0.0)
+    return shrunk
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def expand_gated_kernel(
+    y_ptr,  # [T, 2 * HIDDEN]
+    out_ptr,  # [T, HIDDEN]
+    shrunk_ptr,
+    adapters_ptr,
+    b_ptr,
+    num_tokens,
+    y_stride,
+    HIDDEN: tl.constexpr,
+    R: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ACT: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a tile of tokens and adapter, the first one those without any, and BLOCK outputs."""
+    let_next_start(DEPENDENT)
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    adapter = tl.program_id(1) - 1
+    at, rank = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, R)
+    b_ptr += adapter.to(tl.int64) * 2 * HIDDEN * R + at[None, :] * R + rank[:, None]
+    is_there = (at < tl.where(adapter < 0, 0, HIDDEN))[None, :]
+    up_gate = tl.load(b_ptr, mask=is_there, other=0.0)
+    up_up = tl.load(b_ptr + HIDDEN * R, mask=is_there, other=0.0)
+    wait(DEPENDENT)
+    is_its = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-2) == adapter
+    if tl.max(is_its.to(tl.int32), 0) == 0:
+        return
+    inside = is_its[:, None] & (at < HIDDEN)[None, :]
+    y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
+    opening = tl.load(y_ptr, mask=inside, other=0.0)
+    opened = tl.load(y_ptr + HIDDEN, mask=inside, other=0.0)
+    if adapter >= 0:
+        shrunk = summed(shrunk_ptr, token, is_its, 0, num_tokens, R, 2, SPLITS, TILE).to(up_gate.dtype)
+        sums = tl.dot(shrunk, up_gate, input_precision=PRECISION)
+        opening = (opening.to(tl.float32) + sums).to(opening.dtype)
+        shrunk = summed(shrunk_ptr, token, is_its, 1, num_tokens, R, 2, SPLITS, TILE).to(up_up.dtype)
+        sums = tl.dot(shrunk, up_up, input_precision=PRECISION)
+        opened = (opened.to(tl.float32) + sums).to(opened.dtype)
+    out_ptr += token[:, None].to(tl.int64) * HIDDEN + at[None, :]
+    tl.store(out_ptr, gate(opening, opened, ACT), mask=inside)

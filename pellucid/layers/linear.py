@@ -67,16 +67,20 @@ class Linear(nn.Module):
         if isinstance(x, Rounded):
             assert isinstance(self.method, TakesRounded), self.method
             return self.method.apply_rounded(self, x)
+        # Before the product: whose weights come while it runs.
+        begun = None if self.lora is None or fwd is None else self.lora.begin(x, fwd)
         y = self.method.apply(self, x, fwd)
-        if self.lora is not None and fwd is not None:
-            self.lora.add(y, x, fwd)
+        if self.lora is not None and begun is not None:
+            self.lora.add(y, begun)
         return y
 
-    def gated(self, x: Tensor | Rounded, act: str) -> Tensor | None:
-        """act(gate) * up of this layer's [gate | up], or None where no kernel does it in one pass."""
-        if isinstance(x, Rounded) or self.lora is not None or not isinstance(self.method, Gates):
+    def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
+        """act(gate) * up of this layer's [gate | up], or None where that takes a pass of its own."""
+        if isinstance(x, Rounded):
             return None
-        return self.method.apply_gated(self, x, act)
+        if self.lora is not None and (begun := self.lora.begin(x, fwd)) is not None:
+            return self.lora.gated(self.method.apply(self, x, fwd), begun, act)
+        return self.method.apply_gated(self, x, act) if isinstance(self.method, Gates) else None
 
 
 class Unmerged(nn.Module):
@@ -91,5 +95,5 @@ class Unmerged(nn.Module):
     def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
 
-    def gated(self, x: Tensor | Rounded, act: str) -> None:
+    def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> None:
         """Gate and up are two products."""

@@ -30,7 +30,7 @@ class GatedMLP(nn.Module):
         self.rounding = down.rounding
 
     def forward(self, x: Tensor | Rounded, fwd: ForwardInput) -> Tensor | Addend:
-        hidden = self.gate_up.gated(x, self.act)
+        hidden = self.gate_up.gated(x, self.act, fwd)
         if hidden is None:
             hidden = self._gate(self.gate_up(x, fwd))
         return self.down(hidden, fwd)

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.lora import LEAST_RANK, add_lora, add_lora_ref
+from pellucid.kernels.lora import (
+    LEAST_RANK,
+    expand,
+    expand_gated,
+    expand_gated_ref,
+    expand_ref,
+    shrink,
+    shrink_ref,
+)
 from pellucid.platform import has_triton
 from pellucid.quant.base import Coords, LinearShape
 
@@ -35,6 +43,13 @@ class LowRank(NamedTuple):
     up: Tensor  # B [out_features, r]
 
 
+class Begun(NamedTuple):
+    """What is added to a step's tokens, in low rank."""
+
+    shrunk: Tensor  # [splits, T, P, R]
+    adapters: Tensor  # [T]
+
+
 class LoraBank:
     """The adapters of one linear layer on this rank."""
 
@@ -50,7 +65,8 @@ class LoraBank:
         self.prefixes, self._shape, self._coords, self._limits = prefixes, shape, coords, limits
         self._device = device
         on_gpu = device.type == "cuda" and has_triton()
-        self._add = add_lora if on_gpu else add_lora_ref
+        self._shrink, self._expand = (shrink, expand) if on_gpu else (shrink_ref, expand_ref)
+        self._expand_gated = expand_gated if on_gpu else expand_gated_ref
         self._down = self._up = torch.empty(0)
 
     def make_room(self) -> None:
@@ -61,11 +77,19 @@ class LoraBank:
         self._down = torch.zeros(num, len(shape.out_partitions), rank, shape.in_features, **kind)
         self._up = torch.zeros(num, shape.out_features, rank, **kind)
 
-    def add(self, y: Tensor, x: Tensor, fwd: ForwardInput) -> None:
-        """To y [T, out_features] what each token's adapter makes of x [T, in_features]."""
+    def begin(self, x: Tensor, fwd: ForwardInput) -> Begun | None:
+        """What each token's adapter makes of x [T, in_features], half of the way; None: none has one."""
         adapters = fwd.adapters_of(x)
-        if adapters is not None:
-            self._add(y, x, adapters, self._down, self._up, self._shape.out_partitions)
+        return None if adapters is None else Begun(self._shrink(x, adapters, self._down), adapters)
+
+    def add(self, y: Tensor, begun: Begun) -> None:
+        """Add it to y [T, out_features]."""
+        self._expand(y, begun.shrunk, begun.adapters, self._up, self._shape.out_partitions)
+
+    def gated(self, y: Tensor, begun: Begun, act: str) -> Tensor:
+        """act(gate) * up of y = [gate | up] with it added."""
+        parts = self._shape.out_partitions
+        return self._expand_gated(y, begun.shrunk, begun.adapters, self._up, parts, act)
 
     def check(self, part: int, pair: LowRank) -> None:
         """Raise ValueError if an adapter's matrices for matrix number `part` do not fit it."""

@@ -48,6 +48,7 @@ from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.latent_prefill import latent_gather_kernel, latent_prefill_kernel
 from pellucid.kernels.latent_rope import latent_rope_kernel
+from pellucid.kernels.lora import BLOCK_GATED, cut_for, expand_gated_kernel, expand_kernel, shrink_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.packed_hopper import assembly as assembly_of
@@ -210,6 +211,7 @@ def main() -> None:
     compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
+    compile_adapters()
     compile_ends()
     for target in (HOPPER, ADA):
         compile_experts(target)
@@ -316,6 +318,31 @@ def compile_exchanges() -> None:
     types |= dict.fromkeys(("first", "share", "dim"), "i32")
     sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
     sys.stdout.write(f"embed_share_kernel 1024 {sized}\n")
+
+
+def compile_adapters() -> None:
+    """Of decodes and of prompts, with the largest rank that is usual."""
+    kept = {"shrunk_ptr": "*fp32", "adapters_ptr": "*i32", "num_tokens": "i32"}
+    for tile, rank, parts in ((16, 16, 3), (64, 16, 1), (64, 64, 3)):
+        cut = cut_for(tile * 16, 4096, parts * rank)
+        common = {"TILE": tile, "PRECISION": "tf32", "DEPENDENT": True}
+        width = {"K": 4096, "WIDTH": parts * rank, "COLUMNS": triton.next_power_of_2(parts * rank)}
+        for kernel, constants, types in (
+            (shrink_kernel, {**width, "BLOCK": cut.block, "SPLIT": 512}, {"out_ptr": "*fp32"}),
+            (
+                expand_kernel,
+                {"END0": 4096, "END1": 5120, "N": 6144, "R": rank, "P": parts, "SPLITS": 16, "BLOCK": 256},
+                {},
+            ),
+            (
+                expand_gated_kernel,
+                {"HIDDEN": 12288, "R": rank, "SPLITS": 16, "ACT": "silu", "BLOCK": BLOCK_GATED},
+                {},
+            ),
+        ):
+            names = {name: signature_of(name, "*bf16") for name in kernel.arg_names}
+            made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, num_warps=4)
+            sys.stdout.write(f"{kernel.fn.__name__} {tile}x{rank}x{parts} {made.metadata.shared}\n")
 
 
 def compile_ends() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.lora import add_lora, add_lora_ref
+from pellucid.kernels.lora import expand, expand_gated, expand_gated_ref, expand_ref, shrink, shrink_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank
     "q, k, v of a decode": (5, 80, (64, 16, 16), 3, 16),
     "one matrix, many tiles": (37, 600, (72,), 2, 32),
     "gate and up": (16, 64, (96, 96), 4, 16),
+    "a large rank": (7, 300, (64, 32, 32), 2, 64),
+    "a prompt": (520, 200, (160,), 2, 16),
 }
 
 
@@ -30,8 +32,8 @@ def test_kernels_are_as_the_reference(
     adapters[0], adapters[-1] = -1, num - 1
     adapters = adapters.to(DEVICE)
     expected, found = y.clone(), y.clone()
-    add_lora_ref(expected, x, adapters, a, b, parts)
-    add_lora(found, x, adapters, a, b, parts)
+    expand_ref(expected, shrink_ref(x, adapters, a), adapters, b, parts)
+    expand(found, shrink(x, adapters, a), adapters, b, parts)
     assert torch.equal(found[0], y[0]), "a token without an adapter has changed"
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
@@ -43,8 +45,24 @@ def test_a_token_does_not_depend_on_its_neighbours() -> None:
     x, a, b = x.to(DEVICE), a.to(DEVICE), b.to(DEVICE)
     alone, together = torch.zeros(16, 48, device=DEVICE), torch.zeros(16, 48, device=DEVICE)
     adapters = torch.arange(16, device=DEVICE, dtype=torch.int32) % 3
-    add_lora(together, x, adapters, a, b, (48,))
+    expand(together, shrink(x, adapters, a), adapters, b, (48,))
     only = torch.full_like(adapters, -1)
     only[7] = adapters[7]
-    add_lora(alone, x, only, a, b, (48,))
+    expand(alone, shrink(x, only, a), only, b, (48,))
     assert torch.equal(alone[7], together[7])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_what_is_added_may_be_gated_at_once(num_tokens: int, act: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    x, y, a, b = normal(num_tokens, 300), normal(num_tokens, 400), normal(2, 2, 16, 300), normal(2, 400, 16)
+    a *= 0.05
+    adapters = torch.randint(-1, 2, (num_tokens,), generator=generator).to(DEVICE, torch.int32)
+    expected = expand_gated_ref(y.clone(), shrink_ref(x, adapters, a), adapters, b, (200, 200), act)
+    found = expand_gated(y, shrink(x, adapters, a), adapters, b, (200, 200), act)
+    torch.testing.assert_close(found, expected, atol=5e-4, rtol=5e-4)
