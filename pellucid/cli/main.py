@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "measure throughput, latency, or a server under load",
     "inspect": "show how a model's weights are stored, and what multiplies them here",
     "quantize": "make a quantized checkpoint of a plain one",
+    "merge": "put a LoRA adapter into a model's weights",
     "eval": "measure a model on the bundled held-out tasks",
 }
 

@@ -171,6 +171,7 @@ class WorkerFacts:
     shape: DraftShape
     lora_banks: Sequence[LoraBank]  # of the target's layers that are here
     modules: Set[str]  # of all its layers: paths that a checkpoint's weights have
+    adaptable: Set[str]  # of these, what adapters may change
     resolved: Resolved
 
 

@@ -5,34 +5,83 @@ Knows no model: which matrices there are, and whether they fit, is for who has t
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from pellucid.lora.bank import LowRank
-from pellucid.lora.peft_config import read_config, weights_file
+from pellucid.lora.peft_config import PeftConfig, read_config, weights_file
 from pellucid.weights.source import Pickled, Shards
 
 PREFIX = "base_model.model."
+WHOLE = (".weight", ".bias")
+KINDS = {  # of tensors that stand for a change, and their ends in the file
+    "lora_A": (".lora_A.weight", ".lora_A.default.weight"),
+    "lora_B": (".lora_B.weight", ".lora_B.default.weight"),
+    "lora_embedding_A": (".lora_embedding_A", ".lora_embedding_A.default"),
+    "lora_embedding_B": (".lora_embedding_B", ".lora_embedding_B.default"),
+    "lora_magnitude_vector": (".lora_magnitude_vector", ".lora_magnitude_vector.weight"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """All that a folder holds, by the path of the module, or the name of the tensor, that it is for."""
+
+    pairs: dict[str, LowRank] = field(default_factory=dict[str, LowRank])  # of linear layers
+    # Of embeddings: `down` [r, V] has a column for each token, `up` is [D, r].
+    embeddings: dict[str, LowRank] = field(default_factory=dict[str, LowRank])
+    magnitudes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # of DoRA, [out_features]
+    whole: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # in the place of the model's own
 
 
 def read_adapter(folder: Path) -> dict[str, LowRank]:
-    """Both matrices by the path of the module that they are for, the scale multiplied into B.
+    """What may be served: both matrices by the path of the module that they are for.
 
-    Raises ValueError for tensors that are no pairs of a LoRA.
+    The scale is multiplied into B.  Raises ValueError for whatever else there is.
     """
-    config, file = read_config(folder), weights_file(folder)
+    adapter = read_all(folder, read_config(folder))
+    others = [*adapter.embeddings, *adapter.magnitudes, *adapter.whole]
+    if others:
+        raise ValueError(
+            f"{folder}: what it has for {others[0]} is not served; an adapter of linear layers has "
+            "lora_A and lora_B; `pellucid merge` puts all of it into the model"
+        )
+    return adapter.pairs
+
+
+def read_all(folder: Path, config: PeftConfig) -> Adapter:
+    """Raises ValueError for tensors that are none of peft's."""
+    file = weights_file(folder)
     source = (Shards if file.suffix == ".safetensors" else Pickled)([file], lambda key: key)
-    pairs: dict[str, dict[str, str]] = {}
+    adapter, found = Adapter(), dict[str, dict[str, str]]()
     for key in source.infos:
-        path, _, kind = key.removesuffix(".weight").removesuffix(".default").rpartition(".")
-        if kind not in ("lora_A", "lora_B"):
-            raise ValueError(
-                f"{file}: {key} is not served; an adapter of linear layers has lora_A and lora_B"
-            )
-        pairs.setdefault(path.removeprefix(PREFIX), {})[kind] = key
-    adapter: dict[str, LowRank] = {}
-    for module, keys in pairs.items():
-        if len(keys) < 2:
-            raise ValueError(f"{file}: {module} has {next(iter(keys))} alone")
-        down, up = source.read(keys["lora_A"]), source.read(keys["lora_B"])
-        adapter[module] = LowRank(down, up.float() * config.scale(module, len(down)))
+        kind, module = kind_of(key)
+        if kind is not None:
+            found.setdefault(module, {})[kind] = key
+        elif key.endswith(WHOLE):
+            adapter.whole[module.replace(".base_layer.", ".")] = source.read(key)
+        else:
+            raise ValueError(f"{file}: {key} is nothing that a LoRA has")
+    for module, keys in found.items():
+        if "lora_magnitude_vector" in keys:
+            adapter.magnitudes[module] = source.read(keys.pop("lora_magnitude_vector"))
+        is_embedding = "lora_embedding_A" in keys
+        names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
+        if keys.keys() != set(names):
+            raise ValueError(f"{file}: {module} has {next(iter(keys), 'lora_magnitude_vector')} alone")
+        down, up = (source.read(keys[name]) for name in names)
+        pairs = adapter.embeddings if is_embedding else adapter.pairs
+        pairs[module] = LowRank(down, up.float() * config.scale(module, len(down)))
     return adapter
+
+
+def kind_of(key: str) -> tuple[str | None, str]:
+    """Which part of a change a tensor is, and of which module; None: it stands for itself."""
+    name = key.removeprefix(PREFIX)
+    for kind, ends in KINDS.items():
+        for end in ends:
+            if name.endswith(end):
+                return kind, name.removesuffix(end)
+    return None, name

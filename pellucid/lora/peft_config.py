@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,6 +17,9 @@ REFUSED = {
     "layer_replication": "layers that are repeated",
     "trainable_token_indices": "tokens of its own",
     "use_qalora": "QA-LoRA",
+    "lora_bias": "biases of its own",
+    "target_parameters": "parameters that are no linear layer's",
+    "fan_in_fan_out": "matrices that are stored the other way round",
 }
 
 
@@ -45,8 +48,11 @@ def is_at(module: str, name: str) -> bool:
     return module == name or module.endswith(f".{name}") or fnmatchcase(module, name)
 
 
-def read_config(folder: Path) -> PeftConfig:
-    """Raises ValueError for a folder that is no adapter, or one of a kind that is not served."""
+def read_config(folder: Path, allowed: Set[str] = frozenset()) -> PeftConfig:
+    """Raises ValueError for a folder that is no adapter, or one of a kind that is not served.
+
+    allowed: what is otherwise refused, and "bias".
+    """
     try:
         raw = json.loads((folder / CONFIG).read_text())
     except OSError as error:
@@ -59,12 +65,12 @@ def read_config(folder: Path) -> PeftConfig:
         kind = raw.get("peft_type") if isinstance(raw, dict) else raw
         raise ValueError(f"{folder}: peft_type is {kind!r}; only LORA is served")
     for key, what in REFUSED.items():
-        if raw.get(key):
+        if raw.get(key) and key not in allowed:
             raise ValueError(
                 f"{folder}: {key} is {raw[key]!r}: {what}, is not served; train without it, or merge the "
                 "adapter into the model"
             )
-    if raw.get("bias", "none") != "none":
+    if raw.get("bias", "none") != "none" and "bias" not in allowed:
         raise ValueError(f"{folder}: bias is {raw['bias']!r}; adapters with biases are not served")
     rank, alpha = raw.get("r"), raw.get("lora_alpha", 8)
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):

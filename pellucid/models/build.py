@@ -53,6 +53,7 @@ class BuiltModel:
     weight_bytes: int  # on this device, before repacking
     lora_banks: tuple[LoraBank, ...] = ()  # of the layers that are here
     modules: frozenset[str] = frozenset()  # of all pipeline stages: paths that a checkpoint's weights have
+    adaptable: frozenset[str] = frozenset()  # of these, what adapters may change
 
     def run(self, fwd: ForwardInput) -> Tensor:
         """Hidden states [T, D], or of the tokens that are wanted.
@@ -286,4 +287,5 @@ def build(
         weight_bytes=weight_bytes,
         lora_banks=tuple(context.lora_banks),
         modules=modules,
+        adaptable=frozenset(context.adaptable),
     )

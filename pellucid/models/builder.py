@@ -83,6 +83,7 @@ class BuildContext:
     expert_parallel: bool = False  # ranks have whole experts, not slices of all
     adapters: AdapterLimits | None = None  # None: layers have no room for any
     lora_banks: list[LoraBank] = field(default_factory=list)  # of the layers that are here
+    adaptable: set[str] = field(default_factory=set)  # matrices of all stages that adapters may change
     attention_layers: list[Attention | LatentAttention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     specs: list[Spec] = field(default_factory=list)  # of all stages' attention layers
@@ -591,6 +592,7 @@ class Builder:
             return None
         bank = LoraBank(shape, prefixes, coords, context.adapters, context.device)
         context.lora_banks.append(bank)
+        context.adaptable.update(prefixes)
         return bank
 
 

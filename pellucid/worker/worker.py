@@ -247,6 +247,7 @@ class Worker:
             shape=proposer.shape,
             lora_banks=target.lora_banks,
             modules=target.modules,
+            adaptable=target.adaptable,
             resolved=resolved,
         )
         features = WorkerFeatures.of(resolved.features, facts)

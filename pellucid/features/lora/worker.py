@@ -35,7 +35,8 @@ class Adapters:
 
     def __init__(self, facts: WorkerFacts) -> None:
         lora = facts.resolved.user.lora
-        self._banks, self._modules, self._pins = facts.lora_banks, facts.modules, facts.device.type == "cuda"
+        self._banks, self._modules, self._adaptable = facts.lora_banks, facts.modules, facts.adaptable
+        self._pins = facts.device.type == "cuda"
         self._most = lora.max_cpu_loras or lora.max_loras
         self._held: OrderedDict[str, dict[str, LowRank]] = OrderedDict()  # the least recently used first
         self._places: OrderedDict[str, int] = OrderedDict()  # the same
@@ -91,22 +92,17 @@ class Adapters:
                 f"adapter {named.name!r} changes {unknown[0]}, which this model does not have "
                 f"({len(unknown)} such modules)"
             )
-        served = {prefix for bank in self._banks for prefix in bank.prefixes}
-        for prefix in adapter.keys() - served:
-            if not in_layers(prefix):
-                raise ValueError(
-                    f"adapter {named.name!r} changes {prefix}; adapters of linear layers alone are served, "
-                    "not of embedding and head"
-                )
+        others = sorted(adapter.keys() - self._adaptable)
+        if others:
+            raise ValueError(
+                f"adapter {named.name!r} changes {others[0]}; adapters of linear layers alone are served, "
+                "not of embedding and head, routers, and what makes keys and values of latents; "
+                "`pellucid merge` puts it into the model"
+            )
         for bank in self._banks:
             for part, prefix in enumerate(bank.prefixes):
                 if prefix in adapter:
                     bank.check(part, adapter[prefix])
-
-
-def in_layers(path: str) -> bool:
-    """Is this module in a layer, here or on another pipeline stage?"""
-    return any(part.isdigit() for part in path.split("."))
 
 
 class Lora(WorkerFeature):
