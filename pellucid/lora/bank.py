@@ -75,7 +75,7 @@ class LoraBank:
         rank = max(LEAST_RANK, 1 << (self._limits.max_rank - 1).bit_length())
         kind = {"dtype": shape.dtype, "device": self._device}
         self._down = torch.zeros(num, len(shape.out_partitions), rank, shape.in_features, **kind)
-        self._up = torch.zeros(num, shape.out_features, rank, **kind)
+        self._up = torch.zeros(shape.out_features, num, rank, **kind)
 
     def begin(self, x: Tensor, fwd: ForwardInput) -> Begun | None:
         """What each token's adapter makes of x [T, in_features], half of the way; None: none has one."""
@@ -103,11 +103,13 @@ class LoraBank:
             raise ValueError(
                 f"{self.prefixes[part]}: rank {rank} is above max_lora_rank {self._limits.max_rank}"
             )
+        if not all(bool(torch.isfinite(each.to(self._shape.dtype)).all()) for each in pair):
+            raise ValueError(f"{self.prefixes[part]}: not all numbers are finite in {self._shape.dtype}")
 
     def put(self, place: int, pairs: Sequence[LowRank | None]) -> None:
         """Bring an adapter to its place; None: it has nothing for this matrix."""
         self._down[place].zero_()
-        self._up[place].zero_()
+        self._up[:, place].zero_()
         first = 0
         for part, (pair, size) in enumerate(zip(pairs, self._shape.out_partitions, strict=True)):
             if pair is not None:
@@ -115,7 +117,7 @@ class LoraBank:
                 rank = len(pair.down)
                 down, up = self._slice(part, pair)
                 self._down[place, part, :rank].copy_(down, non_blocking=True)
-                self._up[place, first : first + size, :rank].copy_(up, non_blocking=True)
+                self._up[first : first + size, place, :rank].copy_(up, non_blocking=True)
             first += size
 
     def _sizes(self, part: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank
     "one matrix, many tiles": (37, 600, (72,), 2, 32),
     "gate and up": (16, 64, (96, 96), 4, 16),
     "a large rank": (7, 300, (64, 32, 32), 2, 64),
+    "more adapters than a program has at once": (20, 64, (80,), 11, 16),
     "a prompt": (520, 200, (160,), 2, 16),
 }
 
@@ -27,7 +28,7 @@ def test_kernels_are_as_the_reference(
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
     x, y = normal(num_tokens, num_in), normal(num_tokens, sum(parts))
-    a, b = normal(num, len(parts), rank, num_in) * num_in**-0.5, normal(num, sum(parts), rank)
+    a, b = normal(num, len(parts), rank, num_in) * num_in**-0.5, normal(sum(parts), num, rank)
     adapters = torch.randint(-1, num, (num_tokens,), generator=generator).to(torch.int32)
     adapters[0], adapters[-1] = -1, num - 1
     adapters = adapters.to(DEVICE)
@@ -41,7 +42,7 @@ def test_kernels_are_as_the_reference(
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
     generator = torch.Generator().manual_seed(2)
     x, a = torch.randn(16, 64, generator=generator), torch.randn(3, 1, 16, 64, generator=generator)
-    b = torch.randn(3, 48, 16, generator=generator)
+    b = torch.randn(48, 3, 16, generator=generator)
     x, a, b = x.to(DEVICE), a.to(DEVICE), b.to(DEVICE)
     alone, together = torch.zeros(16, 48, device=DEVICE), torch.zeros(16, 48, device=DEVICE)
     adapters = torch.arange(16, device=DEVICE, dtype=torch.int32) % 3
@@ -60,7 +61,7 @@ def test_what_is_added_may_be_gated_at_once(num_tokens: int, act: str) -> None:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    x, y, a, b = normal(num_tokens, 300), normal(num_tokens, 400), normal(2, 2, 16, 300), normal(2, 400, 16)
+    x, y, a, b = normal(num_tokens, 300), normal(num_tokens, 400), normal(2, 2, 16, 300), normal(400, 2, 16)
     a *= 0.05
     adapters = torch.randint(-1, 2, (num_tokens,), generator=generator).to(DEVICE, torch.int32)
     expected = expand_gated_ref(y.clone(), shrink_ref(x, adapters, a), adapters, b, (200, 200), act)

@@ -14,7 +14,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "fp8": {"quantization": "fp8"},
     "int4": {"quantization": "int4"},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}},
+    "drafts": {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
+        "dtype": "float32",
+    },
 }
 
 
