@@ -126,7 +126,7 @@ class Builder:
     def embedding(self, name: str, vocab: int, dim: int, *, scale: float = 1.0) -> VocabEmbedding:
         """Token embeddings [vocab, dim], times `scale`, which is rounded to their dtype."""
         coords, context = replace(self.context.coords, vocab=vocab), self.context
-        scale = torch.tensor(scale).to(context.dtype).item()
+        scale = torch.tensor(scale, device="cpu").to(context.dtype).item()
         self._note_format(self._path(name), "embedding")
         share = vocab_share(vocab, coords.size)
         spec = ParamSpec(shape=(share, dim), dtype=context.dtype, place=Sliced((share,)))

@@ -8,24 +8,20 @@ Legend: T tokens, S logits, D model dim.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.layers.norm import NormSpec
-from pellucid.models.build import BuiltModel, ModelFactory
+from pellucid.models.build import ModelFactory
 from pellucid.models.builder import Builder
 from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import dense, grouped_layers, heads_of
 from pellucid.models.fields import Fields
-from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
-from pellucid.sample.output import SampleOutput
-from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
-from pellucid.spec.follower import Follower
+from pellucid.models.head import HeadPlan, Lender, whole
+from pellucid.spec.follower import HeadProposer
 
 
 class EagleHead(nn.Module):
@@ -63,34 +59,13 @@ class EagleHead(nn.Module):
         return self.lender.logits(hidden)
 
 
-class EagleProposer:
-    """Proposes a chain."""
+class EagleProposer(HeadProposer):
+    """Feeds it the target's states behind the last norm."""
 
-    needs = Needs(hidden=True)
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.shape = DraftShape(config.num_speculative_tokens)
-        self._method = config.rejection_sample_method
-        self._follower: Follower | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
-
-    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
-        lender = factory.lender(target)
-        plan = HeadPlan(
+    def plan(self, lender: Lender, factory: ModelFactory) -> HeadPlan:
+        return HeadPlan(
             make=lambda config, b: b.piece(lambda b: EagleHead(config, b, lender)), stacked=EagleHead.stacked
         )
-        built = factory.build_head(plan, target)
-        self._follower = Follower(built, sampler, self._method)
-        return (built,)
-
-    def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
-    ) -> Drafts:  # fmt: skip
-        assert self._follower is not None, "load() was not called"
-        return self._follower.propose(fwd, sampled, known, hidden)
 
 
 def norm_of(config: Fields) -> NormSpec:

@@ -8,24 +8,22 @@ Legend: T tokens, S logits, D model dim of the head, E of the target, n taps.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.models.build import BuiltModel, ModelFactory
+from pellucid.models.build import ModelFactory
 from pellucid.models.builder import Builder
 from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import dense, grouped_layers, heads_of
 from pellucid.models.fields import Fields
-from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
-from pellucid.sample.output import SampleOutput
-from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.models.head import HeadPlan, Lender, whole
+from pellucid.spec.base import Needs
 from pellucid.spec.eagle import check_size, norm_of
-from pellucid.spec.follower import Follower
+from pellucid.spec.follower import HeadProposer
 from pellucid.spec.own_vocabulary import OwnVocabulary
 
 
@@ -98,22 +96,14 @@ class Eagle3Head(nn.Module):
         return self.fc(taps)
 
 
-class Eagle3Proposer:
-    """Proposes a chain."""
+class Eagle3Proposer(HeadProposer):
+    """Feeds it streams of three layers, fused."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self.shape = DraftShape(config.num_speculative_tokens)
-        self.needs = Needs()
-        self._method = config.rejection_sample_method
+        super().__init__(config)
         self._head: Eagle3Head | None = None
-        self._follower: Follower | None = None
 
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
-
-    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
-        lender = factory.lender(target)
+    def plan(self, lender: Lender, factory: ModelFactory) -> HeadPlan:
         taps = taps_of(factory.draft_config, lender.config.size("num_hidden_layers"))
         self.needs = Needs(taps=taps)
 
@@ -122,17 +112,11 @@ class Eagle3Proposer:
             self._head = b.piece(lambda b: Eagle3Head(config, b, lender, len(taps), has_embed))
             return self._head
 
-        built = factory.build_head(
-            HeadPlan(make=make, stacked=Eagle3Head.stacked, rename=Eagle3Head.rename), target
-        )
-        self._follower = Follower(built, sampler, self._method)
-        return (built,)
+        return HeadPlan(make=make, stacked=Eagle3Head.stacked, rename=Eagle3Head.rename)
 
-    def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
-    ) -> Drafts:  # fmt: skip
-        assert self._head is not None and self._follower is not None and taps is not None, "nothing is loaded"
-        return self._follower.propose(fwd, sampled, known, self._head.fuse(taps))
+    def states(self, hidden: Tensor, taps: Tensor | None) -> Tensor:
+        assert self._head is not None and taps is not None, "nothing is loaded"
+        return self._head.fuse(taps)
 
 
 def taps_of(config: Fields, num_layers: int) -> tuple[int, ...]:

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.models.build import BuiltModel, ModelFactory
+from pellucid.models.build import ModelFactory
 from pellucid.models.builder import Builder
 from pellucid.models.decoder import Decoder, DecoderLayer
 from pellucid.models.fields import Fields
-from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
-from pellucid.sample.output import SampleOutput
-from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
-from pellucid.spec.follower import Follower
+from pellucid.models.head import HeadPlan, Lender, whole
+from pellucid.spec.follower import HeadProposer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,43 +116,22 @@ class MtpHead(nn.Module):
         return self.lender.logits(hidden)
 
 
-class MtpProposer:
-    """Proposes a chain: from the second draft on the layer reads its own states."""
+class MtpProposer(HeadProposer):
+    """Feeds it the target's states; from the second draft on the layer reads its own."""
 
-    needs = Needs(hidden=True)
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.shape = DraftShape(config.num_speculative_tokens)
-        self._method, self._is_targets = config.rejection_sample_method, config.model is None
-        self._follower: Follower | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
-
-    def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
-        lender = factory.lender(target)
+    def plan(self, lender: Lender, factory: ModelFactory) -> HeadPlan:
         known = dialects(lender.config.size("num_hidden_layers"))
 
         def make(config: Fields, b: Builder) -> MtpHead:
             names = spoken(known, b.names)
             return b.piece(lambda b: MtpHead(config, b, lender, names))
 
-        plan = HeadPlan(
+        return HeadPlan(
             make=make,
             stacked=MtpHead.stacked,
-            is_targets=self._is_targets,
+            is_targets=self.config.model is None,
             claims=("mtp.*", "model.mtp_layers.*", f"{known[-1].prefix}.*"),
         )
-        built = factory.build_head(plan, target)
-        self._follower = Follower(built, sampler, self._method)
-        return (built,)
-
-    def propose(
-        self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
-    ) -> Drafts:  # fmt: skip
-        assert self._follower is not None, "load() was not called"
-        return self._follower.propose(fwd, sampled, known, hidden)
 
 
 def spoken(known: tuple[Names, ...], tensors: Set[str]) -> Names:

@@ -62,15 +62,12 @@ def test_drafts_of_a_smaller_model_change_nothing(
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 
 
-HEADS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp")
-
-
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("method", heads.METHODS)
 def test_what_heads_draft_changes_nothing(tiny: Path, on_cpu, tmp_path: Path, method: str) -> None:
     """Recorded steps, kernel by kernel, small chunks: one of these for each head."""
     prompts, params, expected = on_cpu
     model, drafts = heads.drafts_of(method, tiny, tmp_path)
-    options = ({}, {"enforce_eager": True}, {"max_num_batched_tokens": 24})[HEADS.index(method) % 3]
+    options = ({}, {"enforce_eager": True}, {"max_num_batched_tokens": 24})[heads.METHODS.index(method) % 3]
     tokens = run(model, prompts, params, device="cuda", speculative_config=drafts, **options)
     assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
 

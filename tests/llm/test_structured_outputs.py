@@ -124,6 +124,24 @@ def test_how_it_is_run_changes_no_text(expected: list[str], options: dict) -> No
         assert options is not STARVED or llm.llm_engine.stats.num_preemptions
 
 
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        {"model": "sprout-eagle3"},
+        pytest.param({"method": "mtp"}, marks=pytest.mark.parallel),
+        pytest.param({"model": "sprout-medusa"}, marks=pytest.mark.parallel),
+        pytest.param({"model": "sprout-draft"}, marks=pytest.mark.parallel),
+        pytest.param({"method": "suffix"}, marks=pytest.mark.parallel),
+    ],
+    ids=str,
+)
+def test_what_drafts_changes_no_text(expected: list[str], drafts: dict[str, object]) -> None:
+    config = {**drafts, "num_speculative_tokens": 3, "adaptive": False}
+    with LLM("sprout", **OPTIONS, speculative_config=config) as llm:
+        assert texts(llm) == expected
+        assert llm.llm_engine.stats.num_accepted_tokens > 50
+
+
 def test_texts_of_the_standard_test_of_drafts_are_of_their_language() -> None:
     config = {**NGRAM["speculative_config"], "rejection_sample_method": "standard"}
     with LLM("sprout", **OPTIONS, speculative_config=config) as llm:

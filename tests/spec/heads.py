@@ -165,6 +165,9 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
     return folder
 
 
+METHODS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp")
+
+
 def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, object]]:
     """A model that is `tiny`, or has its weights, and a config by which a head drafts for it."""
     if method == "mtp":
