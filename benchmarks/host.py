@@ -34,7 +34,7 @@ import torch
 from loads import show as show_loads
 
 from pellucid.engine.core import Engine
-from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.executor.base import EXECUTORS, Capacity, Hear
 from pellucid.executor.local import LocalTicket
 from pellucid.features.worker import WorkerFeatures
 from pellucid.forward import TileMaps
@@ -111,6 +111,13 @@ class NoDeviceExecutor:
 
     def check(self) -> None:
         """Nothing can fail."""
+
+    def listen(self, hear: Hear) -> None:
+        """Nobody speaks."""
+
+    @property
+    def lines(self) -> tuple[()]:
+        return ()
 
     def shutdown(self) -> None:
         """Nothing to give back."""

@@ -78,6 +78,9 @@ class CacheConfig:
     cpu_kv_cache_gib: float | None = option(
         None, "KV cache on a CPU, in GiB; default a quarter of free memory, at most 8"
     )
+    kv_transfer_config: Mapping[str, object] | str | None = option(
+        None, 'where KV comes from and goes to, JSON: {"kv_connector": ...}; see docs/serving.md'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +345,7 @@ class SpeculativeConfig:
             return cls._from_fields(short)
         if short:
             raise ValueError("speculative_config says all of it; leave out " + ", ".join(SHORT_OPTIONS))
-        return cls._from_fields(_json_object("speculative_config", options.speculative_config))
+        return cls._from_fields(json_object("speculative_config", options.speculative_config))
 
     @classmethod
     def _from_fields(cls, given: Mapping[str, object]) -> SpeculativeConfig:
@@ -437,7 +440,7 @@ SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tok
 NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place
 
 
-def _json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, object]:
+def json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, object]:
     """`value`, or what it says as JSON.  Raises ValueError if that is no object."""
     if isinstance(value, str):
         try:

@@ -64,7 +64,6 @@ UNSERVED = {
     "enable_ssl_refresh": "start the server again with the new certificate",
     "hf_overrides": "change config.json in a copy of the folder",
     "hf_token": "set HF_TOKEN",
-    "kv_transfer_config": "connectors are classes (connectors/base.py); none comes with the server",
     "logits_processors": "the server runs no code of a request's; say logit_bias or structured_outputs",
     "logprobs_mode": "log-probabilities are the model's own, before the sampling parameters",
     "long_prefill_token_threshold": "chunks beside streams follow from --target-itl-ms",

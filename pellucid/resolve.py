@@ -13,12 +13,14 @@ from itertools import accumulate
 from operator import index
 
 from pellucid.config import FP8, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
+from pellucid.connectors.config import KVTransferConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import Draft
 from pellucid.platform import Platform, check_platform
 
 VLLM_EXECUTORS = {"mp": "multiproc", "uni": "local"}  # its names of ours
+KV = "kv_transfer"  # the feature
 MOST_LORAS = 128  # a step's kernels look for each
 MOST_RANK = 512
 MOST_LISTED = 1 << 20  # 20 MiB for each request that runs
@@ -46,7 +48,8 @@ class Resolved:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
     # All that requests may ask for: their order gives each its bit, the same one in every process.
-    features: tuple[str, ...] = field(default_factory=lambda: tuple(FEATURES))
+    features: tuple[str, ...] = field(default_factory=lambda: tuple(each for each in FEATURES if each != KV))
+    kv_transfer: KVTransferConfig | None = None  # where KV comes from beside this engine's own pool
 
     @property
     def num_spec(self) -> int:
@@ -126,6 +129,9 @@ def resolve(
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
     dtype = _resolve_dtype(user.model.dtype, checkpoint)
+    kv_transfer = KVTransferConfig.of(user.cache)
+    absent = {"lora": not user.lora.enable_lora, KV: kv_transfer is None}
+    absent = {name for name, is_absent in absent.items() if is_absent}
     return Resolved(
         user=user,
         checkpoint=checkpoint,
@@ -144,7 +150,8 @@ def resolve(
         stage_layers=stage_layers,
         speculative=_resolve_speculation(user, draft, max_model_len),
         draft=draft and draft.checkpoint,
-        features=tuple(name for name in FEATURES if name != "lora" or user.lora.enable_lora),
+        features=tuple(name for name in FEATURES if name not in absent),
+        kv_transfer=kv_transfer,
     )
 
 

@@ -26,19 +26,25 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "rows": set[str](),
     "transfer": set[str](),
     "interrupts": set[str](),
+    "bell": set[str](),
     "progress": set[str](),
     "no_effect": set[str](),
     "config": {"types", "platform", "no_effect"},
     "collector": set[str](),
-    "resolve": {"types", "platform", "config", "models.checkpoint", "models.draft", "features.base"},
+    "resolve": {
+        *("types", "platform", "config", "models.checkpoint", "models.draft", "features.base"),
+        "connectors.config",
+    },
     "kv": {"types", "config"},
     "schedule": {*DATA, "config", "kv"},
     "schedule.scheduler": {
-        *("schedule", "kv", "connectors", "spec.wants", "features.base", "features.host", "types", "config"),
+        *("schedule", "kv", "spec.wants", "features.base", "features.host", "types", "config"),
     },
-    # Beside the scheduler, as free of torch: how KV comes from elsewhere; how many drafts rows want.
-    "connectors": {"kv", "types"},
-    "connectors.transfers": {"connectors", "kv", "schedule.sequence"},
+    # How KV comes from elsewhere.  The halves beside the scheduler are as free of torch as it is.
+    "connectors": {"kv", "schedule.plan", "features.base", "registry", "resolve", "types"},
+    "connectors.config": {"config", "no_effect"},
+    "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
+    # As free of torch: how many drafts rows want.
     "spec.wants": {"spec.switch", "schedule"},
     "spec.switch": set[str](),
     # Each feature has a half on either side; what both sides call is free of torch.
@@ -111,7 +117,18 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
     },
     "engine": {
-        *("cluster", "schedule", "kv", "executor", "observe", "types", "config", "resolve", "interrupts"),
+        *(
+            "cluster",
+            "schedule",
+            "kv",
+            "executor",
+            "observe",
+            "types",
+            "config",
+            "resolve",
+            "interrupts",
+            "bell",
+        ),
         *("collector", "sleep.host"),
     },
     "engine.client": {"engine", "observe", "router.replicas", "sleep.state", "types", "config", "resolve"},
@@ -185,6 +202,7 @@ NO_TORCH = [
     "pellucid.features.logprobs.host",
     "pellucid.features.pooling.host",
     "pellucid.features.lora.host",
+    "pellucid.connectors.host",
     "pellucid.cluster.messages",
     "pellucid.executor.multiproc",
     "pellucid.router.replicas",

@@ -28,6 +28,10 @@ class Desk:
         self._inbox: deque[bytes] = deque()
         self._is_ready = False
 
+    def fileno(self) -> int:
+        """Readable when there is something to hear."""
+        return self._line.fileno()
+
     def hear(self, seconds: float) -> list[Message]:
         """All that has come; wait for the first word up to `seconds`.  Raises OwnerGone."""
         if seconds > 0 and not self._inbox:

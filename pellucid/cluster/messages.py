@@ -1,9 +1,9 @@
 """All that members and their owners say to each other, as msgpack: the fields of the types are the format.
 
 A *member* is a process that serves another one, its *owner*: a worker serves an engine, an engine the front.
-Plans and results travel every step; a row takes about four bytes.  What features and connectors add to them,
-and what a call is given and answers, travels with the name of its type: plain data, or a dataclass with typed
-fields that can be imported.
+Plans and results travel every step; a row takes about four bytes.  What features add to them and say out of
+turn, and what a call is given and answers, travels with the name of its type: plain data, or a dataclass with
+typed fields that can be imported.
 """
 
 from __future__ import annotations
@@ -85,21 +85,17 @@ class Meet(_Message):
 class Plan(_Message):
     """To a worker: a step."""
 
-    plan: StepPlan  # but for `kv_meta` and `ride`
-    kv_meta: list[Tagged]
+    plan: StepPlan  # but for `ride`
     ride: dict[str, Tagged]
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
-        if not plan.kv_meta and not plan.ride:
-            return cls(plan, [], {})
-        bare = replace(plan, kv_meta=[], ride={})
-        return cls(bare, [*map(tagged, plan.kv_meta)], all_tagged(plan.ride))
+        if not plan.ride:
+            return cls(plan, {})
+        return cls(replace(plan, ride={}), all_tagged(plan.ride))
 
     def whole(self) -> StepPlan:
-        if not self.kv_meta and not self.ride:
-            return self.plan
-        return replace(self.plan, kv_meta=[*map(untagged, self.kv_meta)], ride=all_untagged(self.ride))
+        return replace(self.plan, ride=all_untagged(self.ride)) if self.ride else self.plan
 
 
 class Late(_Message):
@@ -118,21 +114,24 @@ class Late(_Message):
 class Result(_Message):
     """From the worker that reports: what a plan yielded."""
 
-    result: StepResult  # but for `kv_done` and `told`
-    kv_done: list[Tagged]
+    result: StepResult  # but for `told`
     told: dict[str, Tagged]
 
     @classmethod
     def of(cls, result: StepResult) -> Self:
-        if not result.kv_done and not result.told:
-            return cls(result, [], {})
-        bare = replace(result, kv_done=[], told={})
-        return cls(bare, [*map(tagged, result.kv_done)], all_tagged(result.told))
+        if not result.told:
+            return cls(result, {})
+        return cls(replace(result, told={}), all_tagged(result.told))
 
     def whole(self) -> StepResult:
-        if not self.kv_done and not self.told:
-            return self.result
-        return replace(self.result, kv_done=[*map(untagged, self.kv_done)], told=all_untagged(self.told))
+        return replace(self.result, told=all_untagged(self.told)) if self.told else self.result
+
+
+class Said(_Message):
+    """From any worker, out of turn: a feature's half to the one beside the scheduler."""
+
+    name: str
+    said: Tagged
 
 
 class Call(_Message):
@@ -228,7 +227,7 @@ class View(_Message):
 
 
 Message = (
-    Start | Ready | Stop | Failed | Meet | Plan | Late | Result | Call | Answer | Orders | Turn | View
+    Start | Ready | Stop | Failed | Meet | Plan | Late | Result | Said | Call | Answer | Orders | Turn | View
 )  # fmt: skip
 
 

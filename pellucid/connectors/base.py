@@ -1,31 +1,89 @@
 """The door for KV connectors: stores of KV outside this engine's pool, read and written out of stream order.
 
-Scheduler side (`KVConnector`, no torch): lookup, reserved, plan_meta, finished, update.
-Worker side (`WorkerConnector`): register, load, save, poll.
-Pages that a transfer reads or writes belong to the connector from `reserved` or `finished` until `update`
-says that the transfer has ended on every rank, whatever becomes of the request meanwhile.
+A connector has two halves, which the feature `kv_transfer` calls.  The one beside the scheduler
+(`KVConnector`, no torch) decides; the one in every worker (`WorkerConnector`) moves bytes.  A *transfer* is
+some blocks whose pages are lent; a *job* is what workers are told of it.
+
+    host    lookup      what could be loaded of a prompt
+            load        its pages are there; it waits, without a slot, until that has ended
+            published   blocks that can be found from now on: save them?
+            left        a request leaves its slot: save its blocks, or keep them for somebody?
+    worker  start       loads: behind all that is launched so far; saves: behind the plan that carries them
+            done        this rank is through with a job, from any thread
+    host    ended       all ranks are, and it is ok if all were
+
+Law 5: pages of a transfer belong to it until every rank has spoken, whatever becomes of the request.
+A load that failed is computed instead, or ends its request: `kv_load_failure_policy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pellucid.kv.manager import Transfer
+from pellucid.connectors.lending import Transfer
+from pellucid.kv.kinds import Kind
+from pellucid.registry import Registry
+from pellucid.schedule.plan import Ints, ints
 from pellucid.types import Request
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pellucid.executor.base import Capacity
+    from pellucid.resolve import Resolved
+
+# Instead of a job: no worker is told, and the pages stay lent until `Door.end`.
+KEEP = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every worker is told of a transfer."""
+
+    number: int
+    is_load: bool  # it writes these pages; otherwise it reads them, if there are any
+    # Of this engine's pool, block by block, and those of a block in the order of kinds; what a window does
+    # not reach is left out.
+    pages: Ints = field(default_factory=ints)
+    what: Any = None  # the connector's own: plain data (dicts, lists, texts, numbers, bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class TransferEnd:
-    """A transfer is over on every rank; `ok` is false if any rank failed, and then a load means recompute."""
+class Jobs:
+    """What a plan carries."""
 
-    transfer: Transfer
+    jobs: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a rank says of a job: it is over here."""
+
+    number: int
     ok: bool
 
 
+class Door(Protocol):
+    """What a connector's half beside the scheduler may know and do."""
+
+    kinds: tuple[Kind, ...]  # of KV
+    block_size: int  # tokens
+    num_ranks: int  # that must all say that a job has ended
+
+    def start(self, what: object) -> Transfer:
+        """Have a job without pages done behind the next plan; `ended` tells when."""
+        ...
+
+    def end(self, transfer: Transfer, *, ok: bool = True) -> None:
+        """What was kept, or a job that nobody does any more, is over: its pages are free."""
+        ...
+
+
 class KVConnector(Protocol):
-    """The scheduler's side.  Called in the engine's thread; nothing here may wait."""
+    """The half beside the scheduler.  Called in the engine's thread; nothing here may wait."""
 
     def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
         """How many leading tokens the store could provide; at most `num_cached` is "nothing new".
@@ -35,57 +93,80 @@ class KVConnector(Protocol):
         """
         ...
 
-    def reserved(self, transfer: Transfer) -> None:
-        """The pages of a load are there; the load starts with the plan that carries it in kv_meta."""
+    def load(self, transfer: Transfer) -> object:
+        """Its pages are to be written: `Job.what` of a load."""
         ...
 
-    def plan_meta(self) -> list[object]:
-        """What the workers must be told with this plan: loads and saves to start."""
+    def published(self, transfer: Transfer) -> object:
+        """These blocks, of one kind, can be found: `Job.what` of a save behind this plan's forward; or None.
+
+        A load's, too, when it has ended.
+        """
         ...
 
-    def finished(self, request: Request, transfer: Transfer) -> bool:
-        """A sequence leaves its slot.  True: save these pages, which are held until `update` says so."""
+    def left(self, request: Request, transfer: Transfer) -> object:
+        """A request leaves its slot; its full blocks: `Job.what` of a save, KEEP, or None."""
         ...
 
-    def update(self, kv_done: list[object]) -> list[TransferEnd]:
-        """What has ended, by what workers reported (often nothing) or the connector found out itself."""
+    def ended(self, transfer: Transfer, *, ok: bool) -> None:
+        """A transfer is over on all ranks."""
         ...
+
+    def forget(self) -> None:
+        """KV that was saved until now is of no use any more."""
+        ...
+
+    def poll(self) -> None:
+        """Time has passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDoor:
+    """What a connector's half in a worker may know and do."""
+
+    resolved: Resolved
+    device: torch.device
+    rank: int
+    num_ranks: int
+    done: Callable[[int, bool], None]  # a job's number, and whether all went well; from any thread
 
 
 class WorkerConnector(Protocol):
-    """A worker's side.  It sees bytes, and knows no layers."""
+    """A worker's half.  It sees bytes, and knows no layers, kinds or requests."""
 
-    def register(self, pool: object) -> None:
+    def register(self, pages: Tensor, capacity: Capacity) -> None:
         """The tensor of all pages, page 0 for padding: bytes [num_pages + 1, page_bytes]."""
         ...
 
-    def load(self, kv_meta: list[object]) -> None:
-        """Start loads, in stream order: behind everything that may still write their pages."""
+    def release(self) -> None:
+        """The pages are about to go: wait for what is under way."""
         ...
 
-    def save(self, kv_meta: list[object]) -> None:
-        """Start saves, behind this plan's forward."""
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Called with loads before a plan's forward is launched, with others behind it.
+
+        Each is told of by `WorkerDoor.done`, once, also if it cannot be done.
+        """
         ...
 
-    def poll(self) -> list[object]:
-        """What has ended here since the last call."""
+    def close(self) -> None:
+        """Give everything back."""
         ...
 
 
-class NullConnector:
-    """No store."""
+class Connector(NamedTuple):
+    """Both halves, as "module:Class".
 
-    def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
-        return 0
+    The one beside the scheduler is made of (door, resolved, capacity, options), the worker's of (door,
+    options); options: `kv_connector_extra_config`.
+    """
 
-    def reserved(self, transfer: Transfer) -> None:
-        raise AssertionError("a load was reserved, but lookup promised nothing")
+    host: str
+    worker: str
 
-    def plan_meta(self) -> list[object]:
-        return []
 
-    def finished(self, request: Request, transfer: Transfer) -> bool:
-        return False
+Options = Mapping[str, object]
 
-    def update(self, kv_done: list[object]) -> list[TransferEnd]:
-        return []
+# By vLLM's names, as kv_transfer_config says them.
+KV_CONNECTORS: Registry[Connector] = Registry("KV connector", {})

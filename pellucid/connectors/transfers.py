@@ -1,85 +1,88 @@
-"""Pages that are lent to the KV connector, which reads and writes them out of stream order (law 5).
+"""Pages that are lent to the KV connector, and the join: a transfer is over when every rank says so (law 5).
 
-A load is asked for before a sequence has slot or pages; a save is offered when a sequence leaves its slot.
+Numbers its jobs, keeps what the next plan carries, and takes pages back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from pellucid.connectors.base import KVConnector, NullConnector
-from pellucid.kv.hashes import Tokens
-from pellucid.kv.manager import KVManager, PrefixHit, Transfer
-from pellucid.schedule.sequence import Sequence
+from pellucid.connectors.base import KEEP, Ended, Job
+from pellucid.connectors.lending import Transfer, take_back
+from pellucid.kv.manager import KVManager
+from pellucid.schedule.plan import ints
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A transfer that workers have been told of, or will be with the next plan."""
+
+    transfer: Transfer
+    num_left: int  # ranks that have not spoken
+    ok: bool = True
 
 
 class Transfers:
-    """Lends, and takes back when the connector says that a transfer has ended on every rank."""
+    """Lends, counts what ranks say, and takes back."""
 
-    def __init__(self, kv: KVManager, connector: KVConnector) -> None:
-        self._kv, self._connector = kv, connector
-        self._active: list[Transfer] = []
-        self._may_save = kv.enable_prefix_caching and not isinstance(connector, NullConnector)
+    def __init__(self, kv: KVManager, num_ranks: int) -> None:
+        self._kv, self._num_ranks = kv, num_ranks
+        self._next_number = 0
+        self._under_way: dict[int, UnderWay] = {}  # by number of the job
+        self._kept: dict[Transfer, None] = {}
+        self._to_carry: list[Job] = []
+        self._is_stale: set[Transfer] = set()  # loads of what is of no use any more
 
     def __len__(self) -> int:
-        return len(self._active)
+        """Those that have pages, and jobs that no plan has carried yet."""
+        return len(self._kv.lent) + sum(not job.pages for job in self._to_carry)
 
     def __iter__(self) -> Iterator[Transfer]:
-        return iter(self._active)
+        return (each.transfer for each in self._under_way.values())
 
-    def start_load(self, seq: Sequence, hit: PrefixHit, num_spare: int) -> bool:
-        """Ask the connector for what is not cached here: once, and again only while pages are short."""
-        if not seq.may_load:
-            return False
-        kv, tokens = self._kv, seq.tokens[: seq.max_cached]
-        digests = kv.digests(seq.prefix, tokens)
-        num = self._connector.lookup(seq.request, digests, hit.num_tokens) // kv.block_size
-        num_tokens = num * kv.block_size
-        seq.may_load = num_tokens > hit.num_tokens
-        if not seq.may_load:
-            return False
-        transfer = Transfer(
-            seq_id=seq.id,
-            is_load=True,
-            num_cached=hit.num_tokens,
-            num_tokens=num_tokens,
-            digests=digests[len(hit.pages) : num],
-        )
-        if not kv.lend_for_load(transfer, num_spare):
-            return False
-        seq.may_load = False
-        self._active.append(transfer)
-        self._connector.reserved(transfer)
-        return True
-
-    def offer_for_save(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
-        """Before a sequence's pages are dropped; what the connector wants to read stays held."""
-        kv = self._kv
-        num = min(num_computed, len(tokens)) // kv.block_size
-        if not num or not self._may_save:
+    def begin(self, transfer: Transfer, what: object) -> None:
+        """Its pages are lent.  what: for the job; or KEEP."""
+        if what is KEEP:
+            self._kept[transfer] = None
             return
-        transfer = Transfer(
-            seq_id=seq.id,
-            is_load=False,
-            num_cached=0,
-            num_tokens=num * kv.block_size,
-            digests=kv.digests(seq.prefix, tokens)[:num],
-            pages=kv.pages_of(seq.slot, num),
-        )
-        if self._connector.finished(seq.request, transfer):
-            kv.lend_for_save(transfer)
-            self._active.append(transfer)
+        pages = transfer.pages[transfer.pages > 0]
+        job = Job(number=self._next_number, is_load=transfer.is_load, pages=ints(pages.tobytes()), what=what)
+        self._next_number += 1
+        self._under_way[job.number] = UnderWay(transfer, self._num_ranks)
+        self._to_carry.append(job)
 
-    def plan_meta(self) -> list[object]:
-        return self._connector.plan_meta()
+    def carry(self) -> list[Job]:
+        """What the next plan tells workers."""
+        jobs, self._to_carry = self._to_carry, []
+        return jobs
 
-    def end(self, kv_done: list[object]) -> list[int]:
-        """Take back what has ended, publish what loads brought.  Returns ids of sequences that waited."""
-        loaded: list[int] = []
-        for end in self._connector.update(kv_done):
-            transfer = end.transfer
-            self._active.remove(transfer)
-            self._kv.take_back(transfer, publish=transfer.is_load and end.ok)
-            if transfer.is_load:
-                loaded.append(transfer.seq_id)
-        return loaded
+    def hear(self, ended: Ended) -> tuple[Transfer, bool] | None:
+        """A rank has spoken.  Returns the transfer that is over by it, and whether all went well."""
+        under_way = self._under_way.get(ended.number)
+        if under_way is None:
+            return None  # it was given up
+        under_way.num_left -= 1
+        under_way.ok &= ended.ok
+        if under_way.num_left:
+            return None
+        del self._under_way[ended.number]
+        return under_way.transfer, under_way.ok
+
+    def give_up(self, transfer: Transfer) -> None:
+        """No word of it counts any more."""
+        self._kept.pop(transfer, None)
+        for number in [number for number, each in self._under_way.items() if each.transfer is transfer]:
+            del self._under_way[number]
+            self._to_carry = [job for job in self._to_carry if job.number != number]
+
+    def take_back(self, transfer: Transfer, *, ok: bool) -> None:
+        """It is over: publish what a load brought, if it did, and drop its pages."""
+        is_of_use = ok and transfer.is_load and transfer not in self._is_stale
+        self._is_stale.discard(transfer)
+        if transfer in self._kv.lent:
+            take_back(self._kv, transfer, publish=is_of_use)
+
+    def forget(self) -> None:
+        """What loads bring from now on is not to be found."""
+        self._is_stale.update(transfer for transfer in self if transfer.is_load)

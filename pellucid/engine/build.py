@@ -100,8 +100,11 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         max_chunk=options.max_chunk,
         enable_prefix_caching=user.cache.enable_prefix_caching,
     )
+    features = HostFeatures.of(resolved)
+    scheduler = Scheduler(options, kv, _prefill_budget(resolved), features)
+    features.bind(scheduler, capacity)
     return Engine(
-        Scheduler(options, kv, None, _prefill_budget(resolved), HostFeatures.of(resolved)),
+        scheduler,
         executor,
         depth=resolved.depth,
         check_invariants=user.scheduler.check_invariants,

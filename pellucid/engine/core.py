@@ -7,14 +7,14 @@ host and device, the number of pipeline stages fills a pipeline.  Knows nothing 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from pellucid.executor.base import Executor, Ticket, WorkersLost
+from pellucid.bell import Bell
+from pellucid.executor.base import Executor, HasFileno, Ticket, WorkersLost
 from pellucid.interrupts import held_back
 from pellucid.observe.statistics import EngineStats, StepClock, StepSizes
 from pellucid.observe.trace import NullTrace, Trace
@@ -26,7 +26,6 @@ from pellucid.sleep.host import Rest
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.001  # how often an otherwise idle engine asks its connector, or what requests wait for
 
 
 class Preparing(NamedTuple):
@@ -68,12 +67,15 @@ class Engine:
         self._going = NOBODY_GOES_ON
         self._is_whole = True  # else a step has begun what it must finish
         self._preparing: dict[str, Preparing] = {}  # by id
-        self._arrived = threading.Event()
+        self._bell = Bell()
+        # For so many seconds it waits at most for what features have under way, and on these lines, too.
+        self.patience, self.ears = 0.1, list[HasFileno]()
         self._clock = StepClock()
         self._sizes = StepSizes()
         self._found_nothing = False  # in the last step
         self._num_late_compilations = 0
         self._num_empty = 0  # such steps in a row, while something should have been ready
+        executor.listen(self._hear)
 
     # Any thread
 
@@ -95,8 +97,11 @@ class Engine:
 
     def _post(self, message: Callable[[], SeqUpdate | None]) -> None:
         self._inbox.append(message)
-        if not self._arrived.is_set():  # whoever clears it looks into the inbox only then
-            self._arrived.set()
+        self._bell.ring()
+
+    def _hear(self, rank: int, name: str, said: object) -> None:
+        """A worker has said something out of turn."""
+        self._post(lambda: self._end_all(self._features.hear(name, rank, said)))
 
     # The engine's thread
 
@@ -154,14 +159,12 @@ class Engine:
         self._is_whole = False
 
     def _drain_inbox(self) -> None:
-        if self._arrived.is_set():
-            self._arrived.clear()
         while self._inbox:
             update = self._inbox.popleft()()
             if update is not None:
                 self._tell([update])
             self._let_through()
-        self.scheduler.poll()
+        self._end_all(self._features.poll())
 
     def _alone(self, request_id: str, take_in: Callable[[], SeqUpdate | None]) -> SeqUpdate | None:
         """Take in a request, of which nothing is left if that fails: no other has to do with it."""
@@ -211,13 +214,14 @@ class Engine:
             return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
         return self.scheduler.abort(request_id)
 
-    def _end(self, request_id: str, error: str | None) -> None:
-        """A feature ends a request: what the plan under way makes of it counts no more."""
-        reason = FinishReason.STOP if error is None else FinishReason.ERROR
-        update = self.scheduler.abort(request_id, reason)
-        if update is not None:
-            update.error = error
-            self._tell([update])
+    def _end_all(self, ended: Mapping[str, str | None]) -> None:
+        """A feature ends these requests: what the plan under way makes of them counts no more."""
+        for request_id, error in ended.items():
+            reason = FinishReason.STOP if error is None else FinishReason.ERROR
+            update = self.scheduler.abort(request_id, reason)
+            if update is not None:
+                update.error = error
+                self._tell([update])
 
     def _submit(self) -> None:
         """Fill the pipeline."""
@@ -242,8 +246,7 @@ class Engine:
             ticket.provide(features.late(plan, rows_of))
         self._inflight.append((plan, ticket))
         if plan.asked:
-            for request_id, error in features.ended(plan).items():
-                self._end(request_id, error)
+            self._end_all(features.ended(plan))
         return True
 
     def _collect(self) -> None:
@@ -254,8 +257,9 @@ class Engine:
                 self.executor.check()  # nobody waits for a worker that could die meanwhile
             self._count_empty()
             self.trace.rests()
-            if self._preparing:
-                self._arrived.wait(POLL_SECONDS)
+            if self._preparing or self._features.are_busy:
+                lines = *self.executor.lines, *self.ears
+                self._bell.wait(lines, self.patience, lambda: not self._inbox)
             return
         self._num_empty = 0
         plan, ticket = self._inflight[0]
@@ -283,7 +287,7 @@ class Engine:
 
     def _count_empty(self) -> None:
         """Time passes in empty steps, and then some sequence is ready; if none ever is, the loop spins."""
-        runnable = self.scheduler.has_unfinished and not (self.scheduler.has_transfers or self.rest.is_on)
+        runnable = self.scheduler.has_unfinished and not (self._features.are_busy or self.rest.is_on)
         self._num_empty = self._num_empty + 1 if runnable else 0
         assert self._num_empty <= self.scheduler.options.pp, (
             f"nothing is in flight and nothing can run, with {self.scheduler.num_running} sequences running "
@@ -308,14 +312,14 @@ class Engine:
         """Is there anything that further steps would bring forward?"""
         pending = bool(self._inbox or self._inflight or self._preparing or self._updates or self._going)
         pending = pending or self.rest.is_due or (self.scheduler.has_unfinished and not self.rest.is_on)
-        return pending or (self.error is None and self.scheduler.has_transfers)
+        return pending or (self.error is None and self._features.are_busy)
 
     @property
     def idle(self) -> bool:
-        """Would a step do nothing until a request arrives or a connector reports?"""
+        """Would a step do nothing until a request arrives or a feature hears something?"""
         if self._inbox or self._inflight or self._updates or self._going:
             return False
-        waits = self.scheduler.has_transfers or bool(self._preparing)
+        waits = self._features.are_busy or bool(self._preparing)
         return not self.has_work or (self._found_nothing and waits)
 
     def stats(self) -> EngineStats:

@@ -29,7 +29,7 @@ from pellucid.cluster.messages import (
 )
 from pellucid.config import EngineConfig
 from pellucid.engine.build import start_engine
-from pellucid.engine.core import POLL_SECONDS, Engine
+from pellucid.engine.core import Engine
 from pellucid.executor.base import Capacity
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import LiveXRay, NullXRay
@@ -67,6 +67,7 @@ def live(desk: Desk, work: Work) -> None:
 def serve(engine: Engine, desk: Desk) -> None:
     """Turn the loop until told to stop.  After each turn that changed anything, say so."""
     num_heard, said = 0, None
+    engine.ears.append(desk)
     while True:
         updates: list[SeqUpdate] = []
         for message in desk.hear(_patience(engine)):
@@ -101,10 +102,10 @@ def serve(engine: Engine, desk: Desk) -> None:
 
 def _patience(engine: Engine) -> float:
     """Seconds that there is nothing to do but to wait for orders."""
-    if not engine.has_work:
-        seconds = engine.xray.patience
-        return IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)
-    return POLL_SECONDS if engine.idle else 0.0
+    if engine.has_work:
+        return 0.0  # it waits itself if it must, and hears orders while it does
+    seconds = engine.xray.patience
+    return IDLE_SECONDS if seconds is None else min(seconds, IDLE_SECONDS)
 
 
 def _follow(engine: Engine, orders: Sequence[Order]) -> list[SeqUpdate]:

@@ -5,7 +5,7 @@ An executor names its worker by string; this room never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 WORKER = "pellucid.worker.worker:Worker"  # which executors load by this name
+Hear = Callable[[int, str, object], None]  # a rank, a feature's name, what its half there says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +26,14 @@ class Capacity:
     num_pages: int  # the padding page 0 not counted
     max_model_len: int  # tokens; the model's own may have been lowered to what fits
     num_spec: int = 0  # most drafts a row may carry
+    page_bytes: int = 0  # of the rank whose pages are largest
 
 
 def _nothing(told: object) -> None:
+    pass
+
+
+def _unheard(name: str, said: object) -> None:
     pass
 
 
@@ -49,6 +55,11 @@ class Seat:
     meet: Callable[[int | None], int] = _alone
     entered: Callable[[str], None] = _nothing  # told each collective's name before it begins
     waiting: Callable[[bool], None] = _nothing  # told when it begins and ceases to wait for another stage
+    say: Callable[[str, object], None] = _unheard  # to the host's half of a feature, by name; from any thread
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
 
 
 class Pending(Protocol):
@@ -84,6 +95,15 @@ class Executor(Protocol):
 
     def check(self) -> None:
         """Raise RuntimeError if a worker has died."""
+        ...
+
+    def listen(self, hear: Hear) -> None:
+        """From now on tell this what workers say out of turn; it may be called from any thread."""
+        ...
+
+    @property
+    def lines(self) -> Sequence[HasFileno]:
+        """Readable when a worker has said something that `check` takes in."""
         ...
 
     def shutdown(self) -> None: ...

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-from pellucid.executor.base import WORKER, Capacity, Pending, Seat, Ticket
+from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, Pending, Seat, Ticket
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -32,8 +32,16 @@ class LocalExecutor:
 
     def start(self, resolved: Resolved) -> Capacity:
         device = resolved.user.parallel.first_gpu(resolved.replica)
-        self.worker = load_object(WORKER)(resolved, Seat(device=device))
+        seat = Seat(device=device, say=lambda name, said: self._hear(0, name, said))
+        self.worker = load_object(WORKER)(resolved, seat)
         return self.worker.start()
+
+    def listen(self, hear: Hear) -> None:
+        self._hear = hear
+
+    @property
+    def lines(self) -> Sequence[HasFileno]:
+        return ()
 
     def submit(self, plan: StepPlan) -> LocalTicket:
         return LocalTicket(self.worker.execute(plan))

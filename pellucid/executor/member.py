@@ -13,7 +13,19 @@ import msgspec
 
 from pellucid import collector
 from pellucid.cluster.desk import Desk
-from pellucid.cluster.messages import Answer, Call, Late, Meet, Plan, Ready, Result, Stop, tagged, untagged
+from pellucid.cluster.messages import (
+    Answer,
+    Call,
+    Late,
+    Meet,
+    Plan,
+    Ready,
+    Result,
+    Said,
+    Stop,
+    tagged,
+    untagged,
+)
 from pellucid.executor.base import Capacity, Pending, Seat, Ticket
 from pellucid.executor.progress import Progress
 from pellucid.registry import load_object
@@ -56,6 +68,7 @@ def live(desk: Desk, work: Work) -> None:
         meet=lambda port: _meet(desk, port),
         entered=progress.enter,
         waiting=progress.wait,
+        say=lambda name, said: desk.send(Said(name, tagged(said))),
     )
     worker: Worker = load_object(work.worker)(work.resolved, seat)
     capacity = worker.start()

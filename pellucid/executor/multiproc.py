@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from pellucid.cluster.messages import (
@@ -21,12 +21,13 @@ from pellucid.cluster.messages import (
     Message,
     Plan,
     Result,
+    Said,
     tagged,
     untagged,
 )
 from pellucid.cluster.place import arrange
 from pellucid.cluster.supervisor import Supervisor
-from pellucid.executor.base import WORKER, Capacity, WorkersLost
+from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, WorkersLost
 from pellucid.executor.member import Work
 from pellucid.executor.progress import Progress
 from pellucid.interrupts import held_back
@@ -64,6 +65,14 @@ class MultiprocExecutor:
         self._results: dict[int, StepResult] = {}  # by plan id, until they are asked for
         self._answers: dict[int, object] = {}  # by rank
         self._ended_because: str | None = None
+        self._listener: Hear | None = None
+
+    def listen(self, hear: Hear) -> None:
+        self._listener = hear
+
+    @property
+    def lines(self) -> Sequence[HasFileno]:
+        return self._team.lines
 
     def start(self, resolved: Resolved) -> Capacity:
         """Start the processes and wait until all have loaded their part."""
@@ -156,6 +165,9 @@ class MultiprocExecutor:
                 self._answers[rank] = untagged(value)
             case Meet():
                 self._team.send(message, to=self._team.members[1:])
+            case Said(name, said):
+                assert self._listener is not None, "nobody listens"
+                self._listener(rank, name, untagged(said))
             case Failed():
                 pass  # one failure may be another one's echo
             case _:

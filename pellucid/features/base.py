@@ -18,6 +18,19 @@ request's life:
             leave           it has ended, for whatever reason
     worker  retire          its slot has nobody
 
+Some hooks are called whoever asks, for what concerns all requests or none:
+
+    host    holds           the oldest of the queue, which may have to wait for what this feature brings
+            vacate          a request leaves its slot; its pages are about to be dropped
+            carry           what a plan carries, rows or none
+    worker  ahead, behind   what it carries: before its forward, and when all of it is launched
+            say             from any thread, out of turn: `WorkerFacts.say`
+    host    hear            what a rank has said so
+            poll            once in each turn of the loop
+            is_busy         does a feature have something under way that the loop must wait for?
+            forget          prefixes are worth nothing any more
+    both    bind            the KV cache is there
+
 A half defines the hooks that it needs; the others are never called.  What `asks`, `prepare` and `enter` raise
 ends the request alone; the other hooks must not fail.  State is kept by request, slot or plan:
 with two plans under way there is no current step.  Law 11: what a plan carries is used by that plan alone,
@@ -42,7 +55,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from pellucid.executor.base import Capacity
     from pellucid.forward import ForwardInput
+    from pellucid.kv.hashes import Tokens
+    from pellucid.kv.manager import PrefixHit
     from pellucid.lora.bank import LoraBank
     from pellucid.resolve import Resolved
     from pellucid.rows import StepRows
@@ -102,7 +118,7 @@ class HostFeature:
 
     def asks(self, request: Request) -> bool:
         """Does this request?  What is wrong with its wish is a ValueError."""
-        raise NotImplementedError
+        return False
 
     def prepare(self, request: Request) -> Future[Any] | None:
         """What must be ready before it is queued; None: all is.  An exception says why it can not be."""
@@ -129,6 +145,37 @@ class HostFeature:
     def ended(self) -> dict[str, str | None]:
         """Requests that end now, before what is under way counts, by id; what is wrong, or None."""
         return {}
+
+    def bind(self, scheduler: Scheduler, capacity: Capacity) -> None:
+        """The engine is about to begin."""
+
+    def holds(self, seq: Seq, hit: PrefixHit) -> bool:
+        """Must it wait, without slot and pages, until `Scheduler.release`?  Asked again behind that.
+
+        hit: what of its prefix is in the KV cache.
+        """
+        return False
+
+    def vacate(self, seq: Seq, tokens: Tokens, num_computed: int) -> None:
+        """It leaves its slot.  tokens: its own, of which so many have KV."""
+
+    def carry(self) -> object:
+        """What the next plan brings the worker's half, whoever asks; or None."""
+
+    def hear(self, rank: int, said: Any) -> dict[str, str | None]:
+        """What a rank's half has said out of turn.  Returns as `ended`."""
+        return {}
+
+    def poll(self) -> dict[str, str | None]:
+        """Time has passed.  Returns as `ended`."""
+        return {}
+
+    def is_busy(self) -> bool:
+        """Will `hear` or `poll` bring something that the loop is not to end before?"""
+        return False
+
+    def forget(self) -> None:
+        """What is known of prefixes is to be used no more."""
 
     def land(self, told: Any, news: News, scheduler: Scheduler) -> None:
         """What the worker's half has told of a plan."""
@@ -173,6 +220,8 @@ class WorkerFacts:
     modules: Set[str]  # of all its layers: paths that a checkpoint's weights have
     adaptable: Set[str]  # of these, what adapters may change
     resolved: Resolved
+    rank: int
+    say: Callable[[str, object], None]  # to the host's half of this name, out of turn; from any thread
 
 
 class WorkerFeature:
@@ -192,6 +241,18 @@ class WorkerFeature:
         Who does not ask is not told of: what is kept by slot may be that of a request which has left.
         Returns, by slot, what is wrong with whom, who then ends with that error; every rank finds the same.
         """
+
+    def bind(self, pages: Tensor | None, capacity: Capacity) -> None:
+        """The KV cache is there, bytes [1 + num_pages, page_bytes]; or is about to go: None."""
+
+    def ahead(self, ride: Any) -> None:
+        """What `carry` has sent: before the plan's forward, whether or not it has rows."""
+
+    def behind(self, ride: Any) -> None:
+        """The same: when all of the plan is launched."""
+
+    def shutdown(self) -> None:
+        """The worker is about to end, or to be built anew."""
 
     def retire(self, slots: Sequence[int]) -> None:
         """Those in these slots have left; called before others are admitted, also for who did not ask."""
@@ -230,6 +291,7 @@ FEATURES: Registry[Feature] = Registry(
         "logprobs": "pellucid.features.logprobs:LOGPROBS",
         "prompt_logprobs": "pellucid.features.logprobs:PROMPT_LOGPROBS",
         "pooling": "pellucid.features.pooling:POOLING",
+        "kv_transfer": "pellucid.connectors:KV_TRANSFER",
     },
 )
 

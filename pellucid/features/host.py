@@ -18,6 +18,9 @@ from pellucid.schedule.sequence import Sequence
 from pellucid.types import Request
 
 if TYPE_CHECKING:
+    from pellucid.executor.base import Capacity
+    from pellucid.kv.hashes import Tokens
+    from pellucid.kv.manager import PrefixHit
     from pellucid.schedule.scheduler import Scheduler
 
 RowsOf = Callable[[StepPlan, int], list[AskingRow]]  # of a plan, those that have one of these bits
@@ -77,16 +80,62 @@ class HostFeatures:
             for name, feature in gates
         )
 
+    def holds(self, seq: Sequence, hit: PrefixHit) -> bool:
+        """Does one keep it from being admitted, until it lets go of it?"""
+        return any(feature.holds(seq, hit) for _, feature in self._hooks.of(FEATURE_BITS, "holds"))
+
+    def vacate(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
+        """It leaves its slot."""
+        for _, feature in self._hooks.of(FEATURE_BITS, "vacate"):
+            feature.vacate(seq, tokens, num_computed)
+
     def leave(self, request_id: str) -> None:
         """It has ended."""
         for _, feature in self._hooks.of(FEATURE_BITS, "leave"):
             feature.leave(request_id)
 
+    # Whoever asks
+
+    def bind(self, scheduler: Scheduler, capacity: Capacity) -> None:
+        """The engine is about to begin."""
+        for _, feature in self._hooks.of(FEATURE_BITS, "bind"):
+            feature.bind(scheduler, capacity)
+
+    def hear(self, name: str, rank: int, said: object) -> dict[str, str | None]:
+        """What a rank has said out of turn.  Returns requests that end by it."""
+        return self._features[name].hear(rank, said)
+
+    def poll(self) -> dict[str, str | None]:
+        """Requests that end in this turn."""
+        ended: dict[str, str | None] = {}
+        for _, feature in self._hooks.of(FEATURE_BITS, "poll"):
+            ended |= feature.poll()
+        return ended
+
+    @property
+    def are_busy(self) -> bool:
+        """Is there something to wait for beside plans?"""
+        return any(feature.is_busy() for _, feature in self._hooks.of(FEATURE_BITS, "is_busy"))
+
+    def forget(self) -> None:
+        """Prefixes are worth nothing any more."""
+        for _, feature in self._hooks.of(FEATURE_BITS, "forget"):
+            feature.forget()
+
     # A step
 
+    def carry(self) -> dict[str, object]:
+        """What the next plan carries, whoever asks."""
+        told = {name: feature.carry() for name, feature in self._hooks.of(FEATURE_BITS, "carry")}
+        return {name: each for name, each in told.items() if each is not None}
+
+    def asked_by(self, names: Iterable[str]) -> int:
+        """The bits of these features."""
+        return reduce(or_, map(self.bits.__getitem__, names), 0)
+
     def ride(self, plan: StepPlan, rows_of: RowsOf) -> StepPlan:
-        """The plan with what it carries for workers."""
-        rides: dict[str, object] = {}
+        """The plan with what its rows' features have for workers."""
+        rides = dict(plan.ride)
         for name, feature in self._hooks.of(plan.asked, "ride"):
             ride = feature.ride(self._rows(name, plan, rows_of))
             if ride is not None:

@@ -13,6 +13,9 @@ from pellucid.registry import load_object
 from pellucid.schedule.plan import FEATURE_BITS, NOBODY, Admission, StepPlan
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pellucid.executor.base import Capacity
     from pellucid.worker.inputs import StepCounts
 
 Named = tuple[tuple[str, Any], ...]  # (name, feature)
@@ -82,6 +85,28 @@ class WorkerFeatures:
         if slots:
             for _, feature in self._hooks.of(FEATURE_BITS, "retire"):
                 feature.retire(slots)
+
+    def bind(self, pages: Tensor | None, capacity: Capacity) -> None:
+        """The KV cache is there, or about to go."""
+        for _, feature in self._hooks.of(FEATURE_BITS, "bind"):
+            feature.bind(pages, capacity)
+
+    def ahead(self, plan: StepPlan) -> None:
+        """What the plan carries whoever asks, before its forward."""
+        for name, feature in self._hooks.of(plan.asked, "ahead"):
+            if name in plan.ride:
+                feature.ahead(plan.ride[name])
+
+    def behind(self, plan: StepPlan) -> None:
+        """The same, when all of it is launched."""
+        for name, feature in self._hooks.of(plan.asked, "behind"):
+            if name in plan.ride:
+                feature.behind(plan.ride[name])
+
+    def shutdown(self) -> None:
+        """They are used no more."""
+        for _, feature in self._hooks.of(FEATURE_BITS, "shutdown"):
+            feature.shutdown()
 
     def riders(self, plan: StepPlan) -> Riders:
         """What this plan's rows ask for."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,17 +47,10 @@ class NewPages(NamedTuple):
     pages: Pages  # [n, pages of a block]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Transfer:
-    """Pages lent to a connector, until it says that it has ended on every rank."""
+class Lent(Protocol):
+    """Has pages that belong to nobody in a slot."""
 
-    seq_id: int
-    is_load: bool  # the connector writes them; otherwise it reads
-    num_cached: int  # tokens before these blocks
-    num_tokens: int  # tokens up to the end of these blocks
-    digests: list[bytes]  # one a block
-    pages: Pages = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))  # as in a PrefixHit
-    meta: object = field(default=None)  # the connector's own
+    pages: Pages
 
 
 class Stripes(NamedTuple):
@@ -81,13 +74,14 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, len(kinds))
         ends = list(accumulate(kind.stripes for kind in kinds))
-        self._stripes = [
+        self.stripes = [
             Stripes(kind, i, slice(end - kind.stripes, end))
             for i, (kind, end) in enumerate(zip(kinds, ends, strict=True))
         ]
-        self._passing = [stripes for stripes in self._stripes if stripes.kind.gives_back]
+        self._passing = [stripes for stripes in self.stripes if stripes.kind.gives_back]
         self.pages_a_block = ends[-1]  # of all kinds
         self.max_tokens = most_tokens(kinds, num_pages, max_chunk)  # of one sequence
+        self.lent: dict[Lent, None] = {}  # what is out of stream order, the oldest first
         self._hasher = BlockHasher(self.block_size)
         self._no_hit = PrefixHit(0, np.zeros((0, self.pages_a_block), dtype=np.int32))
         width = -(-max_len // self.block_size)
@@ -111,7 +105,7 @@ class KVManager:
         digests = self.digests(prefix, tokens)[:num] if num else []
         while digests:  # until nobody lowers it
             num = len(digests)
-            for kind, i, _ in self._stripes:
+            for kind, i, _ in self.stripes:
                 del digests[kind.reach(digests, self.pool.index(i)) :]
             if len(digests) == num or not self._passing:
                 break
@@ -121,8 +115,8 @@ class KVManager:
         """The published pages of these blocks; 0 where a window does not reach."""
         num = len(digests)
         pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
-        for kind, i, columns in self._stripes:
-            first, index = self._first_kept(kind, num * self.block_size), self.pool.index(i)
+        for kind, i, columns in self.stripes:
+            first, index = self.first_kept(kind, num * self.block_size), self.pool.index(i)
             if first < num:
                 pages[first:, columns] = [index[digest] for digest in digests[first:]]
         return pages
@@ -166,9 +160,9 @@ class KVManager:
         self.pages[slot, : len(hit.pages)] = hit.pages
         self.capacity[slot] = hit.num_tokens
         for kind, i, _ in self._passing:
-            self._first[i, slot] = self._first_kept(kind, hit.num_tokens)
+            self._first[i, slot] = self.first_kept(kind, hit.num_tokens)
         if hit.num_tokens:
-            self._hold(hit.pages)
+            self.hold(hit.pages)
         if self.enable_prefix_caching:
             self.publish_at[slot] = hit.num_tokens + self.block_size
 
@@ -239,7 +233,7 @@ class KVManager:
         if num_full <= num_published:
             return
         self._hasher.extend(prefix.digests, tokens, prefix.root)
-        for _, i, columns in self._stripes:
+        for _, i, columns in self.stripes:
             first = max(num_published, int(self._first[i, slot]))
             if first < num_full:
                 names = prefix.digests[first:num_full]
@@ -249,7 +243,7 @@ class KVManager:
     def release(self, slot: int) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
         num = int(self.capacity[slot]) // self.block_size
-        for kind, i, columns in self._stripes:
+        for kind, i, columns in self.stripes:
             first = int(self._first[i, slot]) if kind.gives_back else 0
             self.pool.drop(self.pages[slot, first:num, columns][::-1])
         self.capacity[slot], self.publish_at[slot] = 0, NEVER
@@ -265,38 +259,6 @@ class KVManager:
         """Of the full blocks of `tokens`."""
         self._hasher.extend(prefix.digests, tokens, prefix.root)
         return prefix.digests[: len(tokens) // self.block_size]
-
-    def lend_for_load(self, transfer: Transfer, num_spare: int) -> bool:
-        """Take pages for a connector to write.  False if fewer than `num_spare` stay.
-
-        Of a window those blocks that the next query sees, and that a hit up to `num_cached` does not bring.
-        """
-        num = len(transfer.digests)
-        pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
-        for kind, _, columns in self._stripes:
-            first = self._first_kept(kind, transfer.num_tokens) - transfer.num_cached // self.block_size
-            pages[max(0, first) :, columns] = 1
-        needed = int(np.count_nonzero(pages))
-        if self.pool.num_free < needed + num_spare:
-            return False
-        pages[pages > 0] = self.pool.take(needed)
-        transfer.pages = pages
-        return True
-
-    def pages_of(self, slot: int, num_blocks: int) -> Pages:
-        """Of a slot's first blocks; what a window has passed is 0."""
-        return self.pages[slot, :num_blocks].copy()
-
-    def lend_for_save(self, transfer: Transfer) -> None:
-        """Hold the pages that a connector will read."""
-        self._hold(transfer.pages)
-
-    def take_back(self, transfer: Transfer, publish: bool) -> None:
-        """A transfer has ended: publish what a load brought, if it did, and drop the pages."""
-        for i, where, blocks in self._by_kind(transfer.pages):
-            if publish:
-                self.pool.publish(i, blocks, map(transfer.digests.__getitem__, where))
-            self.pool.drop(blocks[::-1])
 
     def clear(self) -> None:
         """Forget every prefix; pages in use stay with their sequences."""
@@ -315,30 +277,33 @@ class KVManager:
 
     def sees_from(self, slot: int, position: int) -> bool:
         """Is all there that a query of the slot at this position sees?"""
-        return all(self._first[i, slot] <= self._first_kept(kind, position) for kind, i, _ in self._passing)
+        return all(self._first[i, slot] <= self.first_kept(kind, position) for kind, i, _ in self._passing)
 
-    def check(self, slots: Sequence[int], lent: Iterable[Transfer]) -> None:
+    def check(self, slots: Sequence[int]) -> None:
         """Assert the invariants.  slots: those in use."""
-        self.pool.check([*map(self.held, slots), *(each.pages[each.pages > 0] for each in lent)])
+        lent = (each.pages[each.pages > 0] for each in self.lent)
+        self.pool.check([*map(self.held, slots), *lent])
         unused = np.setdiff1d(np.arange(len(self.pages)), slots)
         assert not self.capacity[unused].any() and not self._first[:, unused].any(), "an unused slot"
         for slot in slots:
             num = int(self.capacity[slot]) // self.block_size
-            for _, i, columns in self._stripes:
+            for _, i, columns in self.stripes:
                 is_held = self.pages[slot, :num, columns] > 0
                 assert not is_held[: self._first[i, slot]].any(), "a page behind the window"
                 assert is_held[self._first[i, slot] :].all(), "a page is missing"
 
-    def _first_kept(self, kind: Kind, position: int) -> int:
+    def first_kept(self, kind: Kind, position: int) -> int:
+        """The first block that a query at this position sees."""
         return int(kind.first_kept(np.array(position))) if kind.gives_back else 0
 
-    def _hold(self, pages: Pages) -> None:
-        for _, _, blocks in self._by_kind(pages):
+    def hold(self, pages: Pages) -> None:
+        """One more owner for blocks that somebody has or can find."""
+        for _, _, blocks in self.by_kind(pages):
             self.pool.hold(blocks)
 
-    def _by_kind(self, pages: Pages) -> Iterator[tuple[int, Column, Pages]]:
+    def by_kind(self, pages: Pages) -> Iterator[tuple[int, Column, Pages]]:
         """Of each kind the blocks that are there: their places and their pages."""
-        for _, i, columns in self._stripes:
+        for _, i, columns in self.stripes:
             of_kind = pages[:, columns]
             where = np.flatnonzero(of_kind[:, 0])
             yield i, where, of_kind[where]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]  # [n], or of blocks [n, stripes]
+# Told what can be found that could not before: kind, digests and blocks.
+Observer = Callable[[int, list[bytes], Pages], None]
 
 
 class PagePool:
@@ -22,6 +24,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, num_kinds: int = 1) -> None:
         self.num_pages = num_pages
+        self.observer: Observer | None = None
         # Of each page its owners, and whether its block is published; for single pages and for many at once.
         self._refs, self._flags = array("i", bytes(4 * (num_pages + 1))), bytearray(num_pages + 1)
         self.refs: NDArray[np.int32] = np.frombuffer(self._refs, dtype=np.int32)
@@ -95,11 +98,15 @@ class PagePool:
         """Make each block [n, stripes] findable, unless it is, or another one has the same content."""
         index, names = self._index[kind], self._names
         rows: list[list[int]] = blocks.tolist()
-        for pages, digest in zip(rows, digests, strict=True):
+        new: list[int] = []
+        for row, (pages, digest) in enumerate(zip(rows, digests, strict=True)):
             if pages[0] not in names and index.setdefault(digest, pages) is pages:
                 names[pages[0]] = kind, digest
+                new.append(row)
                 for page in pages:
                     self._flags[page] = True
+        if self.observer is not None and new:
+            self.observer(kind, [names[rows[row][0]][1] for row in new], blocks[new])
 
     def index(self, kind: int) -> Mapping[bytes, Sequence[int]]:
         """The published blocks of a kind by digest: each one's pages."""

@@ -154,7 +154,7 @@ def replay(
         enable_prefix_caching=engine.has_prefix_cache if has_prefix_cache is None else has_prefix_cache,
     )
     budget = LearnedPrefillBudget(target_itl_ms / 1000) if target_itl_ms else UnlimitedPrefill()
-    scheduler = Scheduler(options, kv, None, budget)
+    scheduler = Scheduler(options, kv, budget)
     worker, outcome = _Worker(), Outcome()
     watch = _Watch({each.id: each.arrival for each in recorded.requests})
     coming = _requests(recorded)

@@ -129,8 +129,7 @@ class StepPlan:
     admitted: list[Admission] = field(default_factory=list[Admission])
     grown: Growth = NOTHING
     retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
-    kv_meta: list[object] = field(default_factory=list[object])  # the connector's own
-    asked: int = 0  # bits of the features that its rows ask for
+    asked: int = 0  # bits of the features that its rows ask for, or that ride along
     ride: dict[str, object] = field(default_factory=dict[str, object])  # to these, by name
     is_open: bool = False  # more follows while the forward runs, and the second half waits for it
 
@@ -150,7 +149,6 @@ class StepResult:
     told: dict[str, object] = field(default_factory=dict[str, object])  # by features, by name
     # By row: why its request cannot go on.  It alone ends; the row's tokens mean nothing.
     failed: dict[int, str] = field(default_factory=dict[int, str])
-    kv_done: list[object] = field(default_factory=list[object])  # the connector's own
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @classmethod

@@ -17,8 +17,6 @@ from itertools import islice, takewhile, tee
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.connectors.base import KVConnector, NullConnector
-from pellucid.connectors.transfers import Transfers
 from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
 from pellucid.kv.hashes import root_digest
@@ -56,11 +54,9 @@ class Scheduler:
         self,
         options: SchedulerOptions,
         kv: KVManager,
-        connector: KVConnector | None = None,
         prefill_budget: PrefillBudget | None = None,
         features: HostFeatures | None = None,
     ) -> None:
-        assert connector is None or kv.enable_prefix_caching, "loads arrive through the prefix cache"
         self.options, self.kv = options, kv
         self.features = features or HostFeatures()
         most_new = 1 + options.num_spec
@@ -82,7 +78,6 @@ class Scheduler:
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
         self._retired: list[int] = []  # slots that the next plan reports
-        self._transfers = Transfers(kv, connector or NullConnector())
         self._watermark = int(options.watermark * kv.pool.num_pages)
         self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
@@ -156,7 +151,6 @@ class Scheduler:
             self._retire(seq)
         elif seq.status is Status.WAITING:
             self._waiting.remove(seq)
-        # A load under way keeps its blocks until it ends.
         self._forget(seq)
         update = seq.update(untold)
         update.finish_reason = reason
@@ -203,8 +197,8 @@ class Scheduler:
             self._admit_waiting(step)
         if options.num_spec:
             self._plan_drafts(step)
-        kv_meta = self._transfers.plan_meta()
-        if not step.num_rows and not kv_meta:
+        carried = self.features.carry()
+        if not step.num_rows and not carried:
             return None
         retired, self._retired = self._retired, []
         self._tell_prefill_budget(step)
@@ -212,8 +206,9 @@ class Scheduler:
         rows = step.rows()
         self._newest = step.id
         self._inflight.append(Flight(step.id, rows, *self._stays(rows.slots)))
+        step.asked |= self.features.asked_by(carried)
         is_open = bool(step.asked & self.features.with_late)
-        return step.to_plan(rows, self._committed, retired, kv_meta, is_open=is_open)
+        return step.to_plan(rows, self._committed, retired, carried, is_open=is_open)
 
     def _stays(self, slots: Column) -> Stays:
         """Whose stays these are; of all that decode they are the same until somebody comes or goes."""
@@ -378,9 +373,9 @@ class Scheduler:
             if not self.features.may_run(seq, self._running):
                 self._blocked = seq
                 break
-            if self._transfers.start_load(seq, hit, self._watermark):
+            if self.features.holds(seq, hit):
                 self._waiting.remove(seq)
-                seq.status = Status.WAITING_KV  # without slot and pages
+                seq.status = Status.HELD  # without slot and pages
             elif self._has_room(step, seq, hit):
                 self._admit(step, seq, hit)
             else:
@@ -403,7 +398,8 @@ class Scheduler:
                 return False
             # All that run would give way to it: for them no page need be spared.
             alone = self.kv.lacking(hit, num_tokens, 0)
-            return self._make_room(step, lower, alone, hit)
+            made = self._make_room(step, lower, alone, hit)
+            return made and self.kv.lacking(hit, num_tokens, 0) <= 0  # what they leave may be lent at once
         return True
 
     def _admit(self, step: Step, seq: Sequence, hit: PrefixHit) -> None:
@@ -573,7 +569,7 @@ class Scheduler:
         if num_computed >= self.kv.publish_at[slot]:  # law 8: those of sampled tokens at commit, or now
             self.kv.publish(slot, seq.prefix, tokens[:num_computed])
         self._blocked = None
-        self._transfers.offer_for_save(seq, tokens, num_computed)
+        self.features.vacate(seq, tokens, num_computed)
         self.kv.release(slot)
         self._retired.append(slot)
         self._running.remove(seq)
@@ -590,20 +586,21 @@ class Scheduler:
         t.leave(slot)
         seq.slot = -1
 
-    def poll(self) -> None:
-        """Take back what the connector has done with, whether or not a step comes home."""
-        self._end_transfers([])
+    def release(self, seq_id: int) -> None:
+        """A feature holds it no more: admission finds in the cache what that has brought, or computes it."""
+        seq = self._sequences.get(seq_id)
+        if seq is not None and seq.status is Status.HELD:
+            seq.status = Status.WAITING
+            self._waiting.add(seq)
 
-    def _end_transfers(self, kv_done: list[object]) -> None:
-        num_active = len(self._transfers)
-        loaded = self._transfers.end(kv_done)
-        if len(self._transfers) < num_active:
-            self._blocked = None
-        for seq_id in loaded:
-            seq = self._sequences.get(seq_id)
-            if seq is not None and seq.status is Status.WAITING_KV:
-                seq.status = Status.WAITING  # admission finds the blocks in the cache, or computes them
-                self._waiting.add(seq)
+    def request_of(self, seq_id: int) -> str | None:
+        """The id of its request, unless that has ended."""
+        seq = self._sequences.get(seq_id)
+        return None if seq is None else seq.request.id
+
+    def look_again(self) -> None:
+        """A feature has given pages back: the head of the queue may find room."""
+        self._blocked = None
 
     # Commit
 
@@ -615,7 +612,6 @@ class Scheduler:
         news = self._land(flight, result) if len(flight.rows) else NO_NEWS
         while self._draining and self._draining[0][0] <= plan.id:
             self._slots.append(self._draining.popleft()[1])
-        self._end_transfers(result.kv_done)
         return news
 
     def _land(self, flight: Flight, result: StepResult) -> News:
@@ -774,11 +770,6 @@ class Scheduler:
         return bool(self._sequences)
 
     @property
-    def has_transfers(self) -> bool:
-        """Does a connector hold pages, be it under way or not yet told to the workers?"""
-        return len(self._transfers) > 0
-
-    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -823,12 +814,13 @@ class Scheduler:
     def clear_prefix_cache(self) -> None:
         """Forget every prefix.  Sequences that run keep their pages, and go on publishing."""
         self.kv.clear()
+        self.features.forget()
 
     def check(self, inflight: Iterable[StepPlan]) -> None:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
         t, running = self.table, list(self._running)
         assert len(running) == len(self._decoding) + len(self._prefilling), "who runs"
-        self.kv.check([seq.slot for seq in running], self._transfers)
+        self.kv.check([seq.slot for seq in running])
         draining = [slot for _, slot in self._draining]
         taken = [*(seq.slot for seq in running), *draining]
         assert sorted(taken + self._slots) == list(range(self.options.num_slots)), "slots"

@@ -17,7 +17,7 @@ Key = tuple[int, float, int]  # the order of age: (priority, arrival, id)
 
 class Status(enum.Enum):
     WAITING = "waiting"  # in the queue
-    WAITING_KV = "waiting for a connector's load"
+    HELD = "waiting for what a feature brings"
     RUNNING = "running"  # in a slot
     FINISHED = "finished"  # answered
 
@@ -45,7 +45,6 @@ class Sequence:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
     num_told: int = 0  # of a quiet one's tokens, the prompt and those that updates have brought
-    may_load: bool = True  # the connector has not been asked yet
 
     @property
     def host_bound(self) -> bool:

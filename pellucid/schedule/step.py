@@ -161,7 +161,7 @@ class Step:
         return Growth(ints(slots.astype(np.int32).tobytes()), ints(pages.tobytes()))
 
     def to_plan(
-        self, rows: Rows, committed: int, retired: list[int], kv_meta: list[object], *, is_open: bool
+        self, rows: Rows, committed: int, retired: list[int], ride: dict[str, object], *, is_open: bool
     ) -> StepPlan:
         return StepPlan(
             id=self.id,
@@ -172,8 +172,8 @@ class Step:
             admitted=self.admitted,
             grown=self._grown_once(),
             retired=retired,
-            kv_meta=kv_meta,
             asked=self.asked & FEATURE_BITS,
+            ride=ride,
             is_open=is_open,
         )
 

@@ -44,7 +44,9 @@ class ModelRunner(Generic[Y]):
             self.admitter.admit(plan.admitted)
             self.admitter.fail(self.features.admit(plan.admitted))
             self.slots.grow(plan.grown)
+            self.features.ahead(plan)
             if not plan.rows:
+                self.features.behind(plan)
                 return EmptyResult(plan.id)
             counts = self.inputs.count(plan.rows, plan.num_propose, self.features.riders(plan))
             for name, feature in counts.riders.before:
@@ -52,12 +54,14 @@ class ModelRunner(Generic[Y]):
             self.handover.receive(counts)
             if plan.is_open:
                 finish = self.launcher.begin(counts)
-                return OpenStep(counts, lambda: self._deliver(plan.id, counts, finish()))
+                return OpenStep(counts, lambda: self._deliver(plan, counts, finish()))
             yielded = self.launcher(counts)  # forward, sampling, slots and drafts: device_step.py
-            return self._deliver(plan.id, counts, yielded)
+            return self._deliver(plan, counts, yielded)
 
-    def _deliver(self, plan_id: int, counts: StepCounts, yielded: Y) -> Pending:
-        return self.admitter.tell(counts, self.handover.deliver(plan_id, counts, yielded))
+    def _deliver(self, plan: StepPlan, counts: StepCounts, yielded: Y) -> Pending:
+        pending = self.admitter.tell(counts, self.handover.deliver(plan.id, counts, yielded))
+        self.features.behind(plan)
+        return pending
 
 
 class OpenStep:

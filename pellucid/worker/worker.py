@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +102,9 @@ class Worker:
             phases.end("kernels")
         num_pages = memory.count_pages(self.resolved, self.layout, self._kv_budget(most_bytes))
         num_pages = self.links.world.minimum(num_pages)  # a step needs a page on every rank
-        capacity = memory.fit_capacity(self.resolved, self.layout, num_pages)
-        self.num_pages = capacity.num_pages
-        self._bind_kv(self.num_pages)
+        most = -self.links.world.minimum(-self.layout.page_bytes)
+        self.capacity = replace(memory.fit_capacity(self.resolved, self.layout, num_pages), page_bytes=most)
+        self._open_kv()
         phases.end("KV cache")
         if self.device.type != "cpu":
             self._tell("recording CUDA graphs")
@@ -111,7 +112,7 @@ class Worker:
         phases.end("graphs")
         logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))
         self.late.begin()
-        return capacity
+        return self.capacity
 
     def _tell(self, doing: str) -> None:
         """What begins now, said by one worker for all."""
@@ -138,6 +139,7 @@ class Worker:
         with torch.inference_mode():
             self.runner.handover.apply_feedback(EVERY_PLAN)
         self.runner.launcher.forget()
+        self.runner.features.bind(None, self.capacity)
         self._bind_kv(None)
         self._host_weights = None
         if level > 1:
@@ -166,7 +168,7 @@ class Worker:
             elif "runner" not in self.__dict__:
                 self._build()
         if KV_CACHE in tags:
-            self._bind_kv(self.num_pages)
+            self._open_kv()
             if self.device.type != "cpu":
                 self._tell("recording CUDA graphs")
             self.runner.launcher.capture()
@@ -176,7 +178,7 @@ class Worker:
         """Bytes of a GPU that are wanted and not free; below 0 if all are."""
         if self.device.type == "cpu":
             return 0
-        wanted = (1 + self.num_pages) * self.layout.page_bytes if KV_CACHE in tags else 0
+        wanted = (1 + self.capacity.num_pages) * self.layout.page_bytes if KV_CACHE in tags else 0
         if WEIGHTS in tags:
             wanted += self.weight_bytes if self._host_weights is None else self._host_weights.nbytes
         return wanted - torch.cuda.mem_get_info()[0]
@@ -192,6 +194,7 @@ class Worker:
         """Forget all that `_build` has made."""
         if "runner" in self.__dict__:
             self.runner.handover.close()
+            self.runner.features.shutdown()
         for name in ("runner", "models", "abridged"):
             self.__dict__.pop(name, None)
 
@@ -249,6 +252,8 @@ class Worker:
             modules=target.modules,
             adaptable=target.adaptable,
             resolved=resolved,
+            rank=self.mesh.rank,
+            say=self.seat.say,
         )
         features = WorkerFeatures.of(resolved.features, facts)
         shapes = self._recorded_shapes(target, proposer.shape)
@@ -363,17 +368,22 @@ class Worker:
         self.runner.slots.retire(plan.rows.slots.tolist())
         self.runner.features.retire(plan.rows.slots.tolist())
 
-    def _bind_kv(self, num_pages: int | None) -> None:
+    def _open_kv(self) -> None:
+        """Make the KV cache that requests will use."""
+        pool = self._bind_kv(self.capacity.num_pages)
+        self.runner.features.bind(pool.view(-1, self.layout.page_bytes), self.capacity)
+
+    def _bind_kv(self, num_pages: int | None) -> torch.Tensor:
         """Make so many pages and the padding page 0, zeros, and give every layer its view of them.
 
-        None: not even that page.
+        None: not even that page.  Returns their bytes, flat.
         """
         layout = self.layout
         owners = [(model.backend, layer) for model in self.models for layer in model.attention_layers]
         for _, layer in owners:
             layer.kv_cache = torch.empty(0)  # the old pages go before the new ones come
         if num_pages is None:
-            return
+            return torch.empty(0)
         pool = zeros((1 + num_pages) * layout.page_bytes, self.device)
         for (backend, layer), (table, unit) in zip(owners, layout.places, strict=True):
             _, factor, num_bytes = layout.tables[table]
@@ -381,6 +391,7 @@ class Worker:
             shape = backend.kv_layout(layer.spec, num_blocks)
             part = pool[unit * layout.unit_bytes :][: num_blocks * num_bytes]
             layer.kv_cache = part.view(layer.spec.kv_dtype or layer.spec.dtype).view(shape)
+        return pool
 
 
 class Phases:

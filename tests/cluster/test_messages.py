@@ -22,6 +22,7 @@ from pellucid.cluster.messages import (
     Plan,
     Ready,
     Result,
+    Said,
     Start,
     Stop,
     Turn,
@@ -35,6 +36,8 @@ from pellucid.cluster.messages import (
     untagged,
 )
 from pellucid.config import EngineConfig, ModelConfig, SpeculativeConfig
+from pellucid.connectors import base as connectors
+from pellucid.connectors.base import Ended
 from pellucid.engine.member import Facts
 from pellucid.executor.base import Capacity
 from pellucid.features.grammar.host import Drafts, Masks
@@ -53,7 +56,7 @@ from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a connector might send."""
+    """What a feature might send."""
 
     seq_id: int
     blocks: tuple[list[int], ...]
@@ -61,6 +64,9 @@ class Job:
 
 
 JOB = Job(7, ([1, 2],), ([b"\0\xff", b""],))
+JOBS = connectors.Jobs(
+    [connectors.Job(number=3, is_load=True, pages=ints([1, 70000]), what={"a": [b"\0", 1]})]
+)
 SAMPLING = SamplingParams(
     n=2,
     presence_penalty=0.5,
@@ -111,9 +117,8 @@ PLAN = StepPlan(
     admitted=[ADMISSION],
     grown=Growth(ints([3, 255]), ints([70000, 2])),
     retired=[9, 10],
-    kv_meta=[JOB, {"load": [1, 2]}, "plain"],
     asked=12,
-    ride={"toy": JOB},
+    ride={"toy": JOB, "plain": {"load": [1, 2]}, "kv_transfer": JOBS},
     is_open=True,
 )
 ENTRY = TokenLogprobs([4, 9], [-0.25, float("-inf")], 1)
@@ -123,7 +128,6 @@ RESULT = StepResult(
     num_new=ints([1, 0, 3]),
     told={"logprobs": Entries({2: [ENTRY, ENTRY]}), "grammar": Drafts({0: [5, 6]}), "plain": [1]},
     failed={1: "no token is left"},
-    kv_done=[JOB],
     num_late_compilations=2,
 )
 KEPT_AT_DEFAULT = {"detokenize"}  # stop strings need it
@@ -235,7 +239,12 @@ def test_what_a_worker_could_not_import_is_refused_by_name() -> None:
         pass
 
     with pytest.raises(TypeError, match="Local cannot be imported by name"):
-        Plan.of(StepPlan(id=0, committed=-1, kv_meta=[Local()]))
+        Plan.of(StepPlan(id=0, committed=-1, ride={"x": Local()}))
+
+
+def test_what_a_worker_says_out_of_turn_comes_through() -> None:
+    said = decode(encode(Said("kv_transfer", tagged(Ended(7, ok=False)))))
+    assert isinstance(said, Said) and untagged(said.said) == Ended(7, ok=False)
 
 
 def test_masks_come_through() -> None:

@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
+from pellucid.connectors.base import Ended
 from pellucid.engine.core import Engine
+from pellucid.executor.base import Hear
 from pellucid.features.base import AskingRow
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.prefill_budget import UnlimitedPrefill
 from pellucid.types import FinishReason, Request, SeqUpdate
 from tests.schedule.device import Device, ToyGrammar, make_request, make_scheduler
-from tests.schedule.store import Store
+from tests.schedule.store import Store, StoreTransfer
 
 
 @dataclass
@@ -78,6 +80,13 @@ class EagerExecutor:
     def check(self) -> None:
         if self.dies_in == "idleness":
             raise RuntimeError("worker 3 has died")
+
+    def listen(self, hear: Hear) -> None:
+        self.hear = hear
+
+    @property
+    def lines(self) -> tuple[()]:
+        return ()
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -195,13 +204,16 @@ def test_an_engine_that_would_spin_fails_loudly_instead(caplog: pytest.LogCaptur
 
 
 def test_while_a_connector_works_the_engine_neither_spins_nor_gives_up() -> None:
-    store = Store(num_tokens=4)
-    engine = Engine(make_scheduler(connector=store), EagerExecutor(), depth=2, check_invariants=True)
+    store, executor = StoreTransfer(Store(num_tokens=4)), EagerExecutor()
+    engine = Engine(make_scheduler(store=store), executor, depth=2, check_invariants=True)
+    engine.patience = 0.01
     engine.add(make_request("a", max_tokens=2))
     for _ in range(20):
         assert engine.step() == []
     assert engine.idle and engine.has_work and engine.error is None
-    store.end()
+    engine.patience = 60.0
+    threading.Timer(0.05, lambda: executor.hear(0, "kv_transfer", Ended(0, True))).start()
+    assert engine.step() == [], "woken by what a worker says"
     assert sum(len(update.new_token_ids) for update in drain(engine)["a"]) == 2
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pellucid import LLM, LLMEngine, SamplingParams
+from pellucid.cluster.line import wait
 from pellucid.executor.multiproc import MultiprocExecutor
 from tests.executor import toy
 from tests.executor.toy import plan
@@ -131,6 +132,16 @@ def test_a_call_waits_its_turn_among_plans(toys: MultiprocExecutor) -> None:
     ticket = toys.submit(plan(0))
     assert toys.call("pid") == member("worker 0")
     assert ticket.result().plan_id == 0
+
+
+def test_what_any_worker_says_out_of_turn_is_heard_with_its_rank(toys: MultiprocExecutor) -> None:
+    heard: list[object] = []
+    toys.listen(lambda rank, name, said: heard.append((rank, name, said)))
+    toys.submit(plan(0, "say 0", "say 1")).result()
+    while len(heard) < 2:
+        wait(toys.lines, 5.0)
+        toys.check()
+    assert sorted(heard) == [(rank, "toy", {"rank": rank}) for rank in (0, 1)]  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,12 +1,14 @@
-"""A worker without a model, to which things happen: each item of a plan's kv_meta is "what happens, rank"."""
+"""A worker without a model, to which things happen: a plan rides with items of "what happens, rank"."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity, Seat
@@ -48,8 +50,8 @@ class ToyWorker:
         return Capacity(kinds=(), num_pages=0, max_model_len=1)
 
     def execute(self, plan: StepPlan) -> Done:
-        for item in plan.kv_meta:
-            what, rank = str(item).split()
+        for item in cast("list[str]", plan.ride.get("toy", [])):
+            what, rank = item.split()
             self.happen(what, is_here=int(rank) == self.seat.rank)
         num_tokens = sum(len(admission.token_ids) for admission in plan.admitted)
         tokens, num_new = ints([num_tokens for _ in plan.rows]), ints([1 for _ in plan.rows])
@@ -69,6 +71,8 @@ class ToyWorker:
             time.sleep(FOREVER)
         elif is_here and what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif is_here and what == "say":
+            threading.Thread(target=lambda: self.seat.say("toy", {"rank": self.seat.rank})).start()
         elif is_here and what == "raise":
             raise ArithmeticError("a toy's")
 
@@ -124,5 +128,5 @@ def plan(plan_id: int, *happens: str, num_tokens: int = 0) -> StepPlan:
         committed=plan_id - 1,
         rows=Rows.of([Row(0)]),
         admitted=[admission],
-        kv_meta=list(happens),
+        ride={"toy": list(happens)},
     )

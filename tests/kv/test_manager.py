@@ -9,7 +9,7 @@ import pytest
 
 from pellucid.kv.hashes import root_digest
 from pellucid.kv.kinds import Full, Kind, Window
-from pellucid.kv.manager import KVManager, Prefix, Transfer
+from pellucid.kv.manager import KVManager, Prefix
 
 FULL = Full(4)
 HYBRID = Full(4), Window(4, 2, 9)  # 8 tokens before the next query: two blocks
@@ -57,7 +57,7 @@ def test_a_sequence_grows_block_by_block() -> None:
     assert grow(kv, 0, 5) == 2
     assert grow(kv, 0, 8) == 0 and kv.capacity[0] == 8
     assert grow(kv, 0, 9) == 1
-    kv.check([0], [])
+    kv.check([0])
 
 
 def test_a_block_has_pages_of_all_kinds() -> None:
@@ -74,7 +74,7 @@ def test_several_sequences_grow_at_once_each_by_what_it_lacks() -> None:
     assert kv.capacity.tolist()[:3] == [8, 8, 12]
     own = [kv.pages[0, :2], kv.pages[1, 1:2], kv.pages[2, :3]]
     assert new.pages.tolist() == np.concatenate(own).tolist()
-    kv.check([0, 1, 2], [])
+    kv.check([0, 1, 2])
 
 
 def test_nobody_grows_where_pages_are_short() -> None:
@@ -91,7 +91,7 @@ def test_an_equal_beginning_is_found_and_held() -> None:
     kv.adopt(1, hit)
     kv.release(0)
     assert kv.pool.num_used == 2
-    kv.check([1], [])
+    kv.check([1])
 
 
 def test_a_hit_leaves_the_last_token_to_be_computed() -> None:
@@ -159,7 +159,7 @@ def test_what_a_window_has_passed_is_free_and_the_rest_is_not() -> None:
     assert (kv.pages[0, 0] > 0).tolist() == [True, False, False], "all of the full kind stays"
     assert not pass_windows(kv, 0, 12) and pass_windows(kv, 0, 20) and kv.pool.num_used == 18 - 6
     assert kv.sees_from(0, 20) and not kv.sees_from(0, 19)
-    kv.check([0], [])
+    kv.check([0])
     kv.release(0)
     assert kv.usage == 0
 
@@ -170,7 +170,7 @@ def test_several_pass_their_windows_at_once_each_as_far_as_it_has_come() -> None
         grow(kv, slot, 20)
     assert kv.pass_windows(np.array([2, 0, 1]), np.array([16, 3, 19]))
     assert [(kv.pages[slot, :5, 1] > 0).sum() for slot in range(3)] == [5, 3, 3]
-    kv.check([0, 1, 2], [])
+    kv.check([0, 1, 2])
 
 
 def test_what_several_share_is_free_when_the_last_has_passed_it() -> None:
@@ -183,7 +183,7 @@ def test_what_several_share_is_free_when_the_last_has_passed_it() -> None:
     for slot in (0, 1):
         assert pass_windows(kv, slot, 16 + 4) and kv.pool.num_used == used
     assert pass_windows(kv, 2, 16 + 4) and kv.pool.num_used == used - 2, "one block of the window"
-    kv.check([0, 1, 2], [])
+    kv.check([0, 1, 2])
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
@@ -230,9 +230,9 @@ def test_who_comes_in_by_a_hit_holds_no_more_than_it_sees() -> None:
     write(kv, 0, list(range(24)))
     kv.release(0)
     assert write(kv, 1, list(range(24))) == 24 and kv.pool.num_used == 6 + 2 * 2
-    kv.check([1], [])
+    kv.check([1])
     kv.release(1)
-    kv.check([], [])
+    kv.check([])
 
 
 def test_a_prompt_longer_than_its_window_needs_only_a_windows_pages_at_once() -> None:
@@ -276,53 +276,7 @@ def test_in_random_lives_no_page_is_lost_or_seen_too_late() -> None:
             tokens += [rng.randrange(2) for _ in range(end - len(tokens))]
             kv.publish(slot, names, tokens[:end])
             lives[slot] = names, tokens, end
-        kv.check(list(lives), [])
-
-
-# Transfers
-
-
-def load_of(kv: KVManager, num_cached: int, num_tokens: int) -> Transfer:
-    digests = kv.digests(prefix(), list(range(num_tokens)))[num_cached // 4 :]
-    return Transfer(seq_id=0, is_load=True, num_cached=num_cached, num_tokens=num_tokens, digests=digests)
-
-
-def test_a_load_takes_pages_and_is_found_once_it_has_landed() -> None:
-    kv = make_manager(4)
-    load = load_of(kv, 0, 8)
-    assert not kv.lend_for_load(load, 3)
-    assert kv.lend_for_load(load, 2) and kv.pool.num_used == 2
-    assert num_cached(kv, list(range(8))) == 0
-    kv.check([], [load])
-    kv.take_back(load, publish=True)
-    assert num_cached(kv, list(range(8))) == 8 and kv.usage == 0
-
-
-def test_of_windows_a_load_brings_what_the_next_query_sees() -> None:
-    kv = make_manager(40, *HYBRID)
-    load = load_of(kv, 0, 20)
-    assert kv.lend_for_load(load, 0)
-    assert (load.pages[:, 1] > 0).tolist() == [False] * 3 + [True] * 2 and kv.pool.num_used == 5 + 4
-    kv.take_back(load, publish=True)
-    assert num_cached(kv, list(range(20))) == 20
-    more = load_of(kv, 20, 24)
-    assert kv.lend_for_load(more, 0) and kv.pool.num_used == 3
-    kv.take_back(more, publish=True)
-    assert num_cached(kv, list(range(24))) == 24
-
-
-def test_what_a_save_reads_outlives_its_sequence() -> None:
-    kv = make_manager(2)
-    write(kv, 0, list(range(8)))
-    save = Transfer(
-        seq_id=0, is_load=False, num_cached=0, num_tokens=8,
-        digests=kv.digests(prefix(), list(range(8))), pages=kv.pages_of(0, 2),
-    )  # fmt: skip
-    kv.lend_for_save(save)
-    kv.release(0)
-    assert grow(kv, 1, 1) is None
-    kv.take_back(save, publish=False)
-    assert grow(kv, 1, 8) == 2
+        kv.check(list(lives))
 
 
 def test_clearing_forgets_prefixes_of_all_kinds() -> None:
@@ -331,4 +285,4 @@ def test_clearing_forgets_prefixes_of_all_kinds() -> None:
     kv.release(0)
     kv.clear()
     assert num_cached(kv, list(range(16))) == 0
-    kv.check([], [])
+    kv.check([])

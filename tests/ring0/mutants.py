@@ -22,11 +22,13 @@ MODULES = {  # in the order of import
     "sparse": "pellucid.kv.sparse",
     "pool": "pellucid.kv.pool",
     "manager": "pellucid.kv.manager",
+    "lending": "pellucid.connectors.lending",
     "connectors.base": "pellucid.connectors.base",
     "sequence": "pellucid.schedule.sequence",
     "queue": "pellucid.schedule.queue",
     "step": "pellucid.schedule.step",
     "transfers": "pellucid.connectors.transfers",
+    "host": "pellucid.connectors.host",
     "table": "pellucid.schedule.table",
     "news": "pellucid.schedule.news",
     "features": "pellucid.features.host",
@@ -47,8 +49,7 @@ YOUNGER = "takewhile(lambda other: other.key > seq.key, reversed(self._running))
 ENOUGH = (
     "        if num is None:\n            return False\n        for victim in list(islice(victims, num)):"
 )
-STAGES: Edit = ("worker", "        self.flights: list[Flight]", "        connector.stages = self.stages\n$")
-START_ALL = "$\n        [self.start(self.pending[-1], stage) for stage in self.stages]"
+SUBMITTED = "        self.flights.append(flight)\n"
 
 FAULTS: dict[str, list[Edit]] = {
     "3 no blocks for what a prompt drafts": [("scheduler", "end + self.options.num_spec):", "end):")],
@@ -59,24 +60,24 @@ FAULTS: dict[str, list[Edit]] = {
         ("sequence", "update.new_token_ids = update.new_token_ids[: i + 1]", "pass")
     ],
     "5 a load starts when it is planned": [
-        STAGES,
-        ("worker", "self.pipeline.connector.start(job, self)", "job.transfer.is_load or $"),
-        ("connector", "self.pending.append(Job(transfer, self.rng.random() < 0.3))", START_ALL),
+        ("worker", SUBMITTED, "$        [stage.start(plan, loads=True) for stage in self.stages]\n"),
+        ("worker", "        self.start(plan, loads=True)\n", ""),
     ],
     "5 a save starts when it is planned": [
-        STAGES,
-        ("worker", "self.pipeline.connector.start(job, self)", "job.transfer.is_load and $"),
-        ("connector", "self.pending.append(Job(transfer, False))", START_ALL),
+        ("worker", SUBMITTED, "$        [stage.start(plan, loads=False) for stage in self.stages]\n"),
+        ("worker", "        self.start(plan, loads=False)\n", ""),
     ],
-    "5 what a save reads is not held": [
-        ("transfers", "            kv.lend_for_save(transfer)\n", ""),
-        ("transfers", "self._kv.take_back(transfer,", "transfer.is_load and $"),
-        (
-            "scheduler",
-            "for seq in running], self._transfers)",
-            "for seq in running], [t for t in self._transfers if t.is_load])",
-        ),
+    "5 a save starts before its plan's forward": [
+        ("worker", "        self.start(plan, loads=True)\n", "$        self.start(plan, loads=False)\n"),
+        ("worker", "        self.start(plan, loads=False)\n        return values", "        return values"),
     ],
+    "5 the first rank ends a transfer": [
+        ("transfers", "        if under_way.num_left:\n            return None\n", "")
+    ],
+    "8 the last rank's word is all ranks'": [
+        ("transfers", "under_way.ok &= ended.ok", "under_way.ok = ended.ok")
+    ],
+    "5 what a save reads is not held": [("lending", "    kv.hold(transfer.pages)\n", "")],
     "6 feedback too early": [("worker", NEWEST, "max(plan.id - self.pp + 1, plan.committed), self.pipeline")],
     "6 no watermark": [("worker", NEWEST, "plan.id - self.pp, self.pipeline")],
     "6 watermark only": [("worker", NEWEST, "plan.committed, self.pipeline")],
@@ -86,8 +87,8 @@ FAULTS: dict[str, list[Edit]] = {
     "6 retired lost on an empty tick": [
         ("scheduler", "            return None\n        retired,", "            self._retired = []\n$")
     ],
-    "6 a plan with only kv_meta is not submitted": [
-        ("scheduler", "if not step.num_rows and not kv_meta:", "if not step.num_rows:")
+    "6 a plan that only carries something is not submitted": [
+        ("scheduler", "if not step.num_rows and not carried:", "if not step.num_rows:")
     ],
     "6 compaction on the last stage only": [
         ("worker", "enumerate(feedback.path, 1)", "enumerate(feedback.path * (self.index == self.pp - 1), 1)")
@@ -136,13 +137,13 @@ FAULTS: dict[str, list[Edit]] = {
     "7 an arrival preempts its elders": [("scheduler", "if v.key[0] > seq.key[0] and", "if")],
     "8 full hit without recompute": [("sequence", "else len(self.tokens) - 1", "else len(self.tokens)")],
     "8 failed load published": [
-        ("transfers", "publish=transfer.is_load and end.ok", "publish=transfer.is_load")
+        ("transfers", "is_of_use = ok and transfer.is_load", "is_of_use = transfer.is_load")
     ],
     "8 load published before it landed": [
         (
-            "transfers",
-            "        self._connector.reserved(transfer)",
-            "$\n        for i, where, blocks in kv._by_kind(transfer.pages):\n"
+            "host",
+            "        self._transfers.begin(transfer, self.connector.load(transfer))",
+            "$\n        for i, where, blocks in kv.by_kind(transfer.pages):\n"
             "            kv.pool.publish(i, blocks, [transfer.digests[place] for place in where])",
         )
     ],
@@ -156,8 +157,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 a hit valid for one kind only": [
         (
             "manager",
-            "for kind, i, _ in self._stripes:\n                del digests",
-            "for kind, i, _ in self._stripes[:1]:\n                del digests",
+            "for kind, i, _ in self.stripes:\n                del digests",
+            "for kind, i, _ in self.stripes[:1]:\n                del digests",
         ),
         (
             "manager",
@@ -279,11 +280,9 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "while len(self._waiting) and self._slots", "while False and self._slots")
     ],
     "10 a blocked head is not looked at when a connector gives blocks back": [
-        ("scheduler", "        if len(self._transfers) < num_active:", "        if False:")
+        ("host", "        self._scheduler.look_again()\n", "")
     ],
-    "10 a loaded sequence is not woken": [
-        ("scheduler", "seq.status = Status.WAITING  # admission", "continue  # admission")
-    ],
+    "10 a loaded sequence is not woken": [("host", "self._scheduler.release(transfer.seq_id)", "pass")],
     "0 a step has more tokens than its budget": [
         ("step", "self.num_chunked += row.num_query", "pass"),
     ],
@@ -556,8 +555,8 @@ FAULTS: dict[str, list[Edit]] = {
     "10 a blocked head is not looked at when blocks come free": [
         (
             "scheduler",
-            "        self._blocked = None\n        self._transfers.offer",
-            "        self._transfers.offer",
+            "        self._blocked = None\n        self.features.vacate",
+            "        self.features.vacate",
         ),
     ],
     "6 the plan carries no watermark": [
@@ -574,23 +573,12 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "5 an abort frees the connector's blocks": [
         (
-            "scheduler",
-            "        # A load under way keeps",
-            "        for t in [t for t in self._transfers if t.is_load and t.seq_id == seq.id]:\n"
-            "            self._transfers.take_back_now(t)\n$",
-        ),
-        (
-            "transfers",
-            "    def plan_meta(",
-            "    def take_back_now(self, transfer):\n"
-            "        self._active.remove(transfer)\n"
-            "        self._kv.take_back(transfer, publish=False)\n\n$",
-        ),
-        (
-            "transfers",
-            "            self._active.remove(transfer)\n",
-            "            if transfer not in self._active:\n                continue\n$",
-        ),
+            "host",
+            "        self._asked.discard(request_id)\n",
+            "$        for t in [t for t in self._transfers if t.is_load]:\n"
+            "            if self._scheduler.request_of(t.seq_id) is None:\n"
+            "                self.end(t, ok=False)\n",
+        )
     ],
     "0 drafts are not counted in the budget": [
         ("scheduler", "left = self.options.max_num_batched_tokens - step.num_tokens", "left = 10**6"),
@@ -607,7 +595,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "most = t.limit[slots] + num_spec", "most = t.limit[slots]")
     ],
     "10 the last one waits for spare blocks": [
-        ("scheduler", "self.kv.lacking(hit, num_tokens, 0)", "lacking")
+        ("scheduler", "alone = self.kv.lacking(hit, num_tokens, 0)", "lacking")
     ],
     "3 a slot's blocks travel apart": [("step", 'np.argsort(slots, kind="stable")', "np.arange(len(slots))")],
     "3 a slot's blocks change their order": [

@@ -32,7 +32,7 @@ from pellucid.schedule.sequence import Sequence, Status
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.spec.switch import Switch
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
-from tests.ring0.connector import Blocks, Key, ToyConnector
+from tests.ring0.connector import Blocks, Key, ToyConnector, ToyTransfer
 from tests.ring0.model import (
     EOS,
     FULL,
@@ -150,7 +150,7 @@ class WatchedScheduler(Scheduler):
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return self.counters.num_preemptions, len(self._transfers)
+        return self.counters.num_preemptions, len(self.kv.lent)
 
 
 class ToyGrammar(HostFeature):
@@ -384,6 +384,7 @@ class Simulation:
             depth=config.depth,
             check_invariants=True,
         )
+        self.engine.patience = 0.0
         self.answers = {request.id: Answer() for request, _ in requests}
         self.aborted: set[str] = set()
 
@@ -407,14 +408,16 @@ class Simulation:
             max_chunk=options.max_chunk,
             enable_prefix_caching=config.caching,
         )
-        connector = self.connector if config.caching else None
-        features = {
+        features: dict[str, HostFeature] = {
             "grammar": ToyGrammar(worker.parents),
             "logprobs": Logprobs(None),  # type: ignore[arg-type]
             "prompt_logprobs": PromptLogprobs(None),  # type: ignore[arg-type]
             "toy": self.toy,
         }
-        scheduler = WatchedScheduler(options, kv, connector, self.prefill_budget, HostFeatures(features))
+        if config.caching:
+            features["kv_transfer"] = ToyTransfer(self.connector)
+        scheduler = WatchedScheduler(options, kv, self.prefill_budget, HostFeatures(features))
+        scheduler.features.bind(scheduler, None)  # type: ignore[arg-type]
         scheduler.wants.switch = Switch(is_on=True)
         scheduler.wants.took = lambda seconds: None  # no clock decides what these runs do
         if config.vary_drafts:
@@ -450,17 +453,18 @@ class Simulation:
     def awaits_load(self, request_id: str) -> bool:
         """Whose blocks an abort must leave to the connector."""
         seq = self.scheduler._by_request.get(request_id)
-        return seq is not None and seq.status is Status.WAITING_KV
+        return seq is not None and seq.status is Status.HELD
 
     def step(self) -> None:
         running = self.scheduler.running()
         oldest = running[0] if running else None
         toys = [seq for seq in running if seq.request.sampling.extra_args]
         assert len(toys) <= MOST_TOYS, "nobody asks the gate"
-        waits = self.scheduler.has_transfers or self.toy.preparing
+        waits = self.scheduler.features.are_busy or self.toy.preparing
         blocks_on_inbox = self.engine.idle and self.engine.has_work and not waits
         assert not blocks_on_inbox, "would wait for ever"
         self.prefill_budget.most = sys.maxsize  # no plan may have come of the last room
+        self.connector.tick(self.executor.hear)
         updates = self.engine.step()
         for update in updates:
             self.answers[update.request_id].add(update)

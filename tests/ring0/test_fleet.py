@@ -49,6 +49,7 @@ class Fleet:
             return
         member.toy.finish_some()
         member.prefill_budget.most = 10**9
+        member.connector.tick(member.executor.hear)
         updates = engine.step()
         for update in updates:
             if engine.error is not None and update.error == engine.error:

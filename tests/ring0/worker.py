@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from pellucid.connectors.base import Jobs
+from pellucid.executor.base import HasFileno, Hear
 from pellucid.features.grammar.host import Drafts
 from pellucid.features.logprobs.host import Entries
 from pellucid.kv.kinds import Kind
@@ -20,7 +22,7 @@ from pellucid.kv.pool import PagePool
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Row, StepPlan, StepResult
 from pellucid.types import TokenLogprobs
-from tests.ring0.connector import Job, ToyConnector
+from tests.ring0.connector import ToyConnector
 from tests.ring0.model import (
     FULL,
     MASKED,
@@ -143,7 +145,10 @@ class Stage:
             self.kv.pop(page, None)
         self.starts = [self.slot(row.slot).num_computed for row in plan.rows]
         self.check_toys(plan)
-        return self.forward(plan, hidden)
+        self.start(plan, loads=True)
+        values = self.forward(plan, hidden)
+        self.start(plan, loads=False)
+        return values
 
     def apply_feedback(self, plan: StepPlan) -> None:
         newest, log = max(plan.id - self.pp, plan.committed), self.pipeline.feedback
@@ -190,9 +195,13 @@ class Stage:
             assert (len(blocks) - 1) * self.config.block_size < self.max_tokens and all(pages), "overflow"
             for page in pages:
                 self.kv.pop(page, None)
-        for job in plan.kv_meta:
-            assert isinstance(job, Job)
-            self.pipeline.connector.start(job, self)
+
+    def start(self, plan: StepPlan, *, loads: bool) -> None:
+        """What the plan carries: loads before its forward, all else behind it."""
+        ride = plan.ride.get("kv_transfer")
+        if isinstance(ride, Jobs):
+            jobs = [job for job in ride.jobs if job.is_load is loads]
+            self.pipeline.connector.start(jobs, self)
 
     def kind(self, layer: int) -> int:
         return sorted({w or 0 for w in self.config.windows}).index(self.config.windows[layer] or 0)
@@ -303,6 +312,7 @@ class ToyExecutor:
         self.num_accepted = 0
         self.pool: PagePool | None = None  # whose free pages hold nothing any more
         self.given_back: dict[int, list[int]] = {}  # by plan
+        self.lines: list[HasFileno] = []
 
     def start(self, resolved: object) -> object:
         raise NotImplementedError
@@ -312,6 +322,9 @@ class ToyExecutor:
 
     def check(self) -> None:
         pass
+
+    def listen(self, hear: Hear) -> None:
+        self.hear = hear
 
     def shutdown(self) -> None:
         pass
@@ -401,7 +414,9 @@ class ToyExecutor:
         told: dict[str, object] = {name: part for name, part in parts.items() if part.rows}
         if toys:
             told["toy"] = toys
-        flight.result_ = StepResult.of(plan.id, tokens, told=told, kv_done=self.connector.report())
+        flight.result_ = StepResult.of(plan.id, tokens, told=told)
+        if self.rng.random() < 0.5:
+            self.connector.tick(self.hear)
 
     def score_prompt(self, row: Row, slot: Slot, start: int, hidden: list[int]) -> list[TokenLogprobs]:
         """Prompt logprobs: an entry for each logit before the sampled ones."""

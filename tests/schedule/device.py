@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pellucid.connectors.base import KVConnector
 from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.features.host import HostFeatures
 from pellucid.features.logprobs.host import Entries, Logprobs, PromptLogprobs
@@ -16,6 +15,7 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 from pellucid.types import Request, SeqUpdate, TokenLogprobs
+from tests.schedule.store import StoreTransfer
 
 BLOCK = 4
 
@@ -70,7 +70,7 @@ def make_scheduler(
     cheap_tokens: int = 0,
     policy: str = "fcfs",
     watermark: float = 0.0,
-    connector: KVConnector | None = None,
+    store: StoreTransfer | None = None,
     features: Mapping[str, HostFeature] | None = None,
     kinds: tuple[Kind, ...] = (Full(BLOCK),),
 ) -> Scheduler:
@@ -85,7 +85,12 @@ def make_scheduler(
         watermark=watermark,
     )
     kv = make_kv(options, num_blocks, kinds)
-    return Scheduler(options, kv, connector, features=HostFeatures(features or make_features()))
+    features = dict(features or make_features())
+    if store is not None:
+        features["kv_transfer"] = store
+    scheduler = Scheduler(options, kv, features=HostFeatures(features))
+    scheduler.features.bind(scheduler, None)  # type: ignore[arg-type]
+    return scheduler
 
 
 class ToyGrammar(HostFeature):

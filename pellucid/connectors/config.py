@@ -1,0 +1,67 @@
+"""What the user says of KV from elsewhere: `kv_transfer_config`, with vLLM's keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from pellucid.config import CacheConfig, json_object
+from pellucid.no_effect import tell_ignored
+
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
+POLICIES = ("recompute", "fail")
+MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size")  # to our connectors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferConfig:
+    """Which connector, and how.  Raises ValueError, naming what is wrong."""
+
+    kv_connector: str
+    kv_role: str = "kv_both"
+    engine_id: str | None = None
+    kv_load_failure_policy: str = "recompute"  # or "fail": the request whose load failed ends
+    kv_buffer_device: str = "cuda"
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def __post_init__(self) -> None:
+        for name, choices in (("kv_role", ROLES), ("kv_load_failure_policy", POLICIES)):
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(
+                    f"{name} in kv_transfer_config is {value!r}, must be one of {', '.join(choices)}"
+                )
+
+    @classmethod
+    def of(cls, cache: CacheConfig) -> KVTransferConfig | None:
+        """None: KV stays in this engine's pool."""
+        if cache.kv_transfer_config is None:
+            return None
+        if not cache.enable_prefix_caching:
+            raise ValueError(
+                "enable_prefix_caching is False, but KV from elsewhere comes through the prefix cache; "
+                "leave out kv_transfer_config, or let prefixes be cached"
+            )
+        return cls.from_fields(json_object("kv_transfer_config", cache.kv_transfer_config))
+
+    @classmethod
+    def from_fields(cls, given: Mapping[str, object]) -> KVTransferConfig:
+        """As the user wrote it."""
+        tell_ignored(name for name in given if name in MEANINGLESS)
+        given = {name: value for name, value in given.items() if name not in MEANINGLESS}
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name == "kv_connector_module_path":
+                raise ValueError(
+                    "kv_connector_module_path is not served: code of vLLM's interface does not fit; write "
+                    "the two halves of pellucid/connectors/base.py and say KV_CONNECTORS.register(name, path)"
+                )
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+                raise ValueError(f"unknown key {name!r} in kv_transfer_config{hint}")
+        if not isinstance(given.get("kv_connector"), str):
+            raise ValueError("kv_transfer_config names no kv_connector")
+        return cls(**given)  # type: ignore[arg-type]
