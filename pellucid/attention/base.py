@@ -34,6 +34,7 @@ class Scores:
 
     scale: float  # what it is multiplied with
     window: int | None = None  # tokens a query sees, itself included
+    chunk: int | None = None  # or: a query sees its own of the chunks of so many tokens, as far as itself
     softcap: float | None = None  # scores become cap * tanh(scores / cap)
     sinks: bool = False  # a learned logit of each head takes weight from the keys
 
@@ -49,6 +50,7 @@ class AttentionSpec:
     block_size: int  # tokens
     kv_dtype: torch.dtype | None = None  # of the cache; None is `dtype`
     window: int | None = None  # tokens a query sees, itself included
+    chunk: int | None = None  # or: a query sees its own of the chunks of so many tokens, as far as itself
     softcap: float | None = None  # scores become cap * tanh(scores / cap)
     sinks: bool = False  # a learned logit of each head takes weight from the keys
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
@@ -58,7 +60,7 @@ class AttentionSpec:
         """What a layer keeps: keys and values."""
         itemsize = (self.kv_dtype or self.dtype).itemsize
         num_bytes = 2 * self.num_kv_heads * self.block_size * self.head_dim * itemsize
-        return LayerCache(num_bytes, self.window)
+        return LayerCache(num_bytes, self.window or self.chunk)  # of a chunk no query sees more than that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class LatentSpec:
     tree_depth: int = 0  # of draft trees; 0: drafts, if any, are chains
 
     window: ClassVar[None] = None  # a query sees all
+    chunk: ClassVar[None] = None
 
     @property
     def row_dim(self) -> int:
@@ -105,6 +108,7 @@ class AttentionLayer(Protocol):
 
     scale: float
     window: int | None
+    chunk: int | None
     table: int  # which of fwd.block_tables is its own
     k_scale: float  # the cache holds keys / k_scale
     v_scale: float  # and values / v_scale; both are 1 unless the cache is FP8
@@ -223,6 +227,8 @@ def tree_refusal(backend: type[AnyBackend], spec: Spec) -> str | None:
         return "has no masks for draft trees; propose chains, or choose a backend that has"
     if spec.window is not None and spec.window <= spec.tree_depth:
         return f"a window of {spec.window} tokens does not reach over a draft tree {spec.tree_depth} deep"
+    if spec.chunk is not None:
+        return f"a draft tree may lie in two chunks of {spec.chunk} tokens; propose chains"
     return None
 
 

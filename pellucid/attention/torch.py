@@ -119,6 +119,7 @@ class TorchMetadata:
             block_size=block_size,
             block_bytes=layer.kv_cache[0].nbytes,
             window=layer.window,
+            chunk=layer.chunk,
             dtype=q.dtype,
         )
         return self.work_of(shape)
@@ -151,7 +152,7 @@ class TorchMetadata:
         for index, (num_query, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if num_query and seq_len:
                 assert num_query <= seq_len, f"row {index} has {num_query} queries in {seq_len} tokens"
-                reach = seq_len if shape.window is None else min(seq_len, num_query + shape.window - 1)
+                reach = seq_len - int(shape.first_keys(np.array(seq_len - num_query)))
                 yield RowSpan(
                     index=index,
                     token=token,
@@ -194,9 +195,7 @@ class TorchMetadata:
         queries = np.arange(num_query)
         keys = first_block * shape.block_size + np.arange(num_keys)
         tokens = token + queries
-        bias = self.bias(
-            self.sight.hidden(tokens, end - num_query + queries, keys, index, shape.window), shape
-        )
+        bias = self.bias(self.sight.hidden(tokens, end - num_query + queries, keys, index, shape), shape)
         return ShortRows(
             tokens=upload(tokens.ravel(), self.device),
             num_query=num_query,
@@ -208,17 +207,17 @@ class TorchMetadata:
         """One row in tiles of queries, each with no more keys than its last query sees."""
         prefix, first_key = row.seq_len - row.num_query, row.first_block * shape.block_size
         pages = self.pages([row], shape)
-        if prefix == 0 and (shape.window is None or shape.window >= row.seq_len):
+        if prefix == 0 and not shape.first_keys(np.array(row.seq_len - 1)):
             # No drafts among them, which follow a token with KV: the row is plainly causal.
             plain = Tile(slice(row.token, row.token + row.num_query), slice(0, row.seq_len), None)
             return LongRow(pages=pages, tiles=[plain])
         tiles = []
         for start in range(0, row.num_query, QUERY_TILE):
             stop = min(start + QUERY_TILE, row.num_query)
-            oldest = 0 if shape.window is None else max(0, prefix + start - shape.window + 1)
+            oldest = int(shape.first_keys(np.array(prefix + start)))
             places, keys = np.arange(prefix + start, prefix + stop), np.arange(oldest, prefix + stop)
             tokens = np.arange(row.token + start, row.token + stop)
-            hidden = self.sight.hidden(tokens, places, keys, np.array([row.index]), shape.window)
+            hidden = self.sight.hidden(tokens, places, keys, np.array([row.index]), shape)
             tiles.append(
                 Tile(
                     queries=slice(row.token + start, row.token + stop),
@@ -238,7 +237,7 @@ class Sight(Protocol):
     """Who sees whom."""
 
     def hidden(
-        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, shape: Shape
     ) -> np.ndarray:
         """[..., Q, S] bool: the keys at places [..., S] of the row that a query may not see.
 
@@ -248,13 +247,15 @@ class Sight(Protocol):
 
 
 class Causal:
-    """A query sees itself and what lies before it, as far as the window reaches."""
+    """A query sees itself and what lies before it, from the first key on that layers of this shape see."""
 
     def hidden(
-        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, shape: Shape
     ) -> np.ndarray:
-        distance = places[..., :, None] - keys[..., None, :]
-        return (distance < 0) if window is None else (distance < 0) | (distance >= window)
+        is_later = keys[..., None, :] > places[..., :, None]
+        if shape.sees_all:
+            return is_later
+        return is_later | (keys[..., None, :] < shape.first_keys(places)[..., :, None])
 
 
 CAUSAL = Causal()
@@ -274,9 +275,9 @@ class TreeSight:
         return cls(*(tensor.cpu().numpy() for tensor in tensors))
 
     def hidden(
-        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, window: int | None
+        self, tokens: np.ndarray, places: np.ndarray, keys: np.ndarray, row: np.ndarray, shape: Shape
     ) -> np.ndarray:
-        hidden = CAUSAL.hidden(tokens, self.positions[tokens], keys, row, window)
+        hidden = CAUSAL.hidden(tokens, self.positions[tokens], keys, row, shape)
         draft = keys - self.first_drafts[row]
         bits = self.ancestors[tokens][..., :, None] >> draft.clip(0, 63)[..., None, :]
         is_unseen = (bits & 1 == 0) | (draft > 63)[..., None, :]
@@ -294,6 +295,18 @@ class Shape:
     window: int | None
     dtype: torch.dtype  # of the queries
     sides: int = 2  # of a block: keys and values; 1: what stands for both
+    chunk: int | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether queries see what lies before them to the beginning."""
+        return self.window is None and self.chunk is None
+
+    def first_keys(self, places: np.ndarray) -> np.ndarray:
+        """The first key that a query at each place sees, of the same shape."""
+        if self.chunk is not None:
+            return places // self.chunk * self.chunk
+        return np.maximum(places - (self.window - 1), 0) if self.window is not None else np.zeros_like(places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class TritonAttention:
         sizes = group_size, spec.head_dim, spec.block_size, spec.dtype, kv_dtype
         reason = "sinks" if spec.sinks else f"scores capped at {spec.softcap:g}" if spec.softcap else None
         reason = reason or hopper_refusal(*sizes, None) or hopper_refusal(*sizes, spec.window)
+        reason = f"chunks of {spec.chunk} tokens" if spec.chunk else reason
         if reason is None:
             return "Triton's kernels, Hopper's for prompts"
         return f"Triton's kernels; with {reason}, prompts take the one for any GPU, not Hopper's"
@@ -136,12 +137,14 @@ class TritonAttention:
         out, all_wanted = torch.empty_like(q), fwd.all_wanted or not layer.is_last
         if not all_wanted and not step.short.num_rows:
             out[0] = 0  # read all the same: where nothing is wanted, and for a recording's padding
-        how = {"scale": layer.scale, "window": layer.window, "softcap": layer.softcap, "sinks": layer.sinks}
+        how = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
+        how |= {"window": layer.window, "chunk": layer.chunk}
         how |= scales
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
             is_plain = layer.sinks is None and layer.softcap is None
-            by_hopper = is_plain and self.hopper_takes(q, layer.kv_cache, step.long, layer.window)
+            reach = layer.window or layer.chunk
+            by_hopper = is_plain and self.hopper_takes(q, layer.kv_cache, step.long, reach)
             tile_queries = self.queries_per_tile(q.shape[1] // layer.kv_cache.shape[2], by_hopper=by_hopper)
             tiles = self.tiles(step, fwd, tile_queries, all_wanted=all_wanted)
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)

@@ -52,6 +52,7 @@ from pellucid.kernels.paged_attention import (
     shared_memory,
     tree_arguments,
 )
+from pellucid.kernels.scores import first_key, reach_of
 
 Value = TypeVar("Value")
 PROGRAMS = 264  # two for each of a large GPU's multiprocessors
@@ -173,6 +174,7 @@ def decode_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -182,9 +184,9 @@ def decode_attention(
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
-    included.  sinks: [N], logits that take weight from a head's keys.  rows.tree: drafts that are a tree, not
-    causal among themselves.  The cache holds keys / k_scale and values / v_scale, in FP8 (e4m3) or in q's
-    dtype.  Reads no device value on the host.
+    included.  chunk: or it sees its own of the chunks of so many.  sinks: [N], logits that take weight from a
+    head's keys.  rows.tree: drafts that are a tree, not causal among themselves.  The cache holds keys /
+    k_scale and values / v_scale, in FP8 (e4m3) or in q's dtype.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_SHORT_QUERY, f"{rows.max_query} queries a row"
@@ -196,13 +198,13 @@ def decode_attention(
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     num_pairs = rows.num_rows * num_kv_heads
-    is_plain = window is None and softcap is None
+    is_plain = window is None and chunk is None and softcap is None
     by_lines = is_plain and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
     padded = padded_queries(packed, q.dtype, is_fp8 or by_lines)
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
     max_keys = rows.block_table.shape[1] * block_size
-    if window is not None:
-        max_keys = min(max_keys, window + rows.max_query - 1 + tile.keys)
+    if window or chunk:
+        max_keys = min(max_keys, (window or chunk or 0) + rows.max_query - 1 + tile.keys)
     pieces = cut(num_pairs, max_keys, tile.keys)
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
     is_marked = pieces.direct == pieces.num_chunks > 1
@@ -239,7 +241,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         DIM_PADDED=max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim)),  # tl.dot takes 16 or more
         PACKED=packed,
-        WINDOW=window or 0,
+        REACH=reach_of(window, chunk),
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
         M=padded,
@@ -259,11 +261,11 @@ def decode_attention(
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.constexpr, REACH: tl.constexpr):
     """A row's (first tile in sight, number of chunks, at least 1)."""
     first = seq_len * 0
-    if WINDOW > 0:
-        first = tl.maximum(seq_len - num_query - WINDOW + 1, 0) // TILE
+    if REACH != 0:
+        first = first_key(seq_len - num_query, REACH) // TILE
     in_sight = seq_len - first * TILE
     chunks = tl.minimum((in_sight + (1 << chunk_bits) - 1) >> chunk_bits, num_chunks)
     return first, tl.where(in_sight <= whole, 1, chunks)
@@ -273,13 +275,13 @@ def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.conste
 def look_up(
     row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
     num_pages, whole, chunk_bits, num_chunks,
-    WINDOW: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    REACH: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """A row's (tokens, first query, number of queries, pages of this chunk's first tile)."""
     seq_len = tl.load(seq_lens_ptr + row)
     first_token = tl.load(cu_seqlens_q_ptr + row)
     num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
-    first_tile, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+    first_tile, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
     pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
     PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
     pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
@@ -298,7 +300,7 @@ def find_further(
     direct,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
 ):
     """Of chunks beyond each row's first `direct`, row by row: (how many, the number-th's row, its chunk)."""
     total, row, passed = 0, 0, 0
@@ -307,10 +309,10 @@ def find_further(
         inside = rows < num_rows
         seq_len = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
         num_query = 1
-        if WINDOW > 0:
+        if REACH != 0:
             first_token = tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
             num_query = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0) - first_token
-        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
         further = tl.maximum(tl.where(inside, chunks, 0) - direct, 0)
         before = inside & (total + tl.cumsum(further, 0) <= number)
         row += tl.sum(before.to(tl.int32), 0)
@@ -358,7 +360,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     PACKED: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
@@ -387,11 +389,11 @@ def decode_kernel(
     # Looked up here, so that what is the same for all chunks is computed behind these loads, not before.
     seq_len, first_token, num_query, pages = look_up(
         row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
-        num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+        num_pages, whole, chunk_bits, num_chunks, REACH, TILE, BLOCK_SIZE,
     )  # fmt: skip
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, WINDOW)
+        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
         if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
@@ -412,13 +414,13 @@ def decode_kernel(
                 accumulator, maximum, weight = attend_fp8_columns(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
                     seq_len, position, ancestors, first_draft, scale, cap,
-                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, TREE, CAPPED,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, TREE, CAPPED,
                 )  # fmt: skip
             else:
                 accumulator, maximum, weight = attend_tiles(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
                     seq_len, position, ancestors, first_draft, scale, cap,
-                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, WINDOW, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
                 )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
             if chunks == 1:
@@ -440,12 +442,12 @@ def decode_kernel(
         if seeks:  # last, when memory is busy with what other programs have asked for
             num_further, row, chunk = find_further(
                 number, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, WINDOW,
+                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, REACH,
             )  # fmt: skip
             is_there = number < num_further
             number += seekers
             row = tl.minimum(row, num_rows - 1)
             seq_len, first_token, num_query, pages = look_up(
                 row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_pages, whole, chunk_bits, num_chunks, WINDOW, TILE, BLOCK_SIZE,
+                num_pages, whole, chunk_bits, num_chunks, REACH, TILE, BLOCK_SIZE,
             )  # fmt: skip

@@ -21,7 +21,7 @@ import os
 import triton
 import triton.language as tl
 
-from pellucid.kernels.scores import capped
+from pellucid.kernels.scores import capped, first_key
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter knows no assembly
 
@@ -46,7 +46,7 @@ def attend_tiles(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
@@ -94,7 +94,7 @@ def attend_tiles(
             scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
         else:
             scores = tl.dot(q, k, input_precision="ieee")
-        visible = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, WINDOW, TREE)
+        visible = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, REACH, TREE)
         scores = scores * scale
         if CAPPED:
             scores = capped(scores, cap)
@@ -169,7 +169,7 @@ def fold_in(scores, v, maximum, total, accumulator):
 def attend_fp8_columns(
     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
     seq_len, position, ancestors, first_draft, scale, cap,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, REACH: tl.constexpr,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, TREE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -200,7 +200,7 @@ def attend_fp8_columns(
         k_even, k_odd = fp8_values(k)
         scores = tl.dot(k_even, q)
         scores = tl.dot(k_odd, q_odd, scores)
-        visible = visible_keys(key[:, None], position[None, :], ancestors[None, :], first_draft, WINDOW, TREE)
+        visible = visible_keys(key[:, None], position[None, :], ancestors[None, :], first_draft, REACH, TREE)
         scores = scores * scale
         if CAPPED:
             scores = capped(scores, cap)
@@ -219,12 +219,12 @@ def attend_fp8_columns(
 
 
 @triton.jit
-def visible_keys(key, position, ancestors, first_draft, WINDOW: tl.constexpr, TREE: tl.constexpr):
+def visible_keys(key, position, ancestors, first_draft, REACH: tl.constexpr, TREE: tl.constexpr):
     """Which keys which queries see: keys on one axis, queries with their ancestors on the other."""
     distance = position - key
     visible = distance >= 0
-    if WINDOW > 0:
-        visible = visible & (distance < WINDOW)
+    if REACH != 0:
+        visible = visible & (key >= first_key(position, REACH))
     if TREE:
         draft = key - first_draft
         bits = ancestors >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)

@@ -109,6 +109,7 @@ def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -117,7 +118,7 @@ def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
     """Attention of q [T, N, H] over the paged cache, row by row in float32.  Returns [T, N, H].
 
     The cache holds keys / k_scale and values / v_scale.  sinks: [N], logits beside those of keys.
-    softcap: scores become cap * tanh(scores / cap).
+    softcap: scores become cap * tanh(scores / cap).  window, chunk: see `decode_attention`.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     group_size = q.shape[1] // kv_cache.shape[2]
@@ -138,6 +139,8 @@ def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
             position = tree.positions[own]
         distance = position[:, None] - torch.arange(seq_len, device=q.device)
         hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+        if chunk is not None:
+            hidden |= distance > position[:, None] % chunk
         if tree is not None:
             first = int(tree.first_drafts[row])
             draft = torch.arange(seq_len - first, device=q.device)

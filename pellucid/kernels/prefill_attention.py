@@ -36,7 +36,7 @@ from pellucid.kernels.paged_attention import (
     tree_arguments,
 )
 from pellucid.kernels.prefill_plan import STEADY, PromptTiles
-from pellucid.kernels.scores import capped
+from pellucid.kernels.scores import capped, first_key, reach_of
 
 PACKED_ROWS = 128  # of a tile: queries times heads
 
@@ -88,6 +88,7 @@ def prefill_attention(
     tiles: PromptTiles,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -96,9 +97,9 @@ def prefill_attention(
 ) -> Tensor:
     """Attend with q [T, N, H] over kv_cache [num_blocks, 2, K, block_size, H] into out [T, N, H], its result.
 
-    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query sees, itself included.  sinks:
-    [N], logits that take weight from a head's keys.  The cache holds keys / k_scale and values / v_scale.
-    Reads no device value on the host.
+    tiles: of these rows, with queries_per_tile(N // K).  window: keys a query sees, itself included.
+    chunk: or it sees its own of the chunks of so many.  sinks: [N], logits that take weight from a head's
+    keys.  The cache holds keys / k_scale and values / v_scale.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -106,7 +107,7 @@ def prefill_attention(
     num_tiles = len(tiles.tiles)
     if num_tiles == 0:
         return out
-    if sinks is None and softcap is None and hopper_takes(q, kv_cache, rows, window):
+    if sinks is None and softcap is None and hopper_takes(q, kv_cache, rows, window or chunk):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
         return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
     group_size = q.shape[1] // num_kv_heads
@@ -135,7 +136,7 @@ def prefill_attention(
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
         DIM_PADDED=dim_padded,
-        WINDOW=window or 0,
+        REACH=reach_of(window, chunk),
         BLOCK_SIZE=block_size,
         TILE=tile,
         TILE_QUERIES=tiles.tile_queries,
@@ -177,7 +178,7 @@ def attend_pages(
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0 is none
+    REACH: tl.constexpr,  # see `reach_of`
     TREE: tl.constexpr,
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # whether some key of begin .. end is hidden from some query
@@ -210,8 +211,8 @@ def attend_pages(
         if MASKED:
             distance = position[:, None] - (start + key)[None, :]
             visible = distance >= 0
-            if WINDOW > 0:
-                visible = visible & (distance < WINDOW)
+            if REACH != 0:
+                visible = visible & ((start + key)[None, :] >= first_key(position, REACH)[:, None])
             if TREE:
                 draft = start + key - first_draft
                 bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
@@ -251,7 +252,7 @@ def attend_range(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     M: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     TREE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
@@ -269,10 +270,10 @@ def attend_range(
         tl.maximum((first_position + 1) // TILE * TILE, begin), tl.maximum(end // TILE * TILE, begin)
     )
     whole_begin = begin
-    if WINDOW > 0:
-        oldest = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+    if REACH != 0:
+        oldest = first_key(first_position, REACH) // TILE * TILE
         begin = tl.maximum(begin, oldest)
-        everybody = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
+        everybody = (first_key(last_position, REACH) + TILE - 1) // TILE * TILE
         whole_end = tl.maximum(whole_end, begin)
         whole_begin = tl.minimum(tl.maximum(everybody, begin), whole_end)
         window_end = tl.minimum(whole_begin, end)
@@ -280,19 +281,19 @@ def attend_range(
             q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             begin, window_end, position,
             ancestors, first_draft, scale, cap,
-            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, True,
+            VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, REACH, TREE, CAPPED, True,
         )  # fmt: skip
     accumulator, maximum, total = attend_pages(
         q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             whole_begin, whole_end, position,
         ancestors, first_draft, scale, cap,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, False,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, REACH, TREE, CAPPED, False,
     )  # fmt: skip
     accumulator, maximum, total = attend_pages(
         q, accumulator, maximum, total, pages_ptr, keys_ptr, lines, first_line,
             whole_end, end, position,
         ancestors, first_draft, scale, cap,
-        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, WINDOW, TREE, CAPPED, True,
+        VALUES_OFFSET, PAGE_STRIDE, BLOCK_SIZE, TILE, HEAD_DIM, DIM_PADDED, REACH, TREE, CAPPED, True,
     )  # fmt: skip
     return accumulator, maximum, total
 
@@ -322,7 +323,7 @@ def prefill_kernel(
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
@@ -380,7 +381,7 @@ def prefill_kernel(
         HEAD_DIM,
         DIM_PADDED,
         M,
-        WINDOW,
+        REACH,
         TREE,
         CAPPED,
     )

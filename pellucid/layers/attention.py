@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.spec = spec
         self.name = name  # the checkpoint's path of this layer
         self.scale = scale
-        self.window, self.softcap = spec.window, spec.softcap
+        self.window, self.chunk, self.softcap = spec.window, spec.chunk, spec.softcap
         self.table = 0  # the worker's choice
         self.k_scale, self.v_scale = 1.0, 1.0
         self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)

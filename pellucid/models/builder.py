@@ -276,6 +276,7 @@ class Builder:
             block_size=self.context.block_size,
             kv_dtype=self.context.kv_dtype,
             window=scores.window,
+            chunk=scores.chunk if (scores.chunk or 0) < self._most_places else None,
             softcap=scores.softcap,
             sinks=scores.sinks,
         )
@@ -462,6 +463,11 @@ class Builder:
                 self.context.elsewhere.add(f"{path}.weight")
 
     # How
+
+    @property
+    def _most_places(self) -> int:
+        """Tokens and drafts that a sequence may have."""
+        return self.context.max_model_len + self.context.num_spec
 
     def _elsewhere(self, *, in_layer: bool = False) -> Builder:
         return Builder(self.context.shadow(), self.prefix, in_layer=in_layer)

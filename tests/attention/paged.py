@@ -31,6 +31,7 @@ class Rows:
     fwd: ForwardInput
     scale: float
     window: int | None = None
+    chunk: int | None = None
     table: int = 0
     k_scale: float = 1.0
     sinks: Tensor | None = None
@@ -71,6 +72,7 @@ class Rows:
         path = paths_of(self.parents)[max(0, place - root)]
         position = min(place, root) + len(path)
         oldest = 0 if self.window is None else max(0, position - self.window + 1)
+        oldest = oldest if self.chunk is None else position // self.chunk * self.chunk
         return [*range(oldest, min(place, root) + 1), *(root + draft for draft in path)]
 
     def plant(self, parents: tuple[int, ...], num_drafts: list[int]) -> Rows:
@@ -124,6 +126,7 @@ def make_rows(
     head_dim: int = 16,
     block_size: int = 16,
     window: int | None = None,
+    chunk: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
@@ -183,4 +186,5 @@ def make_rows(
         fwd=fwd,
         scale=head_dim**-0.5,
         window=window,
+        chunk=chunk,
     )

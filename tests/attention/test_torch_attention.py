@@ -48,6 +48,12 @@ def test_half_precision_stays_within_its_rounding(dtype: torch.dtype, tolerance:
     assert_right(make_settled_rows(MIXED, dtype=dtype, head_dim=64), tolerance)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
+def test_rows_that_see_their_own_chunk_match_naive_attention(chunk: int) -> None:
+    assert_right(make_settled_rows(MIXED, chunk=chunk))
+    assert_right(make_settled_rows([(1100, 1300)], heads=(2, 1), chunk=chunk))
+
+
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_long_prompt_chunk_behind_a_prefix_is_cut_into_tiles(window: int | None) -> None:
     assert_right(make_settled_rows([(1100, 1300)], heads=(2, 1), window=window))

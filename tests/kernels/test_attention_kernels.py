@@ -68,26 +68,30 @@ def paged(rows: Rows, max_query: int) -> PagedRows:
 def decode(rows: Rows, max_query: int) -> Tensor:
     view = paged(rows, max_query)
     out = torch.full_like(rows.q, torch.nan)
-    return decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, window=rows.window, out=out)
+    return decode_attention(rows.q, rows.kv_cache, view, scale=rows.scale, **sight(rows), out=out)
 
 
 def prefill(rows: Rows) -> Tensor:
     view = paged(rows, rows.fwd.max_query)
     out = torch.full_like(rows.q, torch.nan)
-    how = {"scale": rows.scale, "window": rows.window}
+    how = {"scale": rows.scale, **sight(rows)}
     return prefill_attention(rows.q, rows.kv_cache, view, tiles=tiles_of(rows, view), **how, out=out)
 
 
 def tiles_of(rows: Rows, view: PagedRows) -> PromptTiles:
-    by_hopper = hopper_takes(rows.q, rows.kv_cache, view, rows.window)
+    by_hopper = hopper_takes(rows.q, rows.kv_cache, view, rows.window or rows.chunk)
     tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1], by_hopper=by_hopper)
     tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
     return PromptTiles(tiles, view, tile_queries)
 
 
+def sight(rows: Rows) -> dict[str, int | None]:
+    return {"window": rows.window, "chunk": rows.chunk}
+
+
 def reference(rows: Rows) -> Tensor:
     view = paged(rows, rows.fwd.max_query)
-    return decode_attention_ref(rows.q, rows.kv_cache, view, scale=rows.scale, window=rows.window)
+    return decode_attention_ref(rows.q, rows.kv_cache, view, scale=rows.scale, **sight(rows))
 
 
 def assert_matches_reference(out: Tensor, rows: Rows) -> None:
@@ -153,6 +157,16 @@ def test_any_ratio_of_query_heads_to_kv_heads_matches(
 def test_verifications_match_within_any_window(window: int | None) -> None:
     rows = make_rows(VERIFICATIONS, block_size=64, window=window, device=DEVICE)
     assert_matches_reference(decode(rows, 4), rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100, 1000])
+def test_rows_see_their_own_chunk_alone(chunk: int) -> None:
+    both = make_rows(VERIFICATIONS + CHUNKS, chunk=chunk, num_padding=2, device=DEVICE)
+    torch.testing.assert_close(reference(both).double().cpu().flatten(1), both.expected(), atol=2e-6, rtol=0)
+    rows = make_rows(CHUNKS, block_size=64, chunk=chunk, device=DEVICE)
+    assert_matches_reference(prefill(rows), rows)
+    rows = make_rows(VERIFICATIONS, block_size=64, chunk=chunk, device=DEVICE)
+    assert_matches_reference(decode(rows, 8), rows)
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
