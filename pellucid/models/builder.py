@@ -32,6 +32,7 @@ from pellucid.layers.leaf import PLAIN, Leaf
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import Add, NormSpec, RMSNorm
+from pellucid.layers.position_scale import PositionScale, ScaledQueries
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers
@@ -153,6 +154,17 @@ class Builder:
     def add(self) -> Add:
         """Where a family adds to the residual stream, as norms do, and has no norm."""
         return Add(self.context.leaf)
+
+    def plain_norm(self, name: str, dim: int, norm: NormSpec) -> RMSNorm:
+        """The same without weights: the checkpoint has none of this name, and ones do not scale."""
+        return self._norm(name, dim, norm, default=1.0)
+
+    def scaled_queries(self, heads: Heads, scale: PositionScale) -> ScaledQueries | None:
+        """Queries that grow with their position, called with a packed projection; None: none grows so far."""
+        if self._most_places < scale.interval:
+            return None
+        table = scale.table(self._most_places).to(self.context.device)
+        return ScaledQueries(self._local(heads).num * heads.dim, table)
 
     def width_norm(self, q_name: str, k_name: str, heads: Heads, norm: NormSpec) -> WidthNorm:
         """RMSNorm of all queries, and of all keys, called with a packed projection."""
@@ -494,11 +506,19 @@ class Builder:
         coords = coords or self.context.coords
         return Weight.of(spec, (self._path(name),), (coords,), self.context.device)
 
-    def _norm(self, name: str, dim: int, norm: NormSpec, coords: Coords | None = None) -> RMSNorm:
-        """coords: of a slice of `dim` features; None, every rank has all."""
+    def _norm(
+        self,
+        name: str,
+        dim: int,
+        norm: NormSpec,
+        coords: Coords | None = None,
+        *,
+        default: float | None = None,
+    ) -> RMSNorm:
+        """coords: of a slice of `dim` features; None, every rank has all.  default: see `ParamSpec`."""
         place = Replicated() if coords is None else Sliced((dim,))
         fill = "normal" if norm.offset else "near_one"
-        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=place, fill=fill)
+        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=place, fill=fill, default=default)
         return RMSNorm(self._weight(spec, f"{name}.weight", coords), norm, self.context.leaf)
 
     def _kv_scale(self, name: str) -> Weight:

@@ -100,10 +100,13 @@ class GroupedAttention(nn.Module):
     ) -> None:
         super().__init__()
         dim, qk_norm = gqa.heads.dim, None
+        if gqa.qk_norm == "plain":
+            qk_norm = b.plain_norm("q_norm", dim, cfg.norm), b.plain_norm("k_norm", dim, cfg.norm)
         if gqa.qk_norm == "head":
             qk_norm = b.norm("q_norm", dim, cfg.norm), b.norm("k_norm", dim, cfg.norm)
         is_width = gqa.qk_norm == "width"
         self.width_norm = b.width_norm("q_norm", "k_norm", gqa.heads, cfg.norm) if is_width else None
+        self.q_scale = b.scaled_queries(gqa.heads, gqa.q_scale) if gqa.q_scale else None
         self.qkv = b.qkv("qkv_proj", cfg.hidden_size, gqa.heads, bias=gqa.qkv_bias, norm=norm)
         self.attention = b.attention(
             "attn",
@@ -117,7 +120,11 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
         """x [T, D], or as its norm rounds it for the product -> [T, N * H]."""
         qkv = self.qkv(x, fwd)
-        return self.attention(qkv if self.width_norm is None else self.width_norm(qkv), fwd)
+        if self.width_norm is not None:
+            qkv = self.width_norm(qkv)
+        if self.q_scale is not None:
+            qkv = self.q_scale(qkv, fwd.positions)
+        return self.attention(qkv, fwd)
 
 
 class LatentMixer(nn.Module):

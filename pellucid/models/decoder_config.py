@@ -15,12 +15,14 @@ from pellucid.layers.activation import Act
 from pellucid.layers.experts import Sparse
 from pellucid.layers.latent import LatentHeads
 from pellucid.layers.norm import NormSpec
+from pellucid.layers.position_scale import PositionScale
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope, rope_config
 
-QKNormed = Literal["head", "width"]  # queries and keys are normalized over each head, or over all together
-LAYER_TYPES = ("full_attention", "sliding_attention")
+# Queries and keys are normalized over each head, or over all together, or over each head without weights.
+QKNormed = Literal["head", "width", "plain"]
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class GQA:
     scores: Scores
     rope: RopeConfig | None
     qk_norm: QKNormed | None = None
+    q_scale: PositionScale | None = None
     qkv_bias: bool = False
     o_bias: bool = False
 

@@ -54,6 +54,8 @@ MODELS: Registry[type[Model]] = Registry(
         "GraniteForCausalLM": "pellucid.models.granite:Granite",
         "GraniteMoeForCausalLM": "pellucid.models.granite:GraniteMoe",
         "LlamaForCausalLM": "pellucid.models.llama:Llama",
+        "Llama4ForCausalLM": "pellucid.models.llama4:Llama4",
+        "Llama4ForConditionalGeneration": "pellucid.models.llama4:Llama4",
         "MistralForCausalLM": "pellucid.models.mistral:Mistral",
         "Olmo2ForCausalLM": "pellucid.models.olmo:Olmo2",
         "Olmo3ForCausalLM": "pellucid.models.olmo:Olmo3",

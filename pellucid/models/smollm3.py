@@ -46,7 +46,7 @@ class SmolLM3(Decoder):
 def turning(config: Fields) -> list[bool]:
     """Whether queries and keys of each layer turn; `no_rope_layers` has a 1 where they do."""
     num, interval = config.size("num_hidden_layers"), config.size("no_rope_layer_interval", 4)
-    if not config.has("no_rope_layers"):
+    if not config.config.get("no_rope_layers"):  # absent, null or empty
         return [(i + 1) % interval != 0 for i in range(num)]
     turns = config.ints("no_rope_layers")
     if len(turns) < num:

@@ -11,6 +11,7 @@ TEXT_DEFAULTS: dict[str, dict[str, object]] = {
         "head_dim": 256,
         "max_position_embeddings": 131072,
     },
+    "Llama4ForConditionalGeneration": {},
 }
 WHOLE_MODELS = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
 

@@ -27,6 +27,7 @@ FAMILIES = (
     "olmoe", "granitemoe with factors, tied", "glm4moe of groups, normalized heads, biases", "gptoss",
     "deepseek v2 with experts in groups", "deepseek v2 with biases on latents, dense", "deepseek v3",
     "deepseek v3 with yarn", "glm4 moe lite", "exaone4",
+    "llama4", "llama4 with dense layers, biases, plain heads",
 )  # fmt: skip
 SPREADS = {
     "chunks and drafts": {"max_num_batched_tokens": 24, "depth": 2, "speculative_config": NGRAM},

@@ -100,6 +100,15 @@ OLMO3_YARN: dict[str, object] = {
     }
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+LLAMA4: dict[str, object] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 5,
+    "attention_chunk_size": 10,
+    "floor_scale": 7,
+}
 MOE = {"head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3} | {
     "norm_topk_prob": True
 }
@@ -283,6 +292,19 @@ CASES = [
         latent(n_group=2, topk_group=2, index_topk=128, index_head_dim=16, index_n_heads=2),
     ),
     Case("glm4 moe lite", "Glm4MoeLite", latent(qk_nope_head_dim=24, v_head_dim=32, n_shared_experts=1)),
+    Case("llama4", "Llama4Text:Llama4", LLAMA4),
+    Case(
+        "llama4 with dense layers, biases, plain heads",
+        "Llama4Text:Llama4",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_bias": True}
+        | {"attn_temperature_tuning": False, "no_rope_layers": [1, 0, 1, 1], "num_key_value_heads": 1},
+    ),
+    Case(
+        "llama4 in one chunk, llama3 scaling, two experts",
+        "Llama4Text:Llama4",
+        LLAMA4 | llama3() | {"attention_chunk_size": 8192, "floor_scale": 8192, "num_experts_per_tok": 2},
+    ),
     Case("gptoss", "GptOss", GPT_OSS),
     Case(
         "gptoss without windows, wider limit, another alpha",

@@ -20,6 +20,11 @@ from pellucid.models.registry import MODELS
 from pellucid.models.text_config import text_config
 
 Facts = dict[str, object]
+NORMED = {
+    "head": "norms over each head",
+    "width": "norms over the width",
+    "plain": "norms over each head, no weights",
+}
 
 
 def read(file: Path) -> Facts:
@@ -72,10 +77,12 @@ def words_of_mixer(mixer: GQA | MLA) -> str:
     heads, scores = mixer.heads, mixer.scores
     parts = [f"{heads.num}/{heads.num_kv} heads of {heads.dim}"]
     parts += [f"window {scores.window}"] if scores.window else []
+    parts += [f"chunks of {scores.chunk}"] if scores.chunk else []
     parts += [f"cap {scores.softcap:g}"] if scores.softcap else []
     parts += ["sinks"] if scores.sinks else []
     parts += [f"scale {scores.scale:.6f}"] if abs(scores.scale - heads.dim**-0.5) > 1e-9 else []
-    parts += [f"norms over each {mixer.qk_norm}"] if mixer.qk_norm else []
+    parts += [f"growing by {mixer.q_scale.weight:g} from {mixer.q_scale.interval}"] if mixer.q_scale else []
+    parts += [NORMED[mixer.qk_norm]] if mixer.qk_norm else []
     return "; ".join(parts + biases(mixer.qkv_bias, mixer.o_bias))
 
 
@@ -105,6 +112,7 @@ def words_of_mlp(mlp: MLP) -> str:
     words += "" if r.renormalise else ", as they are"
     words += f", times {r.scale:g}" if r.scale != 1.0 else ""
     words += ", bias" if mlp.bias else ""
+    words += ", weighed before" if mlp.weighs_input else ""
     words += f", beside {mlp.shared.hidden}" if mlp.shared else ""
     return words + (f" by {mlp.shared.gate}" if mlp.shared and mlp.shared.gate else "")
 
