@@ -441,8 +441,9 @@ def compile_draw() -> None:
 
 
 def compile_attention(target: GPUTarget) -> None:
-    for head_dim, num_query, window, tree, cache in (
+    for head_dim, num_query, reach, tree, cache in (
         (128, 1, 0, False, "*bf16"),
+        (128, 1, -8192, False, "*bf16"),
         (80, 4, 500, True, "*bf16"),
         (128, 4, 0, False, "*fp8e4nv"),
         (128, 8, 0, True, "*fp8e4nv"),
@@ -460,7 +461,7 @@ def compile_attention(target: GPUTarget) -> None:
                 "lines": None,
                 "sinks_ptr": None,
                 "PACKED": num_query * 2,
-                "WINDOW": window,
+                "REACH": reach,
                 "TREE": tree,
                 "CAPPED": False,
             },
@@ -484,7 +485,8 @@ def follows(target: GPUTarget) -> dict[str, bool]:
 
 def compile_decode(target: GPUTarget) -> None:
     """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
-    for head_dim, num_query, window, tree, num_pairs, stored in (
+    for head_dim, num_query, reach, tree, num_pairs, stored in (
+        (128, 8, -8192, False, 8, "*bf16"),
         (128, 1, 0, False, 8, "*bf16"),
         (80, 4, 500, True, 8, "*bf16"),
         (256, 1, 0, False, 8, "*bf16"),
@@ -504,7 +506,7 @@ def compile_decode(target: GPUTarget) -> None:
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
-            **{"WINDOW": window, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            **{"REACH": reach, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
             "CAPPED": False,
             **({} if by_lines else {"lines": None}),
             **({} if head_dim == 256 else {"sinks_ptr": None}),
