@@ -155,9 +155,15 @@ class Builder:
         """Where a family adds to the residual stream, as norms do, and has no norm."""
         return Add(self.context.leaf)
 
-    def plain_norm(self, name: str, dim: int, norm: NormSpec) -> RMSNorm:
-        """The same without weights: the checkpoint has none of this name, and ones do not scale."""
-        return self._norm(name, dim, norm, default=1.0)
+    def head_norms(
+        self, q_name: str, k_name: str, dim: int, norm: NormSpec, kind: str | None
+    ) -> tuple[RMSNorm, RMSNorm] | None:
+        """Norms of queries and keys over each head: of kind "head", or "plain", without weights."""
+        if kind == "head":
+            return self.norm(q_name, dim, norm), self.norm(k_name, dim, norm)
+        if kind == "plain":  # the checkpoint has none of these names, and ones do not scale
+            return self._norm(q_name, dim, norm, default=1.0), self._norm(k_name, dim, norm, default=1.0)
+        return None
 
     def scaled_queries(self, heads: Heads, scale: PositionScale) -> ScaledQueries | None:
         """Queries that grow with their position, called with a packed projection; None: none grows so far."""

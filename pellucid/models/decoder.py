@@ -99,22 +99,13 @@ class GroupedAttention(nn.Module):
         self, cfg: DecoderConfig, gqa: GQA, b: Builder, *, norm: RMSNorm | Add, is_last: bool
     ) -> None:
         super().__init__()
-        dim, qk_norm = gqa.heads.dim, None
-        if gqa.qk_norm == "plain":
-            qk_norm = b.plain_norm("q_norm", dim, cfg.norm), b.plain_norm("k_norm", dim, cfg.norm)
-        if gqa.qk_norm == "head":
-            qk_norm = b.norm("q_norm", dim, cfg.norm), b.norm("k_norm", dim, cfg.norm)
+        qk_norm = b.head_norms("q_norm", "k_norm", gqa.heads.dim, cfg.norm, gqa.qk_norm)
         is_width = gqa.qk_norm == "width"
         self.width_norm = b.width_norm("q_norm", "k_norm", gqa.heads, cfg.norm) if is_width else None
         self.q_scale = b.scaled_queries(gqa.heads, gqa.q_scale) if gqa.q_scale else None
         self.qkv = b.qkv("qkv_proj", cfg.hidden_size, gqa.heads, bias=gqa.qkv_bias, norm=norm)
         self.attention = b.attention(
-            "attn",
-            gqa.heads,
-            gqa.scores,
-            rope=gqa.rope,
-            qk_norm=qk_norm,
-            is_last=is_last,
+            "attn", gqa.heads, gqa.scores, rope=gqa.rope, qk_norm=qk_norm, is_last=is_last
         )
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor:
