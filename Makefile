@@ -1,12 +1,13 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
 # make test-all    and every layout of ranks, on every model and family    make test-parallel    these alone
+# make test-clients    clients of other makers, which it installs
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test test-all test-parallel lint mutants eval clean
+.PHONY: install demo test test-all test-parallel test-clients lint mutants eval clean
 
 install: $(VENV)/.installed
 
@@ -29,7 +30,12 @@ test: install
 test-parallel: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm
 
-test-all: test test-parallel
+# Clients of other makers, some of them heavy.
+test-clients: install
+	$(BIN)/python -m pip install --quiet --editable ".[clients]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_clients.py tests/server/test_load_clients.py
+
+test-all: test test-parallel test-clients
 
 lint: install
 	$(BIN)/ruff check .
