@@ -343,6 +343,8 @@ class Engine:
             num_waiting=scheduler.num_waiting + len(self._preparing),
             kv_usage=scheduler.kv.usage,
             is_synthetic=self._is_synthetic,
+            num_verifying_steps=counters.num_verifying_steps,
+            draft_seconds_saved=scheduler.wants.switch.saved,
             sleep=self.rest.state,
         )
 

@@ -39,6 +39,8 @@ class EngineStats:
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
     is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
+    num_verifying_steps: int = 0  # with drafts in them
+    draft_seconds_saved: float = 0.0  # by steps with drafts against plain ones; less than 0: they have cost
     sleep: SleepState = AWAKE
 
     @property
@@ -79,6 +81,8 @@ class EngineStats:
             num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             is_synthetic=any(part.is_synthetic for part in parts),
+            num_verifying_steps=sum(part.num_verifying_steps for part in parts),
+            draft_seconds_saved=sum(part.draft_seconds_saved for part in parts),
             sleep=SleepState.total([part.sleep for part in parts]),
         )
 

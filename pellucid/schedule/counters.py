@@ -18,6 +18,7 @@ class SchedulerCounters:
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_sampled_tokens: int = 0
     num_preemptions: int = 0
+    num_verifying_steps: int = 0  # that came home with drafts in them
     num_drafts: int = 0  # rows with drafts that came home
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0  # of the drafts
@@ -25,7 +26,9 @@ class SchedulerCounters:
 
     def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have come home, and yielded so many tokens."""
-        self.num_drafts += int(np.count_nonzero(draft))
+        num_verified = int(np.count_nonzero(draft))
+        self.num_verifying_steps += num_verified > 0
+        self.num_drafts += num_verified
         self.num_draft_tokens += int(draft.sum())
         num_rows, by_new = 0, np.bincount(num_new).tolist()
         for position in range(len(by_new) - 3, -1, -1):

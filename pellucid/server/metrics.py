@@ -218,6 +218,12 @@ class Metrics:
                 family.add_metric(self._labels(index), read(stats))
             yield family
         family = GaugeMetricFamily(
+            "pellucid:spec_decode_saved_seconds", "What drafts have saved, or cost.", labels=LABELS
+        )
+        for index, stats in enumerate(engines):
+            family.add_metric(self._labels(index), stats.draft_seconds_saved)
+        yield family
+        family = GaugeMetricFamily(
             "vllm:engine_sleep_state", "1 at the state in which it is.", labels=[*LABELS, "sleep_state"]
         )
         for index, stats in enumerate(engines):
@@ -239,6 +245,16 @@ class Metrics:
         for index, stats in enumerate(engines):
             for position, count in enumerate(stats.num_accepted_per_position):
                 family.add_metric([*self._labels(index), str(position)], count)
+        yield family
+        family = CounterMetricFamily(
+            "pellucid:spec_decode_num_steps",
+            "Steps, by whether drafts were verified.",
+            labels=[*LABELS, "state"],
+        )
+        for index, stats in enumerate(engines):
+            num_off = stats.num_steps - stats.num_verifying_steps
+            for state, num in (("on", stats.num_verifying_steps), ("off", num_off)):
+                family.add_metric([*self._labels(index), state], num)
         yield family
         family = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Tokens of prompts.", labels=[*LABELS, "source"]

@@ -50,6 +50,16 @@ def lines(before: Sequence[EngineStats], after: Sequence[EngineStats], seconds: 
                 f"SpecDecoding metrics: Mean acceptance length: {1 + num_accepted / num_drafts:.2f}, "
                 f"Accepted: {num_accepted} tokens, Drafted: {num_draft} tokens, "
                 f"Avg Draft acceptance rate: {100 * num_accepted / max(1, num_draft):.1f}%, "
-                f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}"
+                f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}, "
+                + _choice(old, new)
             )
     return found
+
+
+def _choice(old: EngineStats, new: EngineStats) -> str:
+    """How many drafts were chosen, and what that has saved."""
+    num_steps = max(1, new.num_steps - old.num_steps)
+    share = (new.num_verifying_steps - old.num_verifying_steps) / num_steps
+    mean = (new.num_draft_tokens - old.num_draft_tokens) / (new.num_drafts - old.num_drafts)
+    saved = new.draft_seconds_saved - old.draft_seconds_saved
+    return f"Steps with drafts: {100 * share:.1f}%, of {mean:.2f} a request, Saved: {saved:.2f} s"

@@ -139,7 +139,7 @@ def test_what_drafts_changes_no_text(expected: list[str], drafts: dict[str, obje
     config = {**drafts, "num_speculative_tokens": 3, "adaptive": False}
     with LLM("sprout", **OPTIONS, speculative_config=config) as llm:
         assert texts(llm) == expected
-        assert llm.llm_engine.stats.num_accepted_tokens > 50
+        assert llm.llm_engine.stats.num_accepted_tokens > 20
 
 
 def test_texts_of_the_standard_test_of_drafts_are_of_their_language() -> None:

@@ -134,7 +134,8 @@ def test_statistics_are_vllms_lines() -> None:
         before, num_accepted_per_position=(10, 4, 2), num_steps=9,
         num_prompt_tokens=100, num_cached_tokens=25, num_sampled_tokens=50,
         num_running=2, num_waiting=1, kv_usage=0.5,
-        num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15,
+        num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15, num_verifying_steps=6,
+        draft_seconds_saved=1.25,
     )  # fmt: skip
     engine, drafts = lines([before], [after], 10.0)
     assert engine == (
@@ -143,7 +144,8 @@ def test_statistics_are_vllms_lines() -> None:
     )
     assert drafts == (
         "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted: 15 tokens, Drafted: 30 tokens, "
-        "Avg Draft acceptance rate: 50.0%, Per-position acceptance rate: 0.900, 0.400, 0.200"
+        "Avg Draft acceptance rate: 50.0%, Per-position acceptance rate: 0.900, 0.400, 0.200, "
+        "Steps with drafts: 75.0%, of 3.00 a request, Saved: 1.25 s"
     )
     assert lines([before], [before], 10.0) == [], "nothing to tell"
 

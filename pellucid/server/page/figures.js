@@ -117,6 +117,11 @@ export class Record {
 }
 
 /** {name: [figure, remark]} of all tiles; a remark names the statistic and its window. */
+/** What drafts have saved, or cost. */
+function balance(seconds) {
+  return `${seconds < 0 ? "cost" : "saved"} ${time(Math.abs(seconds))}`;
+}
+
 export function figuresOf(record, numCached, now) {
   if (record.frame === null) return null;
   const { frame, stats } = record;
@@ -137,7 +142,7 @@ export function figuresOf(record, numCached, now) {
     hits: [percent(stats.num_cached_tokens, stats.num_prompt_tokens), `of ${number(stats.num_prompt_tokens)} tokens since start`],
     accepted: [
       percent(stats.num_accepted_tokens, stats.num_draft_tokens),
-      stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)} since start` : "no drafts since start",
+      stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)} since start · ${balance(stats.draft_seconds_saved)}` : "no drafts since start",
     ],
     preemptions: [number(stats.num_preemptions), `since start · ${plural(record.numFailed, "request")} failed${whose}`],
   };
