@@ -17,11 +17,13 @@ from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.scaled_matmul import scaled_matmul
+from pellucid.native.library import library, serves
+from pellucid.native.matrix import NativeMatrix, in_int8
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
 from pellucid.quant.fp8 import OutputScales
 from pellucid.quant.products import Multiplier, Product, int8_product
-from pellucid.quant.unquantized import Unquantized
+from pellucid.quant.unquantized import Unquantized, is_pair
 
 INT8_MAX = 127
 LARGEST = 127 * 256  # of 16-bit activations: its upper byte, rounded, is 127
@@ -38,9 +40,12 @@ class Int8:
         self._is_stored = is_stored
         self._choice: Product | None = None
         self._multiply: Multiply | None = None
+        self._native: NativeMatrix | None = None  # in the stead of it
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
-        self._choice = int8_product(platform, packs=platform.device == "cpu" and can_pack())
+        is_cpu = platform.device == "cpu"
+        native = is_cpu and serves(shape.dtype)
+        self._choice = int8_product(platform, packs=is_cpu and not native and can_pack(), native=native)
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
@@ -61,12 +66,32 @@ class Int8:
             weight, scale = quantize_rows(weight)
         layer.replace("weight", None)
         assert self._choice is not None, "choose() was not called"
+        if self._choice.multiplier is Multiplier.NATIVE:
+            self._native = native_matrix(weight, scale, layer)
+            return
         self._multiply = MULTIPLY[self._choice.multiplier](weight, scale)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
+        if self._native is not None:
+            return self._native(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
         assert self._multiply is not None, "finish() was not called after loading"
         y = self._multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
         return y if layer.bias is None else y + layer.bias
+
+    def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        if self._native is None or not self._native.gated:
+            return None
+        y = self._native.of_gate(x.reshape(-1, x.shape[-1]), act)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def native_matrix(weight: Tensor, scale: Tensor, layer: LinearLayer) -> NativeMatrix:
+    """INT8 [N, K] with a scale for each output [N], for native code."""
+    code = library()
+    assert code is not None, "choose() has found native code"
+    shape = layer.shape
+    numbers, gated = in_int8(weight.detach(), scale.detach()), is_pair(shape)
+    return NativeMatrix(code, numbers, shape.dtype, bias=layer.bias, gated=gated)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,13 @@ from pellucid.kernels.packed_weight import (
     numbers_of,
     packed,
 )
+from pellucid.native.library import library, serves
+from pellucid.native.matrix import NativeMatrix
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords, LinearLayer, LinearShape, ParamSpec, Sliced
 from pellucid.quant.codes import E2M1, E4M3, E5M2, LUT4, PLAIN, S8, Code, Codes, Scales
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.native_codes import native_numbers
 from pellucid.quant.products import Multiplier, Product, packed_product
 
 logger = logging.getLogger(__name__)
@@ -71,7 +74,9 @@ class Packed:
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         kept = f"{bits_kept(self.format.code)} bits"
-        self._choice = packed_product(f"{self.format.layout} {self.format.code.name}, {kept}", platform)
+        native = platform.device == "cpu" and serves(shape.dtype)
+        kind = f"{self.format.layout} {self.format.code.name}, {kept}"
+        self._choice = packed_product(kind, platform, native=native)
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
@@ -95,7 +100,7 @@ class Packed:
         """Multiply with these matrices, one below the other, from now on; plain ones if any is plain."""
         assert self._choice is not None, "choose() was not called"
         try:
-            self._multiply = product_of(parts, layer.shape.dtype, self._choice)
+            self._multiply = product_of(parts, layer.shape.dtype, self._choice, layer.bias)
         except ValueError as error:
             logger.warning("a matrix of %s is decoded: %s", self._choice.kind, error)
             self._multiply = Dense(parts, layer.shape.dtype)
@@ -232,7 +237,9 @@ def dummy(bits: Tensor, format: LayerFormat) -> GroupCodes:
     return GroupCodes(q=q, numbers=numbers, bits=kept, group=group, scale=scale, middle=middle, table=table)
 
 
-def product_of(parts: Sequence[GroupCodes | Tensor], dtype: torch.dtype, product: Product) -> Multiply:
+def product_of(
+    parts: Sequence[GroupCodes | Tensor], dtype: torch.dtype, product: Product, bias: Tensor | None = None
+) -> Multiply:
     """What multiplies these matrices.  Raises ValueError where they cannot stay packed, and why."""
     codes = [part for part in parts if isinstance(part, GroupCodes)]
     if len(codes) < len(parts):
@@ -252,6 +259,8 @@ def product_of(parts: Sequence[GroupCodes | Tensor], dtype: torch.dtype, product
         is_pair = len(codes) == 2 and len(codes[0].q) == len(codes[1].q)
         gated = is_pair and gates(codes[0], dtype)
         return PackedProducts(packed(codes, dtype, gated=gated), orders[0])
+    if product.multiplier is Multiplier.NATIVE:
+        return NativeProduct(codes, dtype, orders[0], bias)
     return Slices(packed(codes, dtype), orders[0])
 
 
@@ -288,6 +297,27 @@ def plain(part: GroupCodes | Tensor) -> Tensor:
             offset=None if part.offset is None else part.offset[:, part.index],
         )
     return ordered.dequantized()
+
+
+class NativeProduct:
+    """Native code's, which unpacks codes in registers for any number of rows."""
+
+    def __init__(
+        self, parts: Sequence[GroupCodes], dtype: torch.dtype, order: Tensor | None, bias: Tensor | None
+    ) -> None:
+        code, numbers = library(), native_numbers(parts)
+        assert code is not None, "choose() has found native code"
+        is_pair = len(parts) == 2 and len(parts[0].q) == len(parts[1].q)
+        self.order = order
+        self.matrix = NativeMatrix(code, numbers, dtype, bias=bias, gated=is_pair)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.matrix(x if self.order is None else x[:, self.order])
+
+    def gated(self, x: Tensor, act: str, bias: Tensor | None = None) -> Tensor | None:
+        if not self.matrix.gated:
+            return None
+        return self.matrix.of_gate(x if self.order is None else x[:, self.order], act)
 
 
 class Slices:

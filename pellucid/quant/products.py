@@ -22,6 +22,7 @@ class Multiplier(Enum):
     """What multiplies, and how the log calls it."""
 
     LIBRARY = "torch's product"
+    NATIVE = "native code, packed once"
     PACKED = "oneDNN's product, packed once"
     TUNED = "kernels for few rows and for gates, torch's product for the rest"
     FP8_ROWS = "torch._scaled_mm in FP8, kernels for few rows"
@@ -57,21 +58,31 @@ class Product:
         return self.multiplier in (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS)
 
 
-def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool) -> Product:
-    """For weights in the activations' dtype.  packs: whether this CPU multiplies packed bfloat16."""
+def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool, native: bool = False) -> Product:
+    """For weights in the activations' dtype.
+
+    packs: whether this CPU multiplies packed bfloat16.  native: code was compiled for it that does, too.
+    """
     check_platform(platform)
     if platform.device == "cpu":
-        multiplier = Multiplier.PACKED if packs and dtype == torch.bfloat16 else Multiplier.LIBRARY
+        multiplier = Multiplier.PACKED if packs else Multiplier.LIBRARY
+        multiplier = Multiplier.NATIVE if native else multiplier
+        multiplier = multiplier if dtype == torch.bfloat16 else Multiplier.LIBRARY
     else:
         multiplier = Multiplier.TUNED if dtype.itemsize == 2 else Multiplier.LIBRARY
     return Product(name_of(dtype), multiplier)
 
 
-def int8_product(platform: Platform, *, packs: bool) -> Product:
-    """For INT8 with a scale for each output.  packs: whether this CPU multiplies packed INT8 exactly."""
+def int8_product(platform: Platform, *, packs: bool, native: bool = False) -> Product:
+    """For INT8 with a scale for each output.
+
+    packs: whether this CPU multiplies packed INT8 exactly.  native: code was compiled for it that does.
+    """
     check_platform(platform)
     if platform.device == "cuda":
         return Product("int8 rows", Multiplier.WEIGHT_ONLY)
+    if native:
+        return Product("int8 rows", Multiplier.NATIVE)
     return Product("int8 rows", Multiplier.PACKED if packs else Multiplier.WIDENED)
 
 
@@ -93,10 +104,12 @@ def fp8_product(shape: LinearShape, platform: Platform, *, block: int, is_static
     return Product(kind, Multiplier.FP8_KERNELS if has_few_rows else Multiplier.FP8_KERNEL)
 
 
-def packed_product(kind: str, platform: Platform) -> Product:
-    """For codes that stay packed.  kind: of them, such as "awq u4, 4 bits"."""
+def packed_product(kind: str, platform: Platform, *, native: bool = False) -> Product:
+    """For codes that stay packed.  kind: of them, such as "awq u4, 4 bits".  native: see `int8_product`."""
     check_platform(platform)
-    return Product(kind, Multiplier.UNPACKED if platform.device == "cuda" else Multiplier.SLICES)
+    if platform.device == "cuda":
+        return Product(kind, Multiplier.UNPACKED)
+    return Product(kind, Multiplier.NATIVE if native else Multiplier.SLICES)
 
 
 def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from pellucid.native.library import serves
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearMethod
 from pellucid.quant.codes import E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
@@ -83,7 +84,7 @@ class AsStored(Quantization):
             return ""
         if self.packs:
             return refusal(format) or ""
-        return "codes are kept on GPUs alone, for activations of 16 bits"
+        return "codes are kept for activations of 16 bits, on GPUs and by native code for CPUs"
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)
@@ -122,8 +123,8 @@ def served_codes(platform: Platform, dtype: torch.dtype) -> frozenset[Code]:
 
 
 def packs_codes(platform: Platform, dtype: torch.dtype) -> bool:
-    """Whether codes of all kinds are kept and multiplied: by kernels, which a CPU has none of."""
-    return platform.device == "cuda" and dtype.itemsize == 2
+    """Whether codes of all kinds are kept and multiplied: by kernels, or by native code."""
+    return serves(dtype) if platform.device == "cpu" else dtype.itemsize == 2
 
 
 def native_format(format: LayerFormat) -> Fp8Format | str | None:

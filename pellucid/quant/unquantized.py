@@ -1,7 +1,7 @@
 """Weights as they are: float32, float16 or bfloat16 matrices.
 
-On a CPU, bfloat16 matrices are packed once into the layout that oneDNN multiplies with, which is up to twice
-as fast as packing at every call; the plain copy is let go.  On a GPU, products of few rows, which last as
+On a CPU, bfloat16 matrices are packed once, into the layout of native code, or where there is none into that
+of oneDNN, which is up to twice as fast as packing at every call; the plain copy is let go.  On a GPU, products of few rows, which last as
 long as it takes to read the matrix, and gated ones have kernels of their own.  Everything else is `F.linear`.
 """
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
+from pellucid.native.library import library, serves
+from pellucid.native.matrix import NativeMatrix, in_bfloat16
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, matrix
 from pellucid.quant.products import Multiplier, Product, plain_product
@@ -31,8 +33,11 @@ class Unquantized:
         self._multiply: Multiply = library_product
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
-        packs = platform.device == "cpu" and can_pack()
-        self._choice = replace(plain_product(shape.dtype, platform, packs=packs), why=self._why)
+        is_cpu = platform.device == "cpu"
+        native = is_cpu and shape.dtype == torch.bfloat16 and multiplies_bfloat16()
+        packs = is_cpu and not native and can_pack()
+        choice = plain_product(shape.dtype, platform, packs=packs, native=native)
+        self._choice = replace(choice, why=self._why)
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
@@ -42,7 +47,10 @@ class Unquantized:
     def finish(self, layer: LinearLayer) -> None:
         assert self._choice is not None, "choose() was not called"
         weight = layer.param("weight")
-        if self._choice.multiplier is Multiplier.PACKED:
+        if self._choice.multiplier is Multiplier.NATIVE:
+            self._multiply = NativeProduct(weight.detach(), layer)
+            layer.replace("weight", None)
+        elif self._choice.multiplier is Multiplier.PACKED:
             self._multiply = PackedProduct(weight)
             layer.replace("weight", None)
         elif self._choice.multiplier is Multiplier.TUNED:
@@ -52,7 +60,8 @@ class Unquantized:
         return self._multiply(layer, x)
 
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
-        return self._multiply.gated(layer, x, act) if isinstance(self._multiply, TunedProduct) else None
+        can_gate = isinstance(self._multiply, TunedProduct | NativeProduct)
+        return self._multiply.gated(layer, x, act) if can_gate else None
 
 
 Multiply = Callable[[LinearLayer, Tensor], Tensor]
@@ -61,6 +70,32 @@ Multiply = Callable[[LinearLayer, Tensor], Tensor]
 def library_product(layer: LinearLayer, x: Tensor) -> Tensor:
     """The library's."""
     return F.linear(x, layer.param("weight"), layer.bias)
+
+
+class NativeProduct:
+    """Native code's, which takes any number of rows in the same order of sums."""
+
+    def __init__(self, weight: Tensor, layer: LinearLayer) -> None:
+        code = library()
+        assert code is not None, "choose() has found native code"
+        numbers, gated = in_bfloat16(weight), is_pair(layer.shape)
+        self._matrix = NativeMatrix(code, numbers, weight.dtype, bias=layer.bias, gated=gated)
+
+    def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        y = self._matrix(x.reshape(-1, x.shape[-1]))
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
+        """act(gate) * up, or None where the outputs do not divide into such."""
+        if not self._matrix.gated:
+            return None
+        y = self._matrix.of_gate(x.reshape(-1, x.shape[-1]), act)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def is_pair(shape: LinearShape) -> bool:
+    """Whether a layer has two matrices of equal size, as gates and what they open are."""
+    return len(shape.out_partitions) == 2 and len(set(shape.out_partitions)) == 1
 
 
 class PackedProduct:
@@ -92,6 +127,12 @@ class TunedProduct:
     def _multiply(self, layer: LinearLayer, x: Tensor, act: str | None = None) -> Tensor | None:
         y = self._own(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias, act=act)
         return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether native code is the fastest here: with narrow vectors torch's product is."""
+    code = library() if serves(torch.bfloat16) else None
+    return code is not None and code.lanes >= 8
 
 
 @cache
