@@ -71,7 +71,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "kernels": {"config", "platform", "transfer", "rows"},
     "dist": {"kernels", "config", "platform"},
-    "attention": {"kernels", "dist", "kv.layout", *PLAIN},
+    "attention": {"kernels", "native", "dist", "kv.layout", *PLAIN},
     "native": set[str](),
     "quant": {"kernels", "native", "dist", *PLAIN},
     "quant.codes": set[str](),
@@ -84,7 +84,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "lora.merge": {"lora", "models", "weights.source", "quantize.output"},
     "lora.request": set[str](),
     "lora.peft_config": set[str](),
-    "layers": {"attention.base", "quant.base", "lora.bank", "kernels", "dist", "forward"},
+    "layers": {"native", "attention.base", "quant.base", "lora.bank", "kernels", "dist", "forward"},
     "models.builder": {"layers", "lora.bank", "attention.base", "quant", "kv.layout", "dist", *PLAIN},
     "models.build": {
         "layers",

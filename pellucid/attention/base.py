@@ -204,6 +204,7 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     "attention backend",
     {
         "torch": "pellucid.attention.torch:TorchAttention",
+        "native": "pellucid.attention.native:NativeAttention",
         "triton": "pellucid.attention.triton:TritonAttention",
     },
 )
@@ -216,7 +217,8 @@ LATENT_BACKENDS: Registry[type[LatentBackend]] = Registry(
 )
 Spec = AttentionSpec | LatentSpec
 AnyBackend = Backend[Any]  # of one kind or the other, as its layers are
-PREFERENCE = {"cuda": "triton", "cpu": "torch"}  # plain torch is so slow on a GPU that it must be asked for
+# Plain torch is so slow on a GPU that it must be asked for.
+PREFERENCE = {"cuda": ("triton",), "cpu": ("native", "torch")}
 
 
 def tree_refusal(backend: type[AnyBackend], spec: Spec) -> str | None:
@@ -238,8 +240,8 @@ def choose_backend(name: str | None, specs: Iterable[Spec], platform: Platform) 
     Raises ValueError, with the way out, if it cannot serve one of them.
     """
     specs = tuple(specs)
-    name = name or PREFERENCE[platform.device]
     backends = LATENT_BACKENDS if isinstance(specs[0], LatentSpec) else ATTENTION_BACKENDS
+    name = name or preferred(backends, specs, platform)
     backend = backends.load(name)
     reason = refusal(backend, specs, platform)
     if reason is None:
@@ -248,6 +250,17 @@ def choose_backend(name: str | None, specs: Iterable[Spec], platform: Platform) 
     able = [other for other in others if refusal(backends.load(other), specs, platform) is None]
     way_out = "".join(f"; use attention_backend={other!r}, which is slower" for other in able)
     raise ValueError(f"the attention backend {name} cannot serve this model here: {reason}{way_out}")
+
+
+def preferred(
+    backends: Registry[type[AttentionBackend]] | Registry[type[LatentBackend]],
+    specs: Iterable[Spec],
+    platform: Platform,
+) -> str:
+    """The first of this device's that can serve; the last one if none can, which says why."""
+    *better, last = (name for name in PREFERENCE[platform.device] if name in backends)
+    able = (name for name in better if refusal(backends.load(name), specs, platform) is None)
+    return next(able, last)
 
 
 def refusal(backend: type[AnyBackend], specs: Iterable[Spec], platform: Platform) -> str | None:

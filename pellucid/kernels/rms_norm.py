@@ -145,13 +145,17 @@ def warps_for(padded: int) -> int:
 def add_rms_norm_ref(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, post: Post = NO_POST
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain torch: what CPUs run."""
-    if post.weight is not None:
-        x = rms_norm_ref(x, post.weight, post.eps)
-    if post.scale != 1.0:
-        x = x * post.scale
+    """The same in plain torch: what CPUs run that have no native code."""
+    x = posted(x, post)
     stream = x if residual is None else residual.add_(x)
     return stream if weight is None else rms_norm_ref(stream, weight, eps), stream
+
+
+def posted(x: Tensor, post: Post) -> Tensor:
+    """x as it is added to the stream, in plain torch."""
+    if post.weight is not None:
+        x = rms_norm_ref(x, post.weight, post.eps)
+    return x if post.scale == 1.0 else x * post.scale
 
 
 def add_rms_norm_fp8_ref(

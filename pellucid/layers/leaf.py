@@ -1,13 +1,14 @@
-"""The operations between matrix products, each a pass over its operands: fused on a GPU, else plain torch.
+"""The operations between matrix products, each a pass over its operands: fused on a GPU, native on a CPU.
 
-Both round alike.  Where the product behind one is of FP8 numbers, it may round to them in the same pass.
-What lies between the packed projection and attention is the attention backend's.
+Where neither is to be had they are plain torch.  All round alike.  Where the product behind one is of FP8
+numbers, it may round to them in the same pass.  What lies between the packed projection and attention is the
+attention backend's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,14 +18,18 @@ from pellucid.kernels.experts import mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
+    NO_POST,
     Post,
     add_rms_norm,
     add_rms_norm_fp8,
     add_rms_norm_fp8_ref,
     add_rms_norm_ref,
+    posted,
 )
 from pellucid.kernels.routing import Chosen, route, route_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
+from pellucid.native import between
+from pellucid.native.library import library
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Post], tuple[Tensor, Tensor]]
 AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float, Rounding, Post], tuple[Rounded, Tensor]]
@@ -44,6 +49,21 @@ class Leaf:
     cap_logits: CapLogits
 
 
+def add_norm_native(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, post: Post = NO_POST
+) -> tuple[Tensor, Tensor]:
+    """See `add_rms_norm`."""
+    x = posted(x, post)
+    done = None if weight is None else between.add_norm(x, residual, weight, eps)
+    return done or add_rms_norm_ref(x, residual, weight, eps)
+
+
+def gated_native(gate_up: Tensor, act: str = "silu") -> Tensor:
+    """See `silu_mul`."""
+    done = between.gated(gate_up, act)
+    return silu_mul_ref(gate_up, act) if done is None else done
+
+
 PLAIN = Leaf(
     add_rms_norm_ref,
     silu_mul_ref,
@@ -53,9 +73,12 @@ PLAIN = Leaf(
     mix_experts_ref,
     cap_logits_ref,
 )
+NATIVE = replace(PLAIN, add_norm=add_norm_native, gated=gated_native)
 FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts, cap_logits)
 
 
 def choose_leaf(device: torch.device) -> Leaf:
     """The faster one for tensors on `device`."""
-    return FUSED if device.type == "cuda" and has_triton() else PLAIN
+    if device.type == "cuda" and has_triton():
+        return FUSED
+    return NATIVE if device.type == "cpu" and library() is not None else PLAIN

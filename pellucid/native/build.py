@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -107,13 +108,27 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
+def run(command: list[str]) -> None:
+    """Raises SubprocessError with what a compiler says, or when it has had its time."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=PATIENCE)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # compilers have children
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
+
+
 def compile_into(target: Path, compiler: str, options: tuple[str, ...]) -> None:
     """Raises SubprocessError with what the compiler says."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         command = [compiler, *options, "-o", str(made), str(SOURCE), "-ldl"]
-        subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        run(command)
         made.replace(target)  # in one go: nobody loads half of it
     seconds = time.perf_counter() - began
     logger.info("compiled %s by %s in %.1f s", SOURCE.name, Path(compiler).name, seconds)

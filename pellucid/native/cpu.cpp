@@ -925,7 +925,7 @@ struct Heads {
     const float* rope;  // [positions, 2, rotary]: cosines, and sines negative in the first half; or none
     const void* norm;   // [num + num_kv, dim] weights of queries' and keys' norms, or none
     float eps, scale;
-    int32_t is_wide, type;
+    int32_t is_wide, type, interleaved;  // features 2i and 2i + 1 turn together, not i and i + rotary / 2
     int64_t num, num_kv, dim, rotary, block_size;
 };
 
@@ -934,6 +934,15 @@ namespace {
 template <class T>
 void turned(T* x, const Heads& h, const float* rope) {
     const int64_t half = h.rotary / 2;
+    if (h.interleaved || half % LANES) {
+        for (int64_t i = 0; i < half; i++) {
+            T &first = x[h.interleaved ? 2 * i : i], &second = x[h.interleaved ? 2 * i + 1 : half + i];
+            const float a = to_float(first), b = to_float(second), *sin = rope + h.rotary;
+            store_some(&first, spread(std::fma(b, sin[i], a * rope[i])), 1);
+            store_some(&second, spread(std::fma(a, sin[half + i], b * rope[half + i])), 1);
+        }
+        return;
+    }
     for (int64_t d = 0; d < half; d += LANES) {
         const Floats a = load16(x + d), b = load16(x + half + d);
         const float *cos = rope + d, *sin = rope + h.rotary + d;

@@ -75,6 +75,7 @@ class HeadsFields(Structure):
         ("scale", c_float),
         ("is_wide", c_int32),
         ("type", c_int32),
+        ("interleaved", c_int32),
         ("num", c_int64),
         ("num_kv", c_int64),
         ("dim", c_int64),

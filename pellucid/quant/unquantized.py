@@ -1,8 +1,9 @@
 """Weights as they are: float32, float16 or bfloat16 matrices.
 
 On a CPU, bfloat16 matrices are packed once, into the layout of native code, or where there is none into that
-of oneDNN, which is up to twice as fast as packing at every call; the plain copy is let go.  On a GPU, products of few rows, which last as
-long as it takes to read the matrix, and gated ones have kernels of their own.  Everything else is `F.linear`.
+of oneDNN, which is up to twice as fast as packing at every call; the plain copy is let go.  On a GPU,
+products of few rows, which last as long as it takes to read the matrix, and gated ones have kernels of their
+own.  Everything else is `F.linear`.
 """
 
 from __future__ import annotations

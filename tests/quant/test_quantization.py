@@ -77,20 +77,30 @@ def test_a_method_serves_what_is_stored_or_asked_for(
     assert type(choice.method(("lm_head",), "head")) is Unquantized
 
 
+@pytest.fixture(params=[True, False])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a CPU has native code."""
+    monkeypatch.setattr("pellucid.quant.quantization.serves", lambda dtype: request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("quantization", [FP8, BLOCKS, INTEGERS])
-def test_in_float32_and_where_no_product_is_weights_are_decoded(quantization: Mapping[str, object]) -> None:
+def test_in_float32_and_where_no_product_is_weights_are_decoded(
+    quantization: Mapping[str, object], native: bool
+) -> None:
     exact = chosen(quantization, dtype=torch.float32)
     assert type(exact.method(PATHS, "linear")) is Unquantized
     assert exact.stored(PATHS[0], "linear") is not None
     on_cpu = chosen(quantization, platform=CPU).method(PATHS, "linear")
-    assert type(on_cpu) is (Int8 if quantization is INTEGERS else Unquantized)
+    assert type(on_cpu) is (Int8 if quantization is INTEGERS else Packed if native else Unquantized)
 
 
-def test_matrices_that_are_not_stored_alike_are_not_merged() -> None:
+def test_matrices_that_are_not_stored_alike_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = chosen({**FP8, "modules_to_not_convert": ["up_proj"]})
     assert mixed.method(PATHS, "linear") is None
     assert type(mixed.method(PATHS[:1], "linear")) is Fp8
     assert type(mixed.method(PATHS[1:], "linear")) is Unquantized
+    monkeypatch.setattr("pellucid.quant.quantization.serves", lambda dtype: False)
     decoded = chosen({**AWQ, "modules_to_not_convert": ["up_proj"]}, platform=CPU)
     assert type(decoded.method(PATHS, "linear")) is Unquantized  # plain, both of them, once they are read
 
