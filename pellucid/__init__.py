@@ -56,6 +56,9 @@ def _pin_openmp_threads() -> None:
     OpenMP reads this when torch loads it, so it must be said before.  Whoever has said anything to OpenMP
     keeps the whole say: pinned threads of several processes would share the same cores.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # What waits for work between two calls leaves the core to other threads of this process soon.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     said = any(name in os.environ for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"))
     if said or "torch" in sys.modules or os.path.exists("/dev/nvidiactl"):
         return

@@ -72,7 +72,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "kernels": {"config", "platform", "transfer", "rows"},
     "dist": {"kernels", "config", "platform"},
     "attention": {"kernels", "native", "dist", "kv.layout", *PLAIN},
-    "native": set[str](),
+    "native": {"platform"},
     "quant": {"kernels", "native", "dist", *PLAIN},
     "quant.codes": set[str](),
     "quant.layouts": {"quant.codes", "registry"},

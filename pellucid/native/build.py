@@ -22,7 +22,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpu.cpp")
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-w")
 PATIENCE = 180.0  # seconds for a compiler, or for another process that compiles the same
 SWITCH = "PELLUCID_NATIVE"  # 0 in the environment: torch computes all
 

@@ -7,14 +7,20 @@
 // Legend: N outputs, K inputs of a matrix, M rows, T tokens, D model dim, H head dim.
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <type_traits>
 
 #if defined(__x86_64__)
@@ -212,35 +218,115 @@ inline Floats exponential(Floats x) {
     return x < -87.0f ? spread(0.0f) : y;
 }
 
-// Threads: those of torch, which come with OpenMP, so that nobody spins in anybody's way
+// Threads, as many as torch has.  Whoever calls takes parts of the work like the others and waits for none that has
+// not begun, so that a core which is somebody else's for a while delays nobody; who has nothing to do sleeps soon.
 
-typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 typedef int (*Count)();
-const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
-const Count num_threads = (Count)dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+const Count torch_threads = (Count)dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+constexpr int MOST_THREADS = 256;
+constexpr auto SPIN = std::chrono::microseconds(60);
 
-template <class Task>
-struct Shared {
-    const Task* task;
-    int64_t num;
-    std::atomic<int64_t> next{0};
+inline void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
-    static void work(void* data) {
-        auto* shared = (Shared*)data;
-        for (int64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < shared->num;)
-            (*shared->task)(i);
+struct Pool {
+    typedef void (*Work)(const void*, int64_t);
+    std::atomic<Work> work{nullptr};
+    std::atomic<const void*> task{nullptr};
+    std::atomic<int64_t> num{0}, done{0};
+    std::atomic<int> helpers{0};            // that may take part
+    std::atomic<uint64_t> next{0};          // the job's number above, and the next part of it
+    std::atomic<uint32_t> job{0};
+    std::atomic<int> asleep{0};
+    std::atomic<bool> busy{false};
+    std::mutex lock;
+    std::condition_variable awake;
+    int started = 0;
+    int cpus[MOST_THREADS], num_cpus = 0;   // one for each thread, if it is known
+
+    void take_parts(uint32_t number) {
+        const Work todo = work.load(std::memory_order_relaxed);
+        const void* data = task.load(std::memory_order_relaxed);
+        const int64_t parts = num.load(std::memory_order_relaxed);
+        uint64_t at = next.load(std::memory_order_acquire);
+        while ((uint32_t)(at >> 32) == number && (int64_t)(uint32_t)at < parts) {
+            // What was read above is this job's, if it is not over: then this fails.
+            if (!next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel)) continue;
+            todo(data, (int64_t)(uint32_t)at);
+            done.fetch_add(1, std::memory_order_release);
+            at = next.load(std::memory_order_acquire);
+        }
+    }
+
+    void help(int index) {
+#if defined(__linux__)
+        if (index + 1 < num_cpus) {
+            cpu_set_t set;
+            CPU_ZERO(&set);
+            CPU_SET(cpus[index + 1], &set);
+            pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+        }
+#endif
+        uint32_t seen = 0;
+        for (;;) {
+            auto until = std::chrono::steady_clock::now() + SPIN;
+            uint32_t number;
+            while ((number = job.load(std::memory_order_acquire)) == seen) {
+                for (int i = 0; i < 8; i++) pause();
+                if (std::chrono::steady_clock::now() < until) continue;
+                std::unique_lock<std::mutex> held(lock);
+                asleep.fetch_add(1);
+                awake.wait(held, [&] { return job.load() != seen; });
+                asleep.fetch_sub(1);
+            }
+            seen = number;
+            if (index < helpers.load(std::memory_order_relaxed)) take_parts(number);
+        }
+    }
+
+    void run(Work todo, const void* data, int64_t parts, int threads) {
+        for (; started < threads - 1; started++) std::thread([this, i = started] { help(i); }).detach();
+        const uint32_t number = job.load(std::memory_order_relaxed) + 1;
+        work.store(todo, std::memory_order_relaxed);
+        task.store(data, std::memory_order_relaxed);
+        num.store(parts, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        helpers.store(threads - 1, std::memory_order_relaxed);
+        next.store((uint64_t)number << 32, std::memory_order_release);
+        job.store(number);
+        if (asleep.load()) {
+            std::lock_guard<std::mutex> held(lock);
+            awake.notify_all();
+        }
+        take_parts(number);
+        for (int spins = 0; done.load(std::memory_order_acquire) < parts; spins++)
+            spins < 2000 ? pause() : (void)sched_yield();
     }
 };
+
+Pool* pool = new Pool;  // never ends: its threads do not
+const int at_fork = pthread_atfork(nullptr, nullptr, [] {
+    Pool* fresh = new Pool;  // a child has none of the threads
+    std::copy_n(pool->cpus, pool->num_cpus, fresh->cpus);
+    fresh->num_cpus = pool->num_cpus;
+    pool = fresh;
+});
 
 // task(i) for all i < num, in any order
 template <class Task>
 void for_all(int64_t num, const Task& task) {
-    if (num <= 1 || !parallel || !num_threads || num_threads() < 2) {
-        for (int64_t i = 0; i < num; i++) task(i);
+    const int threads = torch_threads ? std::min(torch_threads(), MOST_THREADS) : std::max(1, pool->num_cpus);
+    if (num > 1 && threads > 1 && !pool->busy.exchange(true, std::memory_order_acquire)) {
+        pool->run([](const void* data, int64_t i) { (*(const Task*)data)(i); }, &task, num, threads);
+        pool->busy.store(false, std::memory_order_release);
         return;
     }
-    Shared<Task> shared{&task, num};
-    parallel(Shared<Task>::work, &shared, 0, 0);
+    for (int64_t i = 0; i < num; i++) task(i);
 }
 
 // Memory that a thread uses again at its next call
@@ -1058,12 +1144,22 @@ void attend_all(const Heads& h, const T* q, T* out, const int32_t* tables, int64
 }  // namespace
 
 SYMBOL int pellucid_lanes() { return LANES; }
-SYMBOL int pellucid_features() { return HAS_BF16 | HAS_VNNI << 1 | HAS_AMX << 2 | (parallel != nullptr) << 3; }
+SYMBOL int pellucid_features() { return HAS_BF16 | HAS_VNNI << 1 | HAS_AMX << 2; }
+
+// The CPU of each thread, the first one's being the caller's; to be said before anything else is called
+SYMBOL void pellucid_cpus(const int32_t* cpus, int64_t num) {
+    pool->num_cpus = (int)std::min<int64_t>(num, MOST_THREADS);
+    std::copy_n(cpus, pool->num_cpus, pool->cpus);
+}
 
 // [blocks, 16, words] of 32 bits -> [blocks, words, 16], into memory that may be of large pages
 SYMBOL void pellucid_panels(const uint32_t* from, uint32_t* to, int64_t blocks, int64_t words) {
     const uintptr_t first = ((uintptr_t)to + 4095) / 4096 * 4096, last = (uintptr_t)(to + blocks * words * 16);
+#ifdef MADV_HUGEPAGE
     if (last > first + (2 << 20)) madvise((void*)first, (last - first) / 4096 * 4096, MADV_HUGEPAGE);
+#else
+    (void)(first + last);
+#endif
     for_all(blocks, [&](int64_t block) {
         const uint32_t* rows = from + block * 16 * words;
         uint32_t* out = to + block * 16 * words;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from ctypes import CDLL, POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum, IntFlag
 from functools import cache
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pellucid.native.build import build
+from pellucid.platform import CORES
 
 logger = logging.getLogger(__name__)
 TYPES = {torch.bfloat16: 0, torch.float16: 1}  # of activations
@@ -37,7 +39,6 @@ class Ability(IntFlag):
     BF16 = 1
     VNNI = 2
     AMX = 4
-    THREADS = 8  # torch's, to be called
 
 
 class MatrixFields(Structure):
@@ -105,6 +106,9 @@ class Library:
             function.argtypes, function.restype = arguments, None
         self.lanes = int(code.pellucid_lanes())
         self.abilities = Ability(code.pellucid_features())
+        is_pinned = os.environ.get("OMP_PROC_BIND", "false") != "false"  # the caller's thread is, too
+        cpus = [min(core) for core in CORES] if is_pinned else []
+        code.pellucid_cpus((c_int32 * len(cpus))(*cpus), c_int64(len(cpus)))
         self.panels, self.product = code.pellucid_panels, code.pellucid_product
         self.add_norm, self.gate = code.pellucid_add_norm, code.pellucid_gate
         self.heads, self.attend = code.pellucid_heads, code.pellucid_attend
