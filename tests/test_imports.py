@@ -79,7 +79,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "quant.schemes": {"quant.codes", "quant.layouts", "registry"},
     "weights": {"quant.layouts", "models.fields"},
     "quantize": {"quant", "weights", "models", "layers", "attention.base", "dist", "text", *PLAIN},
-    "sample": {"kernels", "dist", "schedule.plan", *PLAIN},
+    "sample": {"kernels", "native", "dist", "schedule.plan", *PLAIN},
     "lora": {"kernels", "quant.base", "weights.source", *PLAIN},
     "lora.merge": {"lora", "models", "weights.source", "quantize.output"},
     "lora.request": set[str](),

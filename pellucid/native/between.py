@@ -44,5 +44,14 @@ def gated(gate_up: Tensor, act: str) -> Tensor | None:
     return out
 
 
-def takes(x: Tensor) -> bool:
-    return x.dtype in TYPES and x.is_contiguous() and x.shape[1] % UNIT == 0 and x.device.type == "cpu"
+def highest(scores: Tensor) -> Tensor | None:
+    """The place of the highest of each row [S, V], the first one in a tie.  None: not such a tensor."""
+    if not takes(scores, unit=1) or not scores.shape[1] or (code := library()) is None:
+        return None
+    places = torch.empty(len(scores), dtype=torch.int64)
+    code.highest(scores.data_ptr(), places.data_ptr(), *scores.shape, TYPES[scores.dtype])
+    return places
+
+
+def takes(x: Tensor, unit: int = UNIT) -> bool:
+    return x.dtype in TYPES and x.is_contiguous() and x.shape[1] % unit == 0 and x.device.type == "cpu"

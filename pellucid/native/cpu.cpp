@@ -1003,6 +1003,33 @@ void gate_rows(const T* x, T* y, int64_t rows, int64_t hidden, int gate) {
     });
 }
 
+// The first of the highest
+template <class T>
+int64_t highest(const T* x, int64_t num) {
+    Floats most = spread(-INFINITY);
+    Ints place = {}, at = {};
+    for (int i = 0; i < LANES; i++) at[i] = i;
+    int64_t i = 0;
+    for (; i + LANES <= num; i += LANES, at += LANES) {
+        const Floats v = load16(x + i);
+        place = v > most ? at : place;
+        most = v > most ? v : most;
+    }
+    if (i < num) {
+        T tail[LANES];
+        std::fill_n(tail, LANES, x[i]);  // which is no first place but in its own
+        std::copy(x + i, x + num, tail);
+        const Floats v = load16(tail);
+        place = v > most ? at : place;
+        most = v > most ? v : most;
+    }
+    int64_t best = -1;
+    const float value = largest(most);
+    for (int lane = 0; lane < LANES; lane++)
+        if (most[lane] == value && (best < 0 || place[lane] < best)) best = place[lane];
+    return std::max<int64_t>(best, 0);
+}
+
 }  // namespace
 
 // Heads as a layer has them, and its part of the cache [blocks, 2, num_kv, block_size, dim].
@@ -1192,6 +1219,13 @@ SYMBOL void pellucid_gate(const void* x, void* y, int64_t rows, int64_t hidden, 
         gate_rows((const Bf16*)x, (Bf16*)y, rows, hidden, gate);
     else
         gate_rows((const Half*)x, (Half*)y, rows, hidden, gate);
+}
+
+// The place of the highest of each row x [M, num], the first one in a tie
+SYMBOL void pellucid_highest(const void* x, int64_t* places, int64_t rows, int64_t num, int32_t type) {
+    for (int64_t row = 0; row < rows; row++)
+        places[row] = type == IS_BF16 ? highest((const Bf16*)x + row * num, num)
+                                      : highest((const Half*)x + row * num, num);
 }
 
 // qkv [T, (num + 2 num_kv) * dim] -> q [T, num, dim], normalized and turned; keys and values into the cache

@@ -90,6 +90,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "product": (POINTER(MatrixFields), c_void_p, c_void_p, c_int64, c_int32),
     "add_norm": (*[c_void_p] * 4, c_int64, c_int64, c_float, c_int32, c_int32),
     "gate": (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32),
+    "highest": (c_void_p, c_void_p, c_int64, c_int64, c_int32),
     "heads": (POINTER(HeadsFields), *[c_void_p] * 4, c_int64),
     "attend": (POINTER(HeadsFields), *[c_void_p] * 3, c_int64, c_void_p, c_int64),
 }
@@ -111,6 +112,7 @@ class Library:
         code.pellucid_cpus((c_int32 * len(cpus))(*cpus), c_int64(len(cpus)))
         self.panels, self.product = code.pellucid_panels, code.pellucid_product
         self.add_norm, self.gate = code.pellucid_add_norm, code.pellucid_gate
+        self.highest = code.pellucid_highest
         self.heads, self.attend = code.pellucid_heads, code.pellucid_attend
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pellucid.dist.collectives import Group
 from pellucid.dist.vocab_share import vocab_share
 from pellucid.kernels.all_reduce import MAX_WORDS, best_of_ranks
+from pellucid.native.between import highest
 
 
 class Vocabulary(Protocol):
@@ -44,7 +45,8 @@ class WholeVocabulary:
     first = 0
 
     def argmax(self, scores: Tensor) -> Tensor:
-        return scores.argmax(-1)
+        places = highest(scores)
+        return scores.argmax(-1) if places is None else places
 
     def agree(self, values: Tensor, index: Tensor) -> Tensor:
         return index

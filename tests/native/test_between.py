@@ -51,3 +51,15 @@ def test_others_are_torchs(own: Library) -> None:
     ours = add_norm_native(x, torch.zeros_like(x), torch.ones(64).bfloat16(), 1e-6, post)
     theirs = add_rms_norm_ref(x, torch.zeros_like(x), torch.ones(64).bfloat16(), 1e-6, post)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num", [1, 7, 16, 40, 1003])
+def test_the_highest_is_the_first_of_equals(own: Library, num: int, dtype: torch.dtype) -> None:
+    scores = torch.randint(-3, 4, (20, num)).to(dtype)
+    scores[0], scores[1] = -torch.inf, torch.inf
+    scores[2, num - 1] = 9
+    expected = [row.index(max(row)) for row in scores.tolist()]
+    places = between.highest(scores)
+    assert places is not None and places.tolist() == expected
+    assert between.highest(scores.float()) is None
