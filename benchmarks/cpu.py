@@ -48,7 +48,7 @@ class Pellucid:
         from pellucid import LLMEngine
 
         self.engine = LLMEngine.from_options(
-            SHAPE, device="cpu", dtype="bfloat16", load_format="dummy", max_num_seqs=REQUESTS,
+            model=SHAPE, device="cpu", dtype="bfloat16", load_format="dummy", max_num_seqs=REQUESTS,
             max_model_len=2048, max_num_batched_tokens=2048, cpu_kv_cache_gib=1.0, num_threads=threads,
             enable_prefix_caching=False, quantization=None if quantization == "none" else quantization,
         )  # fmt: skip
