@@ -58,7 +58,7 @@ class NativeAttention(TorchAttention):
         """What attends, for the log."""
         return "native code for decodes, torch's operations for prompts"
 
-    def plan(self, fwd: ForwardInput, table: int) -> NativeMetadata:
+    def metadata(self, fwd: ForwardInput, table: int) -> NativeMetadata:
         """Who sees what of the step's rows; prompts' part of it is torch's."""
         assert fwd.tree is None, "supports_trees is false"
         blocks = fwd.block_tables[table]

@@ -21,7 +21,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 def attend(rows: Rows, backend: TorchAttention | None = None) -> Tensor:
     backend = backend or NativeAttention()
-    rows.fwd.attn = (backend.plan(rows.fwd, 0),)
+    rows.fwd.attn = (backend.metadata(rows.fwd, 0),)
     return backend.forward(rows.qkv, rows, rows.fwd)
 
 
