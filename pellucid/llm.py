@@ -15,16 +15,16 @@ from tqdm import tqdm
 
 from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
+from pellucid.judging import chance, judgements
 from pellucid.llm_engine import LLMEngine
 from pellucid.lora.request import LoRARequest
 from pellucid.pooling import (
-    SAMPLING,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingParams,
     ScoringOutput,
     ScoringRequestOutput,
-    check_pooling,
+    pooling_of,
     vector_of,
 )
 from pellucid.progress import tell
@@ -132,14 +132,15 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The vector of every text: the last token's hidden state, normalized unless told otherwise.
+        """The vector of every text: the last token's hidden state, or the mean of all where the checkpoint
+        says so; normalized unless told otherwise.
 
         Raises ValueError for a prompt that cannot be served, and for a checkpoint that pools in another way.
         """
         params = pooling_params or PoolingParams()
-        check_pooling(self.llm_engine.resolved.checkpoint.path)
+        sampling = pooling_of(self.llm_engine.resolved.checkpoint.path)
         tokens = self.llm_engine.tokenize(as_list(prompts))
-        outputs = self._run(tokens, SAMPLING, use_tqdm, None, lora_request)
+        outputs = self._run(tokens, sampling, use_tqdm, None, lora_request)
         return [
             EmbeddingRequestOutput(
                 output.request_id,
@@ -155,14 +156,22 @@ class LLM:
         data_2: Prompt | Sequence[Prompt],
         use_tqdm: bool = True,
         *,
+        classifier_from_token: Sequence[str] | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How near texts are: the cosine of vectors, of each pair, or of one with each of the others."""
+        """How near texts are: the cosine of vectors, of each pair, or of one with each of the others.
+
+        classifier_from_token: two words, as ["no", "yes"]; the score is then how likely the second one is
+        behind both texts, if one of the two is (Qwen3-Reranker).
+        """
         first, second = as_list(data_1), as_list(data_2)
         if len(first) not in (1, len(second)):
             raise ValueError(
                 f"data_1 has {len(first)} texts for {len(second)} in data_2; give one, or equally many"
             )
+        if classifier_from_token is not None:
+            pairs = zip(first * (len(second) // len(first)), second, strict=True)
+            return self._judge(list(pairs), classifier_from_token, use_tqdm, lora_request)
         outputs = self.embed([*first, *second], use_tqdm, lora_request=lora_request)
         left, right = outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :]
         return [
@@ -172,6 +181,25 @@ class LLM:
                 [*a.prompt_token_ids, *b.prompt_token_ids],
             )
             for a, b in zip(left, right, strict=True)
+        ]
+
+    def _judge(
+        self,
+        pairs: Sequence[tuple[Prompt, Prompt]],
+        words: Sequence[str],
+        use_tqdm: bool,
+        lora_request: LoRARequest | None,
+    ) -> list[ScoringRequestOutput]:
+        """How likely the second word is behind each pair, against the first."""
+        asked, engine = judgements(words, self.get_tokenizer()), self.llm_engine
+        left = engine.tokenize([a for a, _ in pairs])
+        right = engine.tokenize([b for _, b in pairs], add_special_tokens=False)
+        texts = zip(left, right, strict=True)
+        prompts = engine.tokenize([{"prompt_token_ids": [*a.token_ids, *b.token_ids]} for a, b in texts])
+        sides = [self._run(prompts, sampling, use_tqdm, None, lora_request) for sampling in asked]
+        return [
+            ScoringRequestOutput(b.request_id, ScoringOutput(chance(a, b)), b.prompt_token_ids)
+            for a, b in zip(*sides, strict=True)
         ]
 
     def get_tokenizer(self) -> Tokenizer:

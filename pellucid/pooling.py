@@ -1,26 +1,25 @@
 """Vectors of texts: what is asked of an engine for them, and what is made of its answers.
 
-A text's vector is the hidden state behind its last token, which the feature `pooling` brings home beside one
-token that nobody reads.
+A text's vector is the hidden state behind its last token, or the mean of all, which the features `pooling`
+and `mean_pooling` bring home beside one token that nobody reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.features.pooling.host import LAST, NAME
+from pellucid.features.pooling.host import LAST, MEAN, NAME
 from pellucid.sampling_params import SamplingParams
 from pellucid.types import RequestOutput
 
-SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, extra_args={NAME: LAST}, detokenize=False)
 POOLING_FILE = Path("1_Pooling") / "config.json"  # of sentence-transformers
 MODE = "pooling_mode_"
+MODES = {f"{MODE}lasttoken": LAST, f"{MODE}mean_tokens": MEAN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class ScoringRequestOutput:
 
 
 def vector_of(output: RequestOutput, params: PoolingParams) -> NDArray[np.float32]:
-    """The vector of an answer to `SAMPLING`.  Raises ValueError for dimensions that it does not have."""
+    """The vector of an answer to `pooling_of`.  Raises ValueError for dimensions that it does not have."""
     if output.error is not None:
         raise RuntimeError(f"request {output.request_id} has failed: {output.error}")
     vector = np.frombuffer((output.outputs[0].extras or {})[NAME], dtype=np.float32)
@@ -79,15 +78,19 @@ def vector_of(output: RequestOutput, params: PoolingParams) -> NDArray[np.float3
     return vector / max(float(np.linalg.norm(vector)), 1e-12) if params.normalize else vector
 
 
-def check_pooling(folder: Path) -> None:
-    """Raise ValueError if the checkpoint in `folder` says that its vectors are pooled in another way."""
-    file = folder / POOLING_FILE
-    if not file.is_file():
-        return
-    config = json.loads(file.read_text(encoding="utf-8"))
-    asked = [name for name, value in config.items() if name.startswith(MODE) and value is True]
-    if isinstance(config, Mapping) and asked != [f"{MODE}lasttoken"]:
-        raise ValueError(
-            f"{POOLING_FILE} asks for {', '.join(asked)}; only the last token's hidden state is served "
-            f"({MODE}lasttoken)"
-        )
+def pooling_of(folder: Path) -> SamplingParams:
+    """What is asked of an engine for a vector: as the checkpoint in `folder` says, or the last token's.
+
+    Raises ValueError if its vectors are pooled in a way that is not served.
+    """
+    wish, file = LAST, folder / POOLING_FILE
+    if file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        asked = [name for name, value in config.items() if name.startswith(MODE) and value is True]
+        if len(asked) != 1 or asked[0] not in MODES:
+            raise ValueError(
+                f"{POOLING_FILE} asks for {', '.join(asked)}; only the last token's hidden state and the "
+                f"mean of all are served ({' or '.join(MODES)})"
+            )
+        wish = MODES[asked[0]]
+    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={NAME: wish}, detokenize=False)

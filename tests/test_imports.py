@@ -54,8 +54,9 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "features.lora.host": {"schedule", "resolve", "types"},
     "features.grammar.host": {"schedule", "sample.grammars", "resolve", "types"},
     "features.logprobs.host": {"schedule", "types"},
-    "features.pooling.host": {"schedule", "types"},
+    "features.pooling.host": {"schedule", "resolve", "types"},
     "pooling": {"features.pooling", *DATA},
+    "judging": {"text", *DATA},
     "features": {
         *(
             "schedule.plan",
@@ -146,6 +147,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "text": {*DATA, "config"},
     "llm": {
         "llm_engine",
+        "judging",
         "pooling",
         "lora.request",
         "engine",

@@ -292,6 +292,7 @@ FEATURES: Registry[Feature] = Registry(
         "prompt_logprobs": "pellucid.features.logprobs:PROMPT_LOGPROBS",
         "pooling": "pellucid.features.pooling:POOLING",
         "kv_transfer": "pellucid.connectors:KV_TRANSFER",
+        "mean_pooling": "pellucid.features.pooling:MEAN_POOLING",
     },
 )
 

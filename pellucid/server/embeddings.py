@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from pellucid.pooling import SAMPLING, PoolingParams, check_pooling, vector_of
+from pellucid.pooling import PoolingParams, pooling_of, vector_of
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import AnswerFailedError
 from pellucid.server.context import server_of
 from pellucid.server.errors import CLIENT_GONE, SHUTTING_DOWN, ApiError, users_fault
@@ -39,6 +40,7 @@ from pellucid.text.prompts import TokenPrompt
 from pellucid.types import RequestOutput
 
 router = APIRouter()
+ONE_TOKEN = SamplingParams(max_tokens=1)  # behind a text, whatever is made of it
 Vectors = list[NDArray[np.float32]]
 
 
@@ -108,7 +110,7 @@ def _prepare(
         ]
         adds = body.add_special_tokens is not False
         if body.truncate_prompt_tokens is not None:
-            most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, SAMPLING)
+            most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, ONE_TOKEN)
             prompts = [renderer.truncated(each, most, add_special_tokens=adds) for each in prompts]
         return PooledWork(body, model, renderer.tokenize(prompts, add_special_tokens=adds))
 
@@ -152,9 +154,9 @@ async def _vectors(work: PooledWork, request: Request, params: PoolingParams) ->
     """Of each text; None: the client has gone."""
     server = server_of(request)
     with users_fault():
-        check_pooling(server.llm.resolved.checkpoint.path)
+        sampling = pooling_of(server.llm.resolved.checkpoint.path)
     mailbox = server.submit(
-        work.prompts, SAMPLING, priority=work.body.priority, is_streamed=False, model=work.model
+        work.prompts, sampling, priority=work.body.priority, is_streamed=False, model=work.model
     )
     names, found = list(mailbox.request_ids), dict[str, RequestOutput]()
     async with closing(request.receive, mailbox.close):

@@ -81,10 +81,59 @@ def test_scores_are_cosines_and_texts_are_completed_beside_them(tiny: Path) -> N
     assert alone[0].outputs[0].token_ids == again[0].outputs[0].token_ids
 
 
-def test_a_checkpoint_that_means_another_vector_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_score_may_be_how_likely_yes_is_against_no(tiny: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    query, documents = "the fox", ["a dog", "quick brown", "lazy " * 12]
+    with LLM(str(tiny), **BASE) as llm:
+        scores = llm.score(query, documents, use_tqdm=False, classifier_from_token=["a", "b"])
+        tokenizer = llm.get_tokenizer()
+        for words in (["a"], "no", ["fox jumps", "a"]):
+            with pytest.raises(ValueError, match="classifier_from_token"):
+                llm.score("a", "b", classifier_from_token=words)
+    pair = [tokenizer.encode("a")[0], tokenizer.encode("b")[0]]
+    for document, score in zip(documents, scores, strict=True):
+        tokens = tokenizer.encode(query) + tokenizer.encode(document)
+        assert score.prompt_token_ids == tokens
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0, -1, pair]
+        assert score.outputs.score == pytest.approx(float(logits.softmax(-1)[1]), abs=1e-5)
+
+
+def pooled(tiny: Path, folder: Path, mode: str) -> Path:
+    """The same checkpoint, which says how its vectors are made, as sentence-transformers writes it."""
     for file in tiny.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    with LLM(str(tmp_path), **BASE) as llm, pytest.raises(ValueError, match="pooling_mode_mean_tokens"):
+        (folder / file.name).symlink_to(file)
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": False, mode: True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48} | modes))
+    return folder
+
+
+@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def test_means_of_all_tokens_are_those_of_transformers(tiny: Path, tmp_path: Path, options: dict) -> None:
+    from transformers import AutoModel
+
+    prompts, _ = random_requests(8, seed=9)
+    prompts += [[7], prompts[0]]
+    model = AutoModel.from_pretrained(tiny, dtype=torch.float32).eval()
+    with torch.no_grad():
+        means = [model(torch.tensor([prompt])).last_hidden_state[0].mean(0).numpy() for prompt in prompts]
+    folder = pooled(tiny, tmp_path, "pooling_mode_mean_tokens")
+    np.testing.assert_allclose(vectors(folder, prompts, PLAIN, **options), np.stack(means), atol=1e-4)
+
+
+def test_means_survive_preemption(tiny: Path, tmp_path: Path) -> None:
+    prompts = [[(7 * i + j) % 300 + 1 for i in range(60)] for j in range(12)]
+    folder = pooled(tiny, tmp_path, "pooling_mode_mean_tokens")
+    small = {"num_gpu_blocks_override": 17, "max_num_batched_tokens": 24, "depth": 2}
+    np.testing.assert_allclose(
+        vectors(folder, prompts, PLAIN, **small), vectors(folder, prompts, PLAIN), atol=1e-4
+    )
+
+
+def test_a_checkpoint_that_means_another_vector_is_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = pooled(tiny, tmp_path, "pooling_mode_max_tokens")
+    with LLM(str(folder), **BASE) as llm, pytest.raises(ValueError, match="pooling_mode_max_tokens"):
         llm.embed(["a"])
