@@ -155,6 +155,10 @@ class ParallelConfig:
         False, "GPUs that share each layer have whole experts, not slices of all of them"
     )
     data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
+    prefill_engines: int = option(
+        0, "whole copies that compute prompts to the first token, and hand them to the decode engines"
+    )
+    decode_engines: int = option(0, "whole copies that go on from there; both, instead of data_parallel_size")
     worker_timeout: float = option(
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
     )
@@ -164,9 +168,14 @@ class ParallelConfig:
         """Does an engine have several workers?"""
         return self.tensor_parallel_size * self.pipeline_parallel_size > 1
 
+    @property
+    def num_engines(self) -> int:
+        """Whole copies of the model."""
+        return self.prefill_engines + self.decode_engines or self.data_parallel_size
+
     def first_gpu(self, replica: int) -> int | None:
         """Index of the first GPU of an engine, from 0 on; None for the only one, which may be anywhere."""
-        if self.data_parallel_size == 1:
+        if self.num_engines == 1:
             return None
         return replica * self.tensor_parallel_size * self.pipeline_parallel_size
 

@@ -83,7 +83,7 @@ class Resolved:
     @property
     def num_workers_of_all(self) -> int:
         """Processes of all data-parallel engines: on a CPU, they share its cores and its memory."""
-        return self.num_workers * self.user.parallel.data_parallel_size
+        return self.num_workers * self.user.parallel.num_engines
 
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
@@ -123,7 +123,7 @@ def resolve(
     num_batched = _positive("max_num_batched_tokens", wish, default, least=2)  # an answer's and a prompt's
     stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
     num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
-    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.data_parallel_size))
+    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.num_engines))
     depth = len(stage_layers) + (1 if on_gpu else 0)
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
@@ -161,11 +161,26 @@ def _positive(name: str, value: int | None, default: int, *, least: int = 1) -> 
     return default if value is None else value
 
 
+def _check_roles(parallel: ParallelConfig) -> None:
+    prefill, decode = parallel.prefill_engines, parallel.decode_engines
+    if min(prefill, decode) < 0 or (prefill > 0) != (decode > 0):
+        raise ValueError(
+            f"prefill_engines is {prefill} and decode_engines {decode}: prompts need one of each at least; "
+            "leave out both for engines that do all"
+        )
+    if prefill and parallel.data_parallel_size not in (1, prefill + decode):
+        raise ValueError(
+            f"data_parallel_size is {parallel.data_parallel_size} beside {prefill} prefill and {decode} "
+            "decode engines; leave it out, they are counted by themselves"
+        )
+
+
 def _check_supported(user: EngineConfig) -> None:
     parallel = user.parallel
     _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         _positive(name, getattr(parallel, name), 1)
+    _check_roles(parallel)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     listed = user.scheduler.max_listed_tokens

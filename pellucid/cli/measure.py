@@ -117,7 +117,7 @@ def measure(
 ) -> dict[str, object]:
     """Warm up, run `repeat` times with an empty prefix cache, and return the figures of the median run."""
     resolved = llm.llm_engine.resolved
-    num_engines = resolved.user.parallel.data_parallel_size
+    num_engines = resolved.user.parallel.num_engines
     run_once(llm, workload.warm_up(num_engines * resolved.max_num_batched_tokens), temperature)
     runs = [run_once(llm, workload, temperature) for _ in range(repeat)]
     median = sorted(runs, key=lambda run: run.seconds)[(repeat - 1) // 2]
@@ -239,7 +239,7 @@ def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) 
     )
     num_devices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size  # alike
     whole = Machine(bandwidth=num_devices * machine.bandwidth, flops=num_devices * machine.flops)
-    num_engines = parallel.data_parallel_size  # each on a machine of its own, with its share
+    num_engines = parallel.num_engines  # each on a machine of its own, with its share
     limits = [
         run_limit(cost, workload.requests[i::num_engines], resolved.max_num_seqs, whole)
         for i in range(num_engines)

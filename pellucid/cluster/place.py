@@ -22,5 +22,5 @@ class Place(NamedTuple):
 
 def arrange(parallel: ParallelConfig) -> list[Place]:
     """A place for every rank: an engine's side by side, in the order of the mesh."""
-    sizes = parallel.data_parallel_size, parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+    sizes = parallel.num_engines, parallel.pipeline_parallel_size, parallel.tensor_parallel_size
     return [Place(device, *place) for device, place in enumerate(product(*map(range, sizes)))]

@@ -46,7 +46,7 @@ def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Eng
     options, memory.
     """
     if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
-        num_engines = config.parallel.data_parallel_size
+        num_engines = config.parallel.num_engines
         start_early(str(config), len(os.sched_getaffinity(0)) // num_engines, Share(replica, num_engines))
     try:
         return _start(config, replica)
@@ -66,7 +66,7 @@ def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
     try:
         engine = _make_engine(resolved, executor, capacity)
         if (path := config.scheduler.trace_steps) is not None:
-            path += f".{replica}" if config.parallel.data_parallel_size > 1 else ""
+            path += f".{replica}" if config.parallel.num_engines > 1 else ""
             engine.trace = StepTrace(Path(path), engine.scheduler, engine.stats)
     except BaseException:  # Ctrl-C, too: workers hold memory that others may want
         executor.shutdown()

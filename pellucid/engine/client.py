@@ -64,7 +64,7 @@ def start_client(config: EngineConfig) -> RunningEngine[EngineClient]:
 
     Raises ValueError for what the user can mend.
     """
-    if config.parallel.data_parallel_size > 1:
+    if config.parallel.num_engines > 1:
         from pellucid.router.replicas import start_replicas
 
         return start_replicas(config)

@@ -41,7 +41,7 @@ from pellucid.executor.base import Capacity
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame
 from pellucid.resolve import Resolved
-from pellucid.router.router import Router
+from pellucid.router.router import Move, Router
 from pellucid.schedule.news import Going
 from pellucid.types import FinishReason, Request, SeqUpdate
 
@@ -138,7 +138,7 @@ class Replicas:
 
     def start(self, is_wanted: Callable[[], bool]) -> Capacity:
         """Start the engines; what each of them can hold."""
-        num_engines = self._config.parallel.data_parallel_size
+        num_engines = self._config.parallel.num_engines
         try:
             for index in range(num_engines):
                 with own_cpus(index, num_engines):
@@ -158,7 +158,13 @@ class Replicas:
         caches = self.resolved.user.cache.enable_prefix_caching and len(ready) > 1
         pages_a_block = sum(kind.stripes for kind in capacity.kinds)
         num_blocks = capacity.num_pages // pages_a_block if caches else 0
-        self.router = Router(len(ready), block_size=self.resolved.block_size, num_blocks=num_blocks)
+        self.router = Router(
+            len(ready),
+            block_size=self.resolved.block_size,
+            num_blocks=num_blocks,
+            num_prefill=self._config.parallel.prefill_engines,
+            max_len=capacity.max_model_len,
+        )
         return capacity
 
     # Any thread
@@ -286,15 +292,23 @@ class Replicas:
             return
         index = self.router.choose(request)
         assert index is not None, "while there is no error, an engine is left"
-        self._replicas[index].post(order)
+        part = self.router.part_of(request.id)
+        self._replicas[index].post(order if part.kv_transfer == request.kv_transfer else Add.of(part))
 
     def _move_requests(self) -> None:
-        """Give engines that idle what waits in the queues of others."""
+        """Hand over whose prompts are computed, and give engines that idle what waits in others' queues."""
+        for move in self.router.handovers():
+            self._replicas[move.target].post(Add.of(self._with_source(move)))
+            self._replicas[move.target].flush()
         for move in self.router.moves([replica.stats.num_waiting for replica in self._replicas]):
             self._replicas[move.source].post(Abort(move.request.id))
             self._replicas[move.target].post(Add.of(move.request))
             for index in (move.source, move.target):
                 self._replicas[index].flush()
+
+    def _with_source(self, move: Move) -> Request:
+        """The request, with what it takes to find the KV of its prompt."""
+        return move.request
 
     def _take_in(self, index: int, message: Message) -> list[SeqUpdate]:
         """What an engine has done; if it has ended, its requests go to others, or get an answer."""

@@ -8,23 +8,29 @@ take turns.  So requests with a common beginning meet where its KV is, but never
 
 A request may move (law 12): one whose engine is lost goes on at another, from the tokens told so far.
 
+Engines may have roles.  Then those for prompts, the first `num_prefill`, take a request to its first token,
+for one token's worth of work, and it is handed over to one of the others.  While no engine of a role is left,
+those of the other one do its work, too.
+
 Requests end sooner than they might.  If an engine comes to idle while another one has a queue, the youngest
 requests of that queue move over.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pellucid.kv.hashes import BlockHasher, root_digest
-from pellucid.types import Request, SeqUpdate
+from pellucid.types import FinishReason, Request, SeqUpdate
 
 OUTPUT_WORK = 8  # a token that is generated costs about as much as this many of a prompt
 MAX_OUTPUT = 1024  # tokens; a request that may generate more seldom does
 MOST_LOST = 2  # engines under a request, before it may be what ends them
+KEEP_KV = '{"do_remote_decode": true}'  # of a request's `kv_transfer`: another engine will ask for it
 SLACK = 8  # engines within 1/8 of the least load are as good as equal
 
 
@@ -41,6 +47,7 @@ class Handed:
     num_repeated: int = 0  # of these, such as its engine is going to tell again
     num_lost: int = 0  # engines that it has had before
     is_aborted: bool = False  # its user wants no more
+    is_prefill: bool = False  # its engine computes the prompt and the first token, and no more
 
     @property
     def work(self) -> int:
@@ -52,8 +59,24 @@ class Handed:
         prior = [*self.request.prior_token_ids, *self.told]
         return replace(self.request, prior_token_ids=prior)
 
+    @property
+    def part(self) -> Request:
+        """What its engine is to do."""
+        if not self.is_prefill:
+            return self.left
+        sampling = self.request.sampling
+        sampling = sampling.clone(max_tokens=1, min_tokens=min(1, sampling.min_tokens))
+        return replace(self.request, sampling=sampling, kv_transfer=KEEP_KV)
+
+    def has_room(self, max_len: int) -> bool:
+        """May another token follow what has been told?"""
+        most, num_told = self.request.sampling.max_tokens, len(self.told)
+        return (most is None or num_told < most) and len(self.request.prompt_token_ids) + num_told < max_len
+
     def hear(self, update: SeqUpdate) -> None:
         """Remember what its user is told, and take out what was told before."""
+        if self.told:  # with the first token was told what was cached
+            update.num_cached_tokens = 0
         self.told += update.new_token_ids
         if update.prompt_logprobs:
             num_old = min(self.num_repeated, len(update.prompt_logprobs))
@@ -63,7 +86,7 @@ class Handed:
 
 
 class Move(NamedTuple):
-    """A request that one engine is to forget and another one to take."""
+    """A request that leaves one engine for another one; what that is to do."""
 
     request: Request
     source: int
@@ -74,10 +97,21 @@ class Router:
     """Chooses, and remembers what it chose: what each engine has to do, and which prefixes it has seen.
 
     block_size: tokens, the unit of prefix hits.  num_blocks: how many blocks an engine can remember, 0 if it
-    caches no prefixes.
+    caches no prefixes.  num_prefill: engines for prompts; 0: all do all.  max_len: tokens of a request.
     """
 
-    def __init__(self, num_engines: int, *, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_engines: int,
+        *,
+        block_size: int,
+        num_blocks: int,
+        num_prefill: int = 0,
+        max_len: int = sys.maxsize,
+    ) -> None:
+        self._prefill = frozenset(range(num_prefill))
+        self._max_len = max_len
+        self._due: dict[str, None] = {}  # requests that have their first token, and are to be handed over
         self.loads = [0] * num_engines  # in prompt tokens, or as much work as they are
         self._open = set(range(num_engines))
         self._known = [PrefixMemory(num_blocks) for _ in range(num_engines)]
@@ -94,10 +128,12 @@ class Router:
         if not self._open:
             return None
         digests = self._digests(request)
-        work = request.num_known + OUTPUT_WORK * most_output(request)
-        least = min(self.loads[engine] for engine in self._open)
+        is_prefill = self._is_prefill(request)
+        engines = self._engines_for(is_prefill=is_prefill)
+        work = request.num_known + OUTPUT_WORK * (1 if is_prefill else most_output(request))
+        least = min(self.loads[engine] for engine in engines)
         most = least + least // SLACK + work if least else 0
-        candidates = [engine for engine in self._open if self.loads[engine] <= most]
+        candidates = [engine for engine in engines if self.loads[engine] <= most]
         known = {engine: self._known[engine].num_leading(digests) for engine in candidates}
 
         def rank(engine: int) -> tuple[int, int, int]:
@@ -107,6 +143,35 @@ class Router:
         self._next = (chosen + 1) % len(self.loads)
         self._hand(request, chosen, digests)
         return chosen
+
+    def part_of(self, request_id: str) -> Request:
+        """What its engine is to do of a request."""
+        return self._handed[request_id].part
+
+    def _is_prefill(self, request: Request) -> bool:
+        """Is it for an engine of prompts, while there are others to go on?"""
+        max_tokens = request.sampling.max_tokens
+        is_long = max_tokens is None or max_tokens > 1
+        has_both = bool(self._prefill & self._open) and bool(self._open - self._prefill)
+        return has_both and is_long and not request.prior_token_ids
+
+    def _engines_for(self, *, is_prefill: bool) -> set[int]:
+        wanted = self._open & self._prefill if is_prefill else self._open - self._prefill
+        return wanted or self._open
+
+    def handovers(self) -> list[Move]:
+        """Requests whose prompts are computed, to engines that go on; from now on they count there."""
+        due, self._due = self._due, {}
+        moves: list[Move] = []
+        for name in due:
+            handed = self._handed.get(name)
+            if handed is None or not handed.is_prefill:
+                continue
+            source = handed.engine
+            target = self.choose(handed.left)
+            if target is not None:
+                moves.append(Move(handed.part, source, target))
+        return moves
 
     def go_on(self, request_id: str, *, is_suspect: bool) -> Move | None:
         """The engine of a request is closed: which one goes on with it, and from where.  None: nobody.
@@ -124,7 +189,7 @@ class Router:
             handed.num_repeated = handed.num_scored
         target = self.choose(left)
         assert target is not None, "some are open"
-        return Move(left, source, target)
+        return Move(handed.part, source, target)
 
     def _hand(self, request: Request, engine: int, digests: list[bytes]) -> None:
         prompt_work = request.num_known
@@ -133,7 +198,8 @@ class Router:
         self._known[engine].add(digests)
         handed = self._handed.setdefault(request.id, Handed(request))
         handed.engine, handed.prompt_work = engine, prompt_work
-        handed.output_work = OUTPUT_WORK * most_output(request)
+        handed.is_prefill = self._is_prefill(request) and engine in self._prefill
+        handed.output_work = OUTPUT_WORK * (1 if handed.is_prefill else most_output(request))
         self._untold[engine][request.id] = request
         self.loads[engine] += handed.work
 
@@ -157,10 +223,22 @@ class Router:
                 handed.prompt_work = 0
             if has_ended:
                 self.loads[engine] -= handed.work
-                del self._handed[name]
+                if handed.is_prefill and self._goes_over(handed, update):
+                    handed.prompt_work = handed.output_work = 0
+                else:
+                    del self._handed[name]
         if engine not in self._open:  # these were its last words
             self._left = Counter({left: num for left, num in self._left.items() if left[0] != engine})
         return counted
+
+    def _goes_over(self, handed: Handed, update: SeqUpdate) -> bool:
+        """Has it ended because it has its first token alone?  Then nobody is told of that end."""
+        if update.finish_reason is not FinishReason.LENGTH or not handed.has_room(self._max_len):
+            return False
+        update.finish_reason = FinishReason.ABORT if handed.is_aborted else None
+        if not handed.is_aborted:
+            self._due[update.request_id] = None
+        return not handed.is_aborted
 
     def moves(self, num_waiting: Sequence[int]) -> list[Move]:
         """What is to move from engines that queue to such as idle; from now on it counts there.
@@ -169,7 +247,8 @@ class Router:
         """
         moves: list[Move] = []
         for target in [engine for engine in self._open if not self.loads[engine]]:
-            sources = [engine for engine in self._open if num_waiting[engine] and self._untold[engine]]
+            alike = self._open & self._prefill if target in self._prefill else self._open - self._prefill
+            sources = [engine for engine in alike if num_waiting[engine] and self._untold[engine]]
             for source in sorted(sources, key=lambda engine: -self.loads[engine]):
                 moves += self._move_some(source, target, num_waiting[source])
         return moves
@@ -192,7 +271,7 @@ class Router:
             del self._untold[source][request.id]
             self._left[source, request.id] += 1
             self._hand(request, target, self._digests(request))
-            moves.append(Move(request, source, target))
+            moves.append(Move(handed.part, source, target))
         return moves
 
     def engine_of(self, request_id: str) -> int | None:

@@ -327,7 +327,7 @@ class Worker:
             return nullcontext()
         parallel, num_ranks = self.resolved.user.parallel, self.mesh.world
         rank = self.resolved.replica * num_ranks + self.mesh.rank
-        share = Share(rank, num_ranks * parallel.data_parallel_size)
+        share = Share(rank, num_ranks * parallel.num_engines)
         return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // share.size, share)
 
     def _warm_up(self, compilers: Compilers | None, phases: Phases) -> int:
