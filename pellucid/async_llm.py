@@ -202,10 +202,12 @@ class AsyncLLM:
         kind: OutputKind = OutputKind.DELTA,
         grammar: str | None = None,
         lora: str | None = None,
+        kv_transfer: str | None = None,
     ) -> Mailbox:
         """Queue prompts that `tokenize` has checked; the mailbox of their outputs.
 
-        grammar: what `check_grammar` has returned.  lora: what `adapter` has.  Close the mailbox when done.
+        grammar: what `check_grammar` has returned.  lora: what `adapter` has.  kv_transfer: for a connector.
+        Close the mailbox when done.
         Raises ValueError, and queues nothing, for parameters that cannot be served.
         """
         self._attach()
@@ -223,6 +225,7 @@ class AsyncLLM:
                     kind=kind,
                     grammar=grammar,
                     lora=lora,
+                    kv_transfer=kv_transfer,
                 )
                 mailbox.expect(added)
                 self._mailboxes[added] = mailbox

@@ -122,11 +122,12 @@ class LLMEngine:
         kind: OutputKind = OutputKind.CUMULATIVE,
         grammar: str | None = None,
         lora: str | None = None,
+        kv_transfer: str | None = None,
     ) -> str:
         """Queue a prompt; `sampling` comes from `own_sampling`, and several requests may share it.
 
         grammar: what `check_grammar` has returned for it, if that is at hand.  lora: what `adapter` has
-        returned.  Raises ValueError for a priority that is no integer.
+        returned.  kv_transfer: for a KV connector.  Raises ValueError for a priority that is no integer.
         """
         self._check_priority(priority)
         # The engine never sees an id twice: the end of an old request must not be taken for a new one's.
@@ -145,6 +146,7 @@ class LLMEngine:
             cache_salt=prompt.cache_salt,
             grammar=grammar,
             lora=lora,
+            kv_transfer=kv_transfer,
             is_quiet=kind is OutputKind.FINAL_ONLY and not sampling.shows_tokens_at_once,
             is_streamed=kind is not OutputKind.FINAL_ONLY,
             priority=int(priority),

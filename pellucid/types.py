@@ -44,7 +44,7 @@ class Request:
     is_streamed: bool = False  # its user sees tokens as they come, so prompts beside it are paced
     priority: int = 0  # lower runs first, under the priority policy
     arrival: float = 0.0
-    kv_transfer: str | None = None  # for a KV connector; none reads it yet
+    kv_transfer: str | None = None  # where its KV is, or who wants it: connectors/peer/params.py
 
     @property
     def num_known(self) -> int:

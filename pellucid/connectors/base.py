@@ -120,6 +120,10 @@ class KVConnector(Protocol):
         """Time has passed."""
         ...
 
+    def close(self) -> None:
+        """Give everything back; nothing else is called any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDoor:
@@ -169,4 +173,12 @@ class Connector(NamedTuple):
 Options = Mapping[str, object]
 
 # By vLLM's names, as kv_transfer_config says them.
-KV_CONNECTORS: Registry[Connector] = Registry("KV connector", {})
+KV_CONNECTORS: Registry[Connector] = Registry(
+    "KV connector",
+    {
+        "PeerConnector": "pellucid.connectors.peer:PEER",
+        "NixlConnector": "pellucid.connectors.peer:PEER",
+        "NixlPullConnector": "pellucid.connectors.peer:PEER",
+        "P2pNcclConnector": "pellucid.connectors.peer:PEER",
+    },
+)

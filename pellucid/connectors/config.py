@@ -24,7 +24,7 @@ class KVTransferConfig:
     kv_load_failure_policy: str = "recompute"  # or "fail": the request whose load failed ends
     kv_buffer_device: str = "cuda"
     kv_ip: str = "127.0.0.1"
-    kv_port: int = 14579
+    kv_port: int | None = None  # at which engines of other nodes ask for KV; None: none do
     kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:

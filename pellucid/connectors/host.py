@@ -132,6 +132,10 @@ class KVTransfer(HostFeature):
         self._transfers.forget()
         self.connector.forget()
 
+    def shutdown(self) -> None:
+        if "connector" in self.__dict__:  # else it could not be made
+            self.connector.close()
+
     def _finish(self, transfer: Transfer, *, ok: bool) -> None:
         self.connector.ended(transfer, ok=ok)
         self._transfers.take_back(transfer, ok=ok)

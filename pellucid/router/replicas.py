@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from pellucid.cluster.launchers.local import own_cpus
@@ -35,12 +36,14 @@ from pellucid.cluster.messages import (
 )
 from pellucid.cluster.supervisor import FAREWELL, Member, Supervisor
 from pellucid.config import EngineConfig
+from pellucid.connectors.peer.params import KVParams
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.member import Facts, Work
 from pellucid.executor.base import Capacity
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame
 from pellucid.resolve import Resolved
+from pellucid.router.lenders import Lenders
 from pellucid.router.router import Move, Router
 from pellucid.schedule.news import Going
 from pellucid.types import FinishReason, Request, SeqUpdate
@@ -129,7 +132,8 @@ class Replicas:
 
     def __init__(self, config: EngineConfig) -> None:
         self.error: str | None = None  # set when the last engine has gone
-        self._config = config
+        self._config, self._lenders = config, Lenders.of(config)
+        self._keeping: dict[str, Request] = {}  # requests whose KV somebody else will ask for
         self._inbox: deque[Request | ToAll | Abort] = deque()
         self._views: list[tuple[int, Frame]] = []
         self._answers: list[SeqUpdate] = []  # to requests that no engine answers
@@ -142,7 +146,7 @@ class Replicas:
         try:
             for index in range(num_engines):
                 with own_cpus(index, num_engines):
-                    work = Work(self._config, index)
+                    work = Work(self._lenders.config(index), index)
                     self._team.start(f"engine {index}", "pellucid.engine.member:live", work)
                 self._replicas.append(Replica(self._team.members[index], self._config))
             ready = self._team.await_ready(hear_early, is_wanted)
@@ -290,6 +294,8 @@ class Replicas:
         except (TypeError, ValueError, OverflowError) as error:
             self._answers.append(failure(request.id, f"the request cannot be sent to an engine: {error}"))
             return
+        if KVParams.of(request.kv_transfer).do_remote_decode:
+            self._keeping[request.id] = request
         index = self.router.choose(request)
         assert index is not None, "while there is no error, an engine is left"
         part = self.router.part_of(request.id)
@@ -308,7 +314,7 @@ class Replicas:
 
     def _with_source(self, move: Move) -> Request:
         """The request, with what it takes to find the KV of its prompt."""
-        return move.request
+        return replace(move.request, kv_transfer=self._lenders.params(move.source, move.request).encode())
 
     def _take_in(self, index: int, message: Message) -> list[SeqUpdate]:
         """What an engine has done; if it has ended, its requests go to others, or get an answer."""
@@ -337,6 +343,8 @@ class Replicas:
             )
             going = Going(np.array(turn.going, dtype=object), num_new, tokens.reshape(len(num_new), -1))
             news += going.one_by_one()
+        if self._keeping:
+            self._tell_where(index, news)
         if turn.error is None:
             return self.router.note(index, news)
         for update in news:
@@ -345,6 +353,13 @@ class Replicas:
         updates = [update for update in self.router.note(index, news) if update.says_anything]
         error = f"engine {index}: {turn.error}"
         return updates + self._hand_on(index, self._close(index, error), error, is_suspect=not turn.is_lost)
+
+    def _tell_where(self, index: int, news: list[SeqUpdate]) -> None:
+        """Those that end, and whose KV is kept, say how another engine finds it."""
+        for update in news:
+            if update.finish_reason is not None and (kept := self._keeping.pop(update.request_id, None)):
+                where = msgspec.to_builtins(self._lenders.params(index, kept))
+                update.extras = {**(update.extras or {}), "kv_transfer_params": where}
 
     def _lose(self, index: int, error: str) -> list[SeqUpdate]:
         """An engine has died, or is to."""

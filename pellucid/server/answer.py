@@ -69,6 +69,7 @@ class Answer:
         self.num_choices = n * len(prompts)
         self.usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
         self.is_complete = False  # has every choice ended?
+        self.kv_transfer_params: dict[str, object] | None = None  # where the prompt's KV is, if that is kept
         self._n = n
         self._mailbox = mailbox
         self._first_index = {name: n * i for i, name in enumerate(mailbox.request_ids)}
@@ -120,6 +121,8 @@ class Answer:
         parser = self._parsers[index]
         events = parser.feed(part.text)
         finish_reason = part.finish_reason
+        if part.extras is not None:
+            self.kv_transfer_params = part.extras.get("kv_transfer_params", self.kv_transfer_params)
         if finish_reason is not None:
             events += parser.finish()
             self._num_ended += 1

@@ -15,6 +15,7 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, named, users_fault
+from pellucid.server.kv_transfer import kv_wish
 from pellucid.server.limits import check_limits, check_small, most_tokens
 from pellucid.server.logprobs import Speller, chat_logprobs, prompt_logprobs_of
 from pellucid.server.parsers.base import (
@@ -138,6 +139,7 @@ async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
         is_streamed=bool(body.stream),
         grammar=grammar,
         model=work.model,
+        kv_transfer=kv_wish(body.kv_transfer_params, server),
     )
     # What a structural tag leaves free is text as any other.
     is_constrained = wish is not None and wish.structural_tag is None
@@ -236,6 +238,7 @@ class _ChatForm:
             model=self.model,
             choices=[self._choice(piece) for piece in pieces],
             usage=usage_facts(self.answer.usage),
+            kv_transfer_params=self.answer.kv_transfer_params or UNSET,
         )
         if self.body.return_token_ids:
             body.prompt_token_ids = self.answer.prompts[0].token_ids

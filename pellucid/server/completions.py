@@ -15,6 +15,7 @@ from pellucid.server.answer import Answer, Piece
 from pellucid.server.context import Server, server_of
 from pellucid.server.errors import ApiError, users_fault
 from pellucid.server.infill import infilled
+from pellucid.server.kv_transfer import kv_wish
 from pellucid.server.limits import check_limits, check_small, most_tokens
 from pellucid.server.logprobs import Speller, completion_logprobs, prompt_logprobs_of
 from pellucid.server.protocol.openai import CompletionRequest
@@ -80,6 +81,7 @@ async def answer(work: CompletionWork, request: Request) -> Response:
         is_streamed=bool(body.stream),
         grammar=grammar,
         model=work.model,
+        kv_transfer=kv_wish(body.kv_transfer_params, server),
     )
     answer = Answer(mailbox, work.prompts, sampling.n)
     form = _CompletionForm(body, answer, work.model, server, work.texts, answer_id("cmpl", request, body))
@@ -183,7 +185,8 @@ class _CompletionForm:
 
     async def whole(self) -> CompletionBody:
         choices = [self._choice(piece) for piece in await self.answer.whole()]
-        return CompletionBody(self.id, self.created, self.model, choices, self._usage())
+        kept = self.answer.kv_transfer_params or UNSET
+        return CompletionBody(self.id, self.created, self.model, choices, self._usage(), kept)
 
     def _usage(self) -> UsageFacts:
         usage = self.answer.usage

@@ -51,11 +51,13 @@ class Server:
         is_streamed: bool,
         grammar: str | None = None,
         model: str | None = None,
+        kv_transfer: str | None = None,
     ) -> Mailbox:
         """Hand prompts to the engine.
 
-        grammar: what `check_wish` has returned.  model: one of its names or an adapter's.  Raises a 400 for
-        what it cannot serve, a 404 for another model, a 503 if it cannot now.
+        grammar: what `check_wish` has returned.  kv_transfer: what `kv_wish` has.  model: one of its names
+        or an adapter's.  Raises a 400 for what it cannot serve, a 404 for another model, a 503 if it cannot
+        now.
         """
         lora = self.adapter(model)
         with users_fault(sampling.__dict__):
@@ -67,7 +69,13 @@ class Server:
         kind = OutputKind.DELTA if is_streamed else OutputKind.FINAL_ONLY
         with users_fault({**sampling.__dict__, "priority": priority}):
             return self.llm.open(
-                prompts, sampling, priority=priority or 0, kind=kind, grammar=grammar, lora=lora
+                prompts,
+                sampling,
+                priority=priority or 0,
+                kind=kind,
+                grammar=grammar,
+                lora=lora,
+                kv_transfer=kv_transfer,
             )
 
     def adapter(self, model: str | None) -> str | None:

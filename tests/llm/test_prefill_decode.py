@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM, RequestOutput, SamplingParams
+from pellucid.router import replicas
 from pellucid.router.replicas import Replicas
 from tests.llm.test_invariance import BASE, random_requests
 from tests.processes import members
 
 NUM = 40
+SOON = {"kv_connector": "PeerConnector", "kv_connector_extra_config": {"load_seconds": 2}}
 
 
 def mixed(seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -48,13 +50,21 @@ def test_prompts_and_decodes_on_engines_of_their_own(tiny: Path, expected: list[
     assert shown(outputs) == expected
     assert first.num_sampled_tokens == NUM + 1, "a token for each completion that goes on"
     assert min(other.num_sampled_tokens for other in others) > 100
+    brought = sum(other.num_cached_tokens for other in others)
+    blocks = 16 * sum(len(prompt) // 16 for prompt in mixed(3)[0][1:])
+    assert brought >= blocks, "decode engines compute no block of a prompt"
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("who", ["engine 0", "engine 1"])
-def test_an_engine_of_either_role_may_be_killed(tiny: Path, expected: list[object], who: str) -> None:
-    """The other role's do its work."""
+def test_an_engine_of_either_role_may_be_lost(
+    tiny: Path, expected: list[object], who: str, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other role's do its work; what was on its way between them is computed again."""
+    monkeypatch.setattr(replicas, "GRACE", 0.0)
     others = members()
-    with LLM(str(tiny), prefill_engines=1, decode_engines=1, **BASE) as llm:
+    options = BASE | {"worker_timeout": 4.0, "kv_transfer_config": SOON}
+    with LLM(str(tiny), prefill_engines=1, decode_engines=1, **options) as llm:
         pids = {name: pid for pid, name in members().items() if pid not in others}
         engine, found = llm.llm_engine, dict[str, RequestOutput]()
         prompts, params = mixed(3)
@@ -62,7 +72,7 @@ def test_an_engine_of_either_role_may_be_killed(tiny: Path, expected: list[objec
         while engine.has_unfinished_requests():
             found |= {output.request_id: output for output in engine.step()}
             if len(found) > NUM // 3 and who in pids:
-                os.kill(pids.pop(who), signal.SIGKILL)
+                os.kill(pids.pop(who), how)
         assert who not in pids
     assert shown([found[i] for i in ids]) == expected
 
@@ -71,9 +81,16 @@ def test_an_engine_of_either_role_may_be_killed(tiny: Path, expected: list[objec
     "options,message",
     [
         ({"prefill_engines": 1}, "prefill_engines is 1 and decode_engines 0: prompts need one of each"),
+        ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "LMCacheConnectorV1"),
         ({"prefill_engines": 1, "decode_engines": 1, "data_parallel_size": 3}, "data_parallel_size is 3"),
     ],
 )
-def test_roles_that_do_not_add_up_are_refused(tiny: Path, options: dict[str, int], message: str) -> None:
+def test_what_is_not_served_is_refused(tiny: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(tiny), **options, **BASE)
+
+
+def test_a_place_that_is_too_small_for_all_costs_time_alone(tiny: Path, expected: list[object]) -> None:
+    few = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 30_000}}
+    with LLM(str(tiny), prefill_engines=1, decode_engines=1, kv_transfer_config=few, **BASE) as llm:
+        assert shown(llm.generate(*mixed(3), use_tqdm=False)) == expected

@@ -120,6 +120,9 @@ class ToyConnector:
             assert blocks == self.truth[key], "saved something else than the block's KV"
         self.remote |= told.read
 
+    def close(self) -> None:
+        pass
+
     def forget(self) -> None:
         pass
 

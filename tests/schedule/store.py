@@ -46,6 +46,9 @@ class Store:
         self.active.remove(transfer)
         self.over.append((transfer, ok))
 
+    def close(self) -> None:
+        pass
+
     def forget(self) -> None:
         self.num_forgotten += 1
 

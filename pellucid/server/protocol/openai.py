@@ -92,6 +92,7 @@ class SamplingRequest(ApiRequest):
     include_stop_str_in_output: bool | None = None
     priority: Integer | None = None
     cache_salt: str | None = None
+    kv_transfer_params: JsonObject | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None

@@ -59,6 +59,7 @@ class CompletionBody(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     usage: UsageFacts | None | UnsetType = UNSET
+    kv_transfer_params: dict[str, object] | UnsetType = UNSET
     object: str = "text_completion"
 
 
@@ -118,6 +119,7 @@ class ChatBody(msgspec.Struct):
     usage: UsageFacts
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, object] | UnsetType = UNSET
     object: str = "chat.completion"
 
 

@@ -1,0 +1,118 @@
+"""The peer connector beside the scheduler: what is kept for other engines, and what is asked of them."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+
+from pellucid.connectors.base import Door, Options
+from pellucid.connectors.lending import Transfer
+from pellucid.connectors.peer.facts import facts_of
+from pellucid.connectors.peer.lender import Lender
+from pellucid.connectors.peer.options import PeerOptions
+from pellucid.connectors.peer.params import KVParams
+from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.wire import Key
+from pellucid.executor.base import Capacity
+from pellucid.resolve import Resolved
+from pellucid.types import Request
+
+logger = logging.getLogger(__name__)
+
+
+class PeerHost:
+    """See `KVConnector`.
+
+    A producer puts each block of a prompt on its shelf when its forward is planned, so pages leave chunk by
+    chunk; who does both puts there only what a request wants to be kept.
+    """
+
+    def __init__(self, door: Door, resolved: Resolved, capacity: Capacity, options: Options) -> None:
+        config = resolved.kv_transfer
+        assert config is not None, "a connector that nobody has asked for"
+        self._door, self._options = door, PeerOptions.of(options)
+        self._facts = facts_of(resolved, capacity)
+        self._lends, self._loads = config.kv_role != "kv_consumer", config.kv_role != "kv_producer"
+        self._saves_all = config.kv_role == "kv_producer"
+        self._engine_id = config.engine_id or uuid.uuid4().hex
+        self._lender: Lender | None = None
+        self._params = KVParams()
+        if self._lends:
+            stride = capacity.page_bytes
+            num_places = self._options.num_places(capacity.num_pages, stride, door.num_ranks)
+            shelf = Shelf(num_places, num_ranks=door.num_ranks)
+            self._lender = Lender(
+                self._engine_id, self._facts, shelf, num_ranks=door.num_ranks, stride=stride,
+                host=config.kv_ip, port=config.kv_port,
+            )  # fmt: skip
+            logger.info("engine %s lends %d pages of %d bytes", self._engine_id, num_places, stride)
+            door.start({"attach": self._peer(self._engine_id, None, None)})
+
+    def _peer(self, engine_id: str, host: str | None, port: int | None) -> dict[str, object]:
+        return {"engine_id": engine_id, "host": host, "port": port, "facts": self._facts}
+
+    # For this engine
+
+    def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
+        params = self._params = KVParams.of(request.kv_transfer)
+        if not (self._loads and params.do_remote_prefill and params.remote_engine_id):
+            return 0
+        size = self._door.block_size
+        return min(len(digests), len(request.prompt_token_ids) // size) * size
+
+    def load(self, transfer: Transfer) -> object:
+        params = self._params  # of who has just been looked up
+        assert params.remote_engine_id is not None
+        return {
+            "peer": self._peer(params.remote_engine_id, params.remote_host, params.remote_port),
+            "request": params.remote_request_id or "",
+            "keys": list(keys_of(transfer)),
+        }
+
+    # For others
+
+    def published(self, transfer: Transfer) -> object:
+        return self._put(transfer) if self._saves_all else None
+
+    def left(self, request: Request, transfer: Transfer) -> object:
+        if self._lender is None or not KVParams.of(request.kv_transfer).do_remote_decode:
+            return None
+        what = self._put(transfer)
+        self._lender.shelf.lend(request.id, list(keys_of(transfer)), self._options.lend_seconds)
+        return what
+
+    def _put(self, transfer: Transfer) -> object:
+        """Save those of its pages that do not lie there yet."""
+        assert self._lender is not None, "a consumer lends nothing"
+        keys = list(keys_of(transfer))
+        new = self._lender.shelf.put(keys)
+        if not new:
+            return None
+        transfer.meta = list(new)
+        places = [new.get(key, -1) for key in keys]
+        return {"places": places}
+
+    def ended(self, transfer: Transfer, *, ok: bool) -> None:
+        if isinstance(transfer.meta, list) and self._lender is not None:
+            self._lender.shelf.written(transfer.meta, ok=ok)
+
+    def forget(self) -> None:
+        if self._lender is not None:
+            self._lender.shelf.forget()
+
+    def poll(self) -> None:
+        if self._lender is not None and (num := self._lender.shelf.expire()):
+            logger.warning("nobody has asked for the KV of %d requests in time", num)
+
+    def close(self) -> None:
+        if self._lender is not None:
+            self._lender.close()
+
+
+def keys_of(transfer: Transfer) -> Iterator[Key]:
+    """Of its pages, in the order of `Job.pages`."""
+    for digest, pages in zip(transfer.digests, transfer.pages.tolist(), strict=True):
+        for column, page in enumerate(pages):
+            if page:
+                yield digest, column

@@ -1,0 +1,180 @@
+"""The side that has pages: memory that workers of other engines read, and threads that tell them where.
+
+On this node a reader is handed the memory itself; elsewhere its bytes follow the answer.  Either way what it
+reads stays until it has said that it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+import msgspec
+
+from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.wire import (
+    Done,
+    Facts,
+    Found,
+    Good,
+    Hello,
+    Key,
+    Read,
+    Welcome,
+    local_address,
+    receive,
+    send,
+)
+
+logger = logging.getLogger(__name__)
+WAIT_SECONDS = 10.0  # that a reader waits for a page which is being written
+SEND_SECONDS = 60.0  # in which a reader takes something of what it is sent
+
+
+class Lender:
+    """Memory for each rank, and who reads there."""
+
+    def __init__(
+        self, engine_id: str, facts: Facts, shelf: Shelf, *, num_ranks: int, stride: int,
+        host: str | None = None, port: int | None = None,
+    ) -> None:  # fmt: skip
+        """stride: bytes of a place.  host, port: where other nodes ask; without, none do.
+
+        Raises ValueError for a port that is taken.
+        """
+        self.engine_id, self.shelf, self.stride = engine_id, shelf, stride
+        self._facts = facts
+        self._memories = [os.memfd_create(f"kv of rank {rank}") for rank in range(num_ranks)]
+        for memory in self._memories:
+            os.truncate(memory, max(1, shelf.num_places) * stride)
+        self._maps: dict[int, mmap.mmap] = {}
+        self._listeners: list[socket.socket] = []
+        self._connections: set[socket.socket] = set()
+        self._listen(socket.socket(socket.AF_UNIX), local_address(engine_id))
+        if host is not None and port is not None:
+            self._listen(socket.socket(socket.AF_INET), (host, port))
+
+    def _listen(self, listener: socket.socket, address: str | tuple[str, int]) -> None:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            self.close()
+            where = (
+                f"engine_id {self.engine_id!r}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+            )
+            raise ValueError(
+                f"other engines cannot ask for KV at {where}: {error.strerror}; give another kv_port, kv_ip "
+                "or engine_id in kv_transfer_config"
+            ) from error
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), name="kv lender", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = listener.accept()
+                self._connections.add(connection)
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="kv reader", daemon=True
+                ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        held: list[Key] = []
+        try:
+            connection.settimeout(WAIT_SECONDS)
+            rank = self._welcome(connection)
+            while rank is not None:
+                connection.settimeout(None)  # it asks when it wants
+                word = receive(connection)
+                connection.settimeout(SEND_SECONDS)
+                if isinstance(word, Read):
+                    self.shelf.release(held)
+                    held = []
+                    held = self._find(connection, rank, word)
+                elif isinstance(word, Done):
+                    self.shelf.release(held)
+                    held = []
+                    if word.is_whole:
+                        self.shelf.has_read(word.request_id, rank)
+                    send(connection, Good())
+                else:
+                    raise EOFError(f"{word} is no question")
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            logger.debug("a reader of KV has gone: %s", error)
+        finally:
+            self.shelf.release(held)
+            self._connections.discard(connection)
+            connection.close()
+
+    def _welcome(self, connection: socket.socket) -> int | None:
+        """The rank that asks; None if it is to have nothing."""
+        hello = receive(connection)
+        is_local = connection.family == socket.AF_UNIX
+        if not isinstance(hello, Hello):
+            raise EOFError(f"{hello} is no greeting")
+        error = self._refuse(hello)
+        if error is None and is_local and peer_user(connection) != os.getuid():
+            error = "another user's processes are not served"
+        if error is not None:
+            logger.warning("an engine that asks for KV is refused: %s", error)
+            send(connection, Welcome(error))
+            return None
+        welcome = Welcome(None, self.stride, self.shelf.num_places)
+        send(connection, welcome, [self._memories[hello.rank]] if is_local else None)
+        return hello.rank
+
+    def _refuse(self, hello: Hello) -> str | None:
+        if hello.engine_id != self.engine_id:
+            return f"it means engine {hello.engine_id}, this is {self.engine_id}"
+        for name in {**self._facts, **hello.facts}:
+            ours, theirs = self._facts.get(name), hello.facts.get(name)
+            if ours != theirs:
+                return f"{name} is {ours} at the engine that has the KV, {theirs} at the one that asks for it"
+        return None if 0 <= hello.rank < len(self._memories) else f"there is no rank {hello.rank}"
+
+    def _find(self, connection: socket.socket, rank: int, read: Read) -> list[Key]:
+        places = self.shelf.find(read.keys, WAIT_SECONDS)
+        if places is None:
+            send(connection, Found("some of it is not there any more"))
+            return []
+        try:
+            send(connection, Found(None, places))
+            if read.num_bytes:
+                view = memoryview(self._map(rank))
+                for place in places:
+                    start = place * self.stride
+                    connection.sendall(view[start : start + read.num_bytes])
+        except BaseException:
+            self.shelf.release(read.keys)
+            raise
+        return read.keys
+
+    def _map(self, rank: int) -> mmap.mmap:
+        if rank not in self._maps:
+            self._maps[rank] = mmap.mmap(self._memories[rank], 0, prot=mmap.PROT_READ)
+        return self._maps[rank]
+
+    def close(self) -> None:
+        """Nobody is served any more; who has mapped the memory may go on reading."""
+        for open_socket in (*self._listeners, *self._connections):
+            with suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+            open_socket.close()
+        self._listeners.clear()
+        for memory in self._memories:
+            os.close(memory)
+        self._memories.clear()
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Whose process is on the other side of a local socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1]

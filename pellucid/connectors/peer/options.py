@@ -1,0 +1,47 @@
+"""`kv_connector_extra_config` of the peer connector."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+GIB = 1 << 30
+MOST_BYTES = 8 * GIB  # of a rank's memory, if nobody says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOptions:
+    """Raises ValueError for a value that makes no sense."""
+
+    cpu_bytes_to_use: int | None = None  # of host memory for each rank, in which pages lie for others
+    lend_seconds: float = 120.0  # that they lie there for a request that nobody asks for
+    load_seconds: float = 20.0  # in which another engine must answer; then the prompt is computed here
+
+    def __post_init__(self) -> None:
+        for name in ("lend_seconds", "load_seconds"):
+            if not (isinstance(getattr(self, name), int | float) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be more than 0 seconds")
+        given = self.cpu_bytes_to_use
+        if given is not None and (not isinstance(given, int) or given < 1):
+            raise ValueError(f"cpu_bytes_to_use is {given!r}, must be a number of bytes")
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> Self:
+        """As the user wrote it.  Raises ValueError for what is unknown."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+                raise ValueError(f"unknown key {name!r} in kv_connector_extra_config{hint}")
+        return cls(**given)  # type: ignore[arg-type]
+
+    def num_places(self, num_pages: int, stride: int, num_ranks: int) -> int:
+        """Pages of a rank's memory: as asked for, else as the pool has, and not more than memory bears."""
+        if self.cpu_bytes_to_use is not None:
+            return self.cpu_bytes_to_use // stride
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return max(1, min(num_pages, min(MOST_BYTES, free // 4 // num_ranks) // stride))

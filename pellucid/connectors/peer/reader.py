@@ -1,0 +1,106 @@
+"""The side that wants pages: a connection to one engine's lender, for one rank.  Waits; used in a thread."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+
+from pellucid.connectors.peer.wire import (
+    Done,
+    Facts,
+    Found,
+    Good,
+    Hello,
+    Key,
+    Read,
+    Welcome,
+    Word,
+    local_address,
+    receive,
+    receive_with_descriptor,
+    send,
+    take_into,
+)
+
+SECONDS = 20.0  # that an answer may take: more than a lender waits for a page
+
+
+class Refused(ValueError):
+    """The two engines do not fit together."""
+
+
+class Reader:
+    """memory: the lender's, if it is on this node: bytes [places, stride]; else None."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        address: tuple[str, int] | None,
+        rank: int,
+        facts: Facts,
+        seconds: float = SECONDS,
+    ) -> None:
+        """address: on another node.  Raises OSError, EOFError, or Refused with both values."""
+        self.memory: mmap.mmap | None = None
+        self._connection = connect(engine_id, address, seconds)
+        try:
+            send(self._connection, Hello(engine_id, rank, facts))
+            if self._connection.family == socket.AF_UNIX:
+                welcome, descriptor = receive_with_descriptor(self._connection)
+            else:
+                welcome, descriptor = receive(self._connection), None
+            assert isinstance(welcome, Welcome), welcome
+            if welcome.error is not None:
+                raise Refused(welcome.error)
+            self.stride = welcome.stride
+            if descriptor is not None:
+                self.memory = mmap.mmap(descriptor, 0)
+                os.close(descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    def find(self, keys: Sequence[Key], num_bytes: int) -> list[int]:
+        """Places of these pages, which stay until `done`.  Raises LookupError if one is not there.
+
+        num_bytes: of each page, to be had by `take` next; 0 where the memory can be read.
+        """
+        found = self._ask(Read(list(keys), num_bytes))
+        assert isinstance(found, Found), found
+        if found.error is not None:
+            raise LookupError(found.error)
+        return found.places
+
+    def take(self, view: memoryview) -> None:
+        """The next bytes."""
+        take_into(self._connection, view)
+
+    def done(self, request_id: str, *, is_whole: bool = True) -> None:
+        """All is read, and was there until now, or this raises."""
+        answer = self._ask(Done(request_id, is_whole))
+        assert isinstance(answer, Good), answer
+
+    def _ask(self, word: Word) -> Word:
+        send(self._connection, word)
+        return receive(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def connect(engine_id: str, address: tuple[str, int] | None, seconds: float) -> socket.socket:
+    """On this node if it is there, else at its address."""
+    local = socket.socket(socket.AF_UNIX)
+    local.settimeout(seconds)
+    try:
+        local.connect(local_address(engine_id))
+        return local
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        local.close()
+        if address is None:
+            raise ConnectionRefusedError(f"engine {engine_id} is not there (any more)") from error
+    connection = socket.create_connection(address, timeout=seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,180 @@
+"""The peer connector in a worker: pages into this engine's memory for others, and from theirs."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pellucid.connectors.base import Job, Options, WorkerDoor
+from pellucid.connectors.peer.options import PeerOptions
+from pellucid.connectors.peer.reader import Reader, Refused
+
+if TYPE_CHECKING:
+    from pellucid.executor.base import Capacity
+
+logger = logging.getLogger(__name__)
+NUM_THREADS = 16  # jobs at once; they wait for other engines
+PORTABLE = 1  # cudaHostRegisterPortable
+
+
+class PeerWorker:
+    """See `WorkerConnector`.  Each job is done by a thread, on a GPU on a stream of that thread's own."""
+
+    def __init__(self, door: WorkerDoor, options: Options) -> None:
+        self._door, self._options = door, PeerOptions.of(options)
+        self._is_gpu = door.device.type == "cuda"
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kv transfer")
+        self._jobs: set[Future[None]] = set()
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Reader]] = {}  # connections to engines
+        self._memories: dict[str, Tensor] = {}  # of engines on this node: bytes [places, stride]
+        self._own: Tensor | None = None  # of these, this engine's
+        self._has_own = threading.Event()  # whether it could be mapped has been seen
+        self._refused: set[str] = set()  # engines of which that has been said
+        self._local = threading.local()
+
+    def register(self, pages: Tensor, capacity: Capacity) -> None:
+        self._pages, self._page_bytes = pages, pages.shape[1]
+
+    def release(self) -> None:
+        wait(self._jobs)
+        self._pages = torch.empty(0)
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        launched = torch.cuda.Event() if self._is_gpu else None
+        if launched is not None:
+            launched.record()
+        for job in jobs:
+            future = self._threads.submit(self._do, job, launched)
+            self._jobs.add(future)
+            future.add_done_callback(self._jobs.discard)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for readers in self._idle.values():
+            for reader in readers:
+                reader.close()
+        self._idle.clear()
+
+    # In a thread
+
+    def _do(self, job: Job, launched: torch.cuda.Event | None) -> None:
+        ok = False
+        try:
+            with torch.inference_mode(), self._stream(launched):
+                self._carry_out(job)
+            ok = True
+        except (OSError, EOFError, LookupError, Refused) as error:
+            self._tell(job.what, error)
+        except Exception:
+            logger.exception("a transfer of KV has failed")
+        finally:
+            self._door.done(job.number, ok)
+
+    def _tell(self, what: Any, error: Exception) -> None:
+        """Why a transfer did not work; of engines that never fit once."""
+        peer = str((what.get("peer") or what.get("attach") or {}).get("engine_id", "here"))
+        if isinstance(error, Refused):
+            if peer in self._refused:
+                return
+            self._refused.add(peer)
+            logger.error("engine %s gives no KV: %s", peer, error)
+        else:
+            logger.warning("the KV of engine %s did not come: %s", peer, error or type(error).__name__)
+
+    def _stream(self, launched: torch.cuda.Event | None) -> AbstractContextManager[object]:
+        """Behind all that had been launched when the job came."""
+        if launched is None:
+            return nullcontext()
+        if not hasattr(self._local, "stream"):
+            torch.cuda.set_device(self._door.device)
+            self._local.stream = torch.cuda.Stream(self._door.device)
+        self._local.stream.wait_event(launched)
+        return torch.cuda.stream(self._local.stream)
+
+    def _carry_out(self, job: Job) -> None:
+        what: dict[str, Any] = job.what
+        if "attach" in what:
+            self._attach(what["attach"])
+        elif job.is_load:
+            self._load(what, job.pages.tolist())
+        else:
+            self._save(what["places"], job.pages.tolist())
+        if self._is_gpu:
+            self._local.stream.synchronize()
+
+    def _attach(self, peer: dict[str, Any]) -> None:
+        """Map this engine's own memory, which its lender has."""
+        try:
+            self._connect(peer).close()
+            self._own = self._memories[peer["engine_id"]]
+        finally:
+            self._has_own.set()
+
+    def _save(self, places: list[int], pages: list[int]) -> None:
+        self._has_own.wait(self._options.load_seconds)
+        memory = self._own
+        if memory is None:
+            raise LookupError("its memory could not be mapped")
+        for place, page in zip(places, pages, strict=True):
+            if place >= 0:
+                memory[place, : self._page_bytes].copy_(self._pages[page], non_blocking=True)
+
+    def _load(self, what: dict[str, Any], pages: list[int]) -> None:
+        peer = what["peer"]
+        with self._lock:
+            idle = self._idle.setdefault(peer["engine_id"], [])
+            reader = idle.pop() if idle else None
+        reader = reader or self._connect(peer)
+        try:
+            self._read(reader, peer["engine_id"], what["keys"], pages)
+            if self._is_gpu:
+                self._local.stream.synchronize()
+            reader.done(what["request"])
+        except BaseException:
+            reader.close()
+            raise
+        with self._lock:
+            idle.append(reader)
+
+    def _read(self, reader: Reader, engine_id: str, keys: list[tuple[bytes, int]], pages: list[int]) -> None:
+        size, memory = self._page_bytes, self._memories.get(engine_id)
+        if reader.memory is not None and memory is not None:
+            for place, page in zip(reader.find(keys, 0), pages, strict=True):
+                self._pages[page].copy_(memory[place, :size], non_blocking=True)
+            return
+        reader.find(keys, size)
+        came = bytearray(size)
+        for page in pages:
+            reader.take(memoryview(came))
+            self._pages[page].copy_(torch.frombuffer(came, dtype=torch.uint8))
+
+    def _connect(self, peer: dict[str, Any]) -> Reader:
+        host, port, engine_id = peer["host"], peer["port"], peer["engine_id"]
+        address = None if host is None or port is None else (host, port)
+        rank, seconds = self._door.rank, self._options.load_seconds
+        reader = Reader(engine_id, address, rank, peer["facts"], seconds)
+        with self._lock:
+            if reader.memory is not None and engine_id not in self._memories:
+                self._memories[engine_id] = self._mapped(reader.memory, reader.stride)
+        return reader
+
+    def _mapped(self, memory: mmap.mmap, stride: int) -> Tensor:
+        """As a tensor, from and to which a GPU copies by itself."""
+        whole = torch.frombuffer(memory, dtype=torch.uint8).view(-1, stride)
+        if self._is_gpu:
+            runtime: Any = torch.cuda.cudart()
+            error = runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE)
+            if int(error):
+                logger.warning(
+                    "memory between engines cannot be pinned (CUDA error %d): copies are slow", int(error)
+                )
+        return whole

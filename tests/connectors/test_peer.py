@@ -1,0 +1,226 @@
+"""Pages of one engine in memory that another one reads: who keeps what for how long, both ways to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from mmap import mmap
+
+import pytest
+
+from pellucid.connectors.peer.lender import Lender
+from pellucid.connectors.peer.options import PeerOptions
+from pellucid.connectors.peer.params import KVParams
+from pellucid.connectors.peer.reader import Reader, Refused
+from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.wire import Key
+
+STRIDE, SIZE = 64, 48
+FACTS = {"the model": "tiny", "block_size": "16"}
+
+
+def key(i: int) -> Key:
+    return f"digest {i}".encode(), 0
+
+
+def keys(*numbers: int) -> list[Key]:
+    return [*map(key, numbers)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def full(num: int, **options: object) -> Shelf:
+    """A shelf with a page at each of its places."""
+    shelf = Shelf(num, num_ranks=1, **options)  # type: ignore[arg-type]
+    shelf.written(shelf.put(keys(*range(num))), ok=True)
+    return shelf
+
+
+def test_what_is_longest_unused_makes_room() -> None:
+    shelf = full(3)
+    assert shelf.put(keys(0)) == {}, "it lies there already"
+    new = shelf.put(keys(7))
+    assert [*new] == keys(7)
+    assert shelf.find(keys(0, 2), 0) is not None and shelf.find(keys(1), 0) is None
+
+
+def test_nothing_makes_room_that_is_written_read_or_kept() -> None:
+    shelf = full(3)
+    assert shelf.find(keys(0), 0) is not None
+    shelf.lend("a", keys(1), 9)
+    shelf.written(shelf.put(keys(7)), ok=True)  # in the place of 2
+    writing = shelf.put(keys(8))
+    assert [*writing] == keys(8) and shelf.put(keys(9)) == {}
+    shelf.release(keys(0))
+    assert [*shelf.put(keys(9))] == keys(9)
+
+
+def test_what_could_not_be_written_is_not_there() -> None:
+    shelf = Shelf(2, num_ranks=1)
+    shelf.written(shelf.put(keys(1)), ok=False)
+    assert shelf.find(keys(1), 0) is None and [*shelf.put(keys(1))] == keys(1)
+
+
+def test_a_reader_waits_for_what_is_being_written_and_for_nothing_else() -> None:
+    shelf = Shelf(2, num_ranks=1)
+    new = shelf.put(keys(1))
+    threading.Timer(0.1, lambda: shelf.written(new, ok=True)).start()
+    assert shelf.find(keys(1), 20) == [*new.values()]
+    began = time.monotonic()
+    assert shelf.find(keys(1, 2), 20) is None and time.monotonic() - began < 10
+
+
+def test_kept_until_all_ranks_have_read_or_nobody_has_asked_in_time() -> None:
+    clock = Clock()
+    shelf = Shelf(2, num_ranks=2, clock=clock)
+    shelf.written(shelf.put(keys(0, 1)), ok=True)
+    shelf.lend("a", keys(0), 10)
+    shelf.lend("b", keys(1), 20)
+    shelf.has_read("a", 0)
+    assert shelf.put(keys(2)) == {}
+    shelf.has_read("a", 1)
+    assert shelf.num_lent == 1 and len(shelf.put(keys(2))) == 1
+    clock.now = 15
+    assert shelf.expire() == 0
+    clock.now = 21
+    assert shelf.expire() == 1 and shelf.num_lent == 0
+
+
+def test_what_is_forgotten_is_found_no_more_but_read_to_the_end() -> None:
+    shelf = full(3)
+    places = shelf.find(keys(0), 0)
+    shelf.lend("a", keys(1), 9)
+    shelf.forget()
+    assert all(shelf.find(keys(i), 0) is None for i in range(3))
+    assert places is not None and places[0] not in shelf.put(keys(4, 5)).values()
+
+
+@pytest.fixture
+def lender() -> Iterator[Lender]:
+    """Rank 1's memory has a page of sevens and one of eights."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = Lender(
+        f"test-{os.getpid()}-{port}", FACTS, Shelf(4, num_ranks=2), num_ranks=2, stride=STRIDE,
+        host="127.0.0.1", port=port,
+    )  # fmt: skip
+    memory = mmap(made._memories[1], 0)
+    for number, (_, place) in zip((7, 8), made.shelf.put(keys(7, 8)).items(), strict=True):
+        memory[place * STRIDE : place * STRIDE + SIZE] = bytes([number]) * SIZE
+    made.shelf.written(keys(7, 8), ok=True)
+    made.port = port  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+def reader_of(
+    lender: Lender, *, is_near: bool, facts: dict[str, str] = FACTS, seconds: float = 5.0
+) -> Reader:
+    name = lender.engine_id
+    if is_near:
+        return Reader(name, None, 1, facts, seconds)
+    far = Reader.__new__(Reader)
+    from pellucid.connectors.peer import reader as module
+
+    local, module.local_address = module.local_address, lambda _: "\0nobody"  # type: ignore[assignment]
+    try:
+        far.__init__(name, ("127.0.0.1", lender.port), 1, facts, seconds)  # type: ignore[attr-defined,misc]
+    finally:
+        module.local_address = local
+    return far
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_pages_come_over_memory_or_a_connection(lender: Lender, is_near: bool) -> None:
+    reader = reader_of(lender, is_near=is_near)
+    assert (reader.memory is not None) == is_near
+    places = reader.find(keys(8, 7), 0 if is_near else SIZE)
+    for number, place in zip((8, 7), places, strict=True):
+        if reader.memory is not None:
+            page = reader.memory[place * STRIDE : place * STRIDE + SIZE]
+        else:
+            reader.take(memoryview(into := bytearray(SIZE)))
+            page = bytes(into)
+        assert page == bytes([number]) * SIZE
+    reader.done("a")
+    reader.close()
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_engines_that_do_not_fit_are_told_both_values(lender: Lender, is_near: bool) -> None:
+    other = FACTS | {"block_size": "32"}
+    with pytest.raises(
+        Refused, match="block_size is 16 at the engine that has the KV, 32 at the one that asks"
+    ):
+        reader_of(lender, is_near=is_near, facts=other)
+
+
+def test_what_is_not_there_is_an_error_and_the_next_question_is_answered(lender: Lender) -> None:
+    reader = reader_of(lender, is_near=True)
+    with pytest.raises(LookupError):
+        reader.find(keys(7, 9), 0)
+    assert reader.find(keys(7), 0)
+    reader.close()
+
+
+def test_a_reader_that_dies_holds_nothing(lender: Lender) -> None:
+    reader = reader_of(lender, is_near=True)
+    reader.find(keys(7, 8), 0)
+    assert len(lender.shelf.put(keys(1, 2, 3))) == 2, "they are being read"
+    lender.shelf.written(keys(1, 2), ok=True)
+    reader.close()
+    until = time.monotonic() + 20
+    while lender.shelf._holds and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(lender.shelf.put(keys(3, 4, 5, 6))) == 4
+
+
+def test_a_lender_that_goes_is_noticed_before_what_was_read_counts(lender: Lender) -> None:
+    reader = reader_of(lender, is_near=True)
+    reader.find(keys(7), 0)
+    lender.close()
+    with pytest.raises((OSError, EOFError)):
+        reader.done("a")
+    with pytest.raises(ConnectionRefusedError):
+        reader_of(lender, is_near=True)
+
+
+def test_a_lender_that_says_nothing_is_waited_for_so_long() -> None:
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(f"\0pellucid-kv-silent-{os.getpid()}")
+    silent.listen()
+    began = time.monotonic()
+    with pytest.raises(OSError):
+        Reader(f"silent-{os.getpid()}", None, 0, FACTS, 0.3)
+    assert time.monotonic() - began < 10
+    silent.close()
+
+
+def test_a_port_that_is_taken_is_the_users_to_mend(lender: Lender) -> None:
+    with pytest.raises(ValueError, match=r"cannot ask for KV at 127.0.0.1:\d+.*another kv_port"):
+        Lender(
+            "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, host="127.0.0.1", port=lender.port
+        )  # type: ignore[attr-defined]
+
+
+def test_params_are_vllms_words() -> None:
+    given = '{"do_remote_prefill":true,"remote_engine_id":"x","remote_block_ids":[1],"remote_host":null}'
+    params = KVParams.of(given)
+    assert params.do_remote_prefill and params.remote_block_ids == [1]
+    assert KVParams.of(params.encode()) == params and KVParams.of(None) == KVParams()
+
+
+def test_options_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown key 'lend_second' .* did you mean 'lend_seconds'"):
+        PeerOptions.of({"lend_second": 3})
+    with pytest.raises(ValueError, match="load_seconds is 0, must be more than 0"):
+        PeerOptions.of({"load_seconds": 0})
