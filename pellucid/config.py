@@ -230,6 +230,8 @@ class SpeculativeConfig:
     revision: str | None = None  # of that model, on the hub
     quantization: str | None = None  # of that model: a scheme for plain weights
     draft_tensor_parallel_size: int | None = None  # as the model's, if said
+    # draft_model: all drafts in one pass; default, if the checkpoint was made for it
+    parallel_drafting: bool | None = None
     # drafts by what they bring, and none where they do not pay; default, but for synthetic acceptance
     adaptive: bool | None = None
     # medusa: a tree instead of a chain, as paths of ranks such as [[0], [1], [0, 0]]; or that as a text
@@ -437,8 +439,8 @@ KINDS: dict[str, tuple[type, str]] = {
 MAX_DRAFTS = 64
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
 HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
-KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp")  # methods whose drafter has some
-READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa")  # from the checkpoint that `model` names
+KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp", "pard")  # methods whose drafter has some
+READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "pard")  # from the checkpoint that `model` names
 # vLLM's other names of methods.
 SAME_METHODS = {
     "ngram_gpu": "ngram",

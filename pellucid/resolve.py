@@ -275,7 +275,7 @@ def _resolve_speculation(user: EngineConfig, draft: Draft | None, max_model_len:
             f"draft_tensor_parallel_size is {config.draft_tensor_parallel_size}, must be {size}, as "
             "tensor_parallel_size: the draft model is split over the same ranks"
         )
-    model = draft.checkpoint if draft and config.method == "draft_model" else None
+    model = draft.checkpoint if draft and config.method in ("draft_model", "pard") else None
     if model is not None and max_model_len > model.max_stretched_len:
         raise ValueError(
             f"max_model_len is {max_model_len:,}, but the draft model {model.name} knows "

@@ -56,10 +56,41 @@ def complete(config: SpeculativeConfig, draft: Checkpoint | None, target: Checkp
             raise ValueError(f"{draft.name} drafts as {method}; give num_speculative_tokens")
         # What is still open stays so: with a number nothing is.
         config = replace(config, method=method)
+    config = choose_passes(config, draft)
     if config.is_open:
         own = Fields((draft or target).config)
         config = replace(config, num_speculative_tokens=most_drafts(config.method, own) or DEFAULT_DRAFTS)
     return config
+
+
+def choose_passes(config: SpeculativeConfig, draft: Checkpoint | None) -> SpeculativeConfig:
+    """The same with method pard for a draft model that was made to draft in one pass."""
+    wish, method = config.parallel_drafting, config.method
+    if method not in ("draft_model", "pard"):
+        if wish:
+            raise ValueError(f"parallel_drafting is for draft models, the method is {method}; leave it out")
+        return config
+    assert draft is not None, "a draft model is named"
+    mask = mask_token(Fields(draft.config))
+    if mask is None and (wish or method == "pard"):
+        raise ValueError(
+            f"{draft.name} was not made to draft in parallel: its config.json has no pard_token; "
+            "leave out parallel_drafting, or take a PARD checkpoint"
+        )
+    if mask is None or wish is False:
+        return replace(config, method="draft_model")
+    if not 0 <= mask < draft.vocab_size:
+        raise ValueError(
+            f"pard_token of {draft.name} is {mask:,}, must be below its vocab_size {draft.vocab_size:,}; "
+            "correct its config.json, or set parallel_drafting to false"
+        )
+    return replace(config, method="pard")
+
+
+def mask_token(fields: Fields) -> int | None:
+    """The token that stands for one that is not known yet; None: the model was made without."""
+    names = (name for name in ("pard_token", "ptd_token_id") if fields.has(name))
+    return next((fields.int(name) for name in names), None)
 
 
 def kind_of(draft: Checkpoint) -> str:

@@ -40,14 +40,19 @@ class DraftModelProposer:
 
     needs = Needs()
 
-    def __init__(self, num_drafts: int, rejection_sample_method: str) -> None:
-        self.shape = DraftShape(num_drafts)
-        self._rejection_sample_method = rejection_sample_method
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self.shape = DraftShape(config.num_speculative_tokens)
+        self._rejection_sample_method = config.rejection_sample_method
         self._drafter: Drafter | None = None
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config.num_speculative_tokens, config.rejection_sample_method)
+        return cls(config)
+
+    @property
+    def drafter(self) -> Drafter:
+        assert self._drafter is not None, "load() was not called"
+        return self._drafter
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build the checkpoint that `model` in speculative_config names."""
@@ -58,8 +63,7 @@ class DraftModelProposer:
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        drafter = self._drafter
-        assert drafter is not None, "load() was not called"
+        drafter = self.drafter
         if known.has_chunks:
             drafter.built.run(fwd)  # for its KV
         passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)

@@ -63,6 +63,28 @@ class Passes:
         """The input of pass `index`, at least 1, one query a row: tokens [B] int32, of the pass before."""
         return self._input(index - self.ahead, tokens, 1)
 
+    def at_once(self, mask: int) -> ForwardInput:
+        """The input of one pass for all drafts, a query for each: the newest token, then `mask` alone."""
+        places, num, num_rows = self.places, len(self.places.positions), self.fwd.num_rows
+        input_ids = places.input_ids.new_full((num_rows, num), mask)
+        input_ids[:, 0] = places.input_ids
+        device = input_ids.device
+        return replace(
+            self.first(),
+            input_ids=input_ids.flatten(),
+            positions=torch.stack(places.positions, dim=1).flatten(),
+            cu_seqlens_q=torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num,
+            seq_lens=places.seq_lens[-1],
+            slot_mappings=tuple(
+                torch.stack(mapping, dim=1).flatten() for mapping in zip(*places.slot_mappings, strict=True)
+            ),
+            logits_index=torch.arange(num_rows * num, device=device),
+            query_lens=[num] * num_rows,
+            num_sampled=[num] * num_rows,
+            max_query=num,
+            tiles=None,
+        )
+
     def drawn(self, index: int) -> Tensor:
         """[B] int64: the positions of the tokens that pass `index` is to draw."""
         return self.places.drawn[index]

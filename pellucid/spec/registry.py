@@ -15,6 +15,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
         "eagle3": "pellucid.spec.eagle3:Eagle3Proposer",
         "medusa": "pellucid.spec.medusa:MedusaProposer",
         "mtp": "pellucid.spec.mtp:MtpProposer",
+        "pard": "pellucid.spec.pard:PardProposer",
         "ngram": "pellucid.spec.ngram:NgramProposer",
         "suffix": "pellucid.spec.suffix:SuffixProposer",
     },

@@ -165,7 +165,7 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
     return folder
 
 
-METHODS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp")
+METHODS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp", "pard")
 
 
 def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, object]]:
@@ -176,6 +176,9 @@ def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, ob
             "num_speculative_tokens": 3,
             "adaptive": False,
         }
+    if method == "pard":  # a whole model, of one layer
+        model = write_checkpoint(folder / "pard", num_hidden_layers=1, pard_token=VOCAB - 1)
+        return tiny, {"model": str(model), "num_speculative_tokens": 3, "adaptive": False}
     write = {"eagle": write_eagle, "eagle3": write_eagle3}.get(method, write_medusa)
     drafts: dict[str, object] = {"model": str(write(folder))}
     if method == "medusa, a tree":

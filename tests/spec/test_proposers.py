@@ -22,7 +22,8 @@ METHODS = ("ngram", "suffix", "draft_model", *heads.METHODS)
 REFUSED = {"eagle3": "pipeline stages", "mtp": "pipeline stage"}
 OFTEN = {  # in every run of the suite, the others with `make test-parallel`
     ("ngram", "an FP8 cache"), ("suffix", "hits and small chunks"), ("draft_model", "two stages"),
-    ("eagle", "two stages"), ("eagle3", "two ranks"), ("eagle3", "an FP8 cache"),
+    ("pard", "hits and small chunks"), ("eagle", "two stages"), ("eagle3", "two ranks"),
+    ("eagle3", "an FP8 cache"),
     ("medusa", "hits and small chunks"), ("medusa, a tree", "two ranks"), ("mtp", "hits and small chunks"),
 }  # fmt: skip
 PAIRS = [

@@ -63,6 +63,10 @@ def model(**more: object) -> Drafts:
     return lambda folder: {"model": str(folder), "num_speculative_tokens": 3, **more}
 
 
+def parallel(folder: Path) -> dict[str, object]:
+    return {"model": str(write_checkpoint(folder / "pard", pard_token=1)), "num_speculative_tokens": 3}
+
+
 def tree(folder: Path) -> dict[str, object]:
     return tree_config((0, 0, 1, 1, 2), [list(range(40))])
 
@@ -77,6 +81,7 @@ CASES: dict[str, tuple[Drafts | None, dict[str, object]]] = {
     "model": (model(), {}),
     "model standard": (model(rejection_sample_method="standard"), {}),
     "model synthetic": (model(**SYNTHETIC), {}),
+    "parallel model": (parallel, {}),
     "model of shortest texts": (model(), {"max_model_len": 2}),
     "tree": (tree, {}),
     "stages": (None, STAGES),
