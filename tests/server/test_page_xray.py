@@ -275,3 +275,67 @@ def test_a_trace_is_played_in_place_of_an_engine(tab: Tab, server: Running, tmp_
     tab.until("document.querySelector('#link').textContent === 'live'")
     tab.until(f"document.querySelector('#num-free').textContent === '{num_pages}'")
     assert tab.text("#open-trace") == "Open a trace" and tab.errors == []
+
+
+def test_a_request_has_a_page_of_its_own(tab: Tab, server: Running) -> None:
+    tab.open_anew(server.url, "#xray")
+    tab.until(LIVE)
+    stream = server.client().completions.create(
+        model="sprout", prompt="word " * 300, max_tokens=600, stream=True, extra_body={"ignore_eos": True}
+    )
+    tab.until("document.querySelectorAll('.request').length === 1")
+    tab.eval("document.querySelector('.request').focus()")
+    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+    tab.call("Input.dispatchKeyEvent", type="keyDown", **enter)
+    tab.until("document.querySelector('#life').open")
+    tab.until("document.querySelector('#life-name').textContent.endsWith(' runs')")
+    tab.until(f"{NUM_PAINTED % '#life canvas'} > 500")
+    words = tab.text("#life dl")
+    assert "Prompt301 tokens" in words.replace("300 tokens", "301 tokens") and "Preemptednever" in words
+    assert "First tokenafter " in words and "Betweentokens" in words.replace(" ", "").replace("–", "")
+    assert tab.text("#life-chunks").startswith("Prompt chunks, in tokens: ")
+    stream.close()
+    server.wait_until_idle()
+    tab.until("document.querySelector('#life-name').textContent.endsWith(' has ended')")
+    assert "KVnone now" in tab.text("#life dl")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
+    tab.until("!document.querySelector('#life').open")
+    assert tab.errors == []
+
+
+def test_a_life_in_words(tab: Tab, server: Running) -> None:
+    """The page's own functions, on what a server may say."""
+    tab.open_anew(server.url)
+    said = tab.eval("""(async () => {
+        const {Lives, factsOf, wordsOfChunks} = await import('/page/lives.js');
+        const lives = new Lives();
+        const seq = (numTokens, numComputed) => [7, '7', 100, numTokens, numComputed, 16, 200];
+        const frame = (seconds, waiting, running, is_first = false) =>
+            ({seconds, waiting, running, num_waiting: waiting.length, num_running: running.length,
+              block_size: 16, is_first});
+        const step = (id, seconds, ...row) => ({id, seconds, rows: [row], numRows: 1});
+        lives.take(frame(10, [], [], true), []);
+        lives.take(frame(11, [seq(100, 0)], []), []);
+        lives.take(frame(12, [], [seq(100, 80)]), [step(1, 0.1, 7, 64, 0, 0)]);
+        lives.take(frame(13, [], [seq(104, 103)]), [step(2, 0.2, 7, 20, 0, 1), step(3, 0.1, 7, 4, 3, 3)]);
+        const facts = Object.fromEntries(factsOf(lives.lives.get(7), 13, 16));
+        const chunks = wordsOfChunks(lives.lives.get(7));
+        lives.take(frame(14, [seq(104, 0)], []), []);
+        const preempted = factsOf(lives.lives.get(7), 14, 16).find(([name]) => name === 'Preempted')[1];
+        lives.take(frame(15, [], []), []);
+        return {facts, chunks, preempted, state: lives.lives.get(7).state};
+    })()""")
+    assert said["facts"] == {
+        "Prompt": "100 tokens, 16 from the cache",
+        "Answer": "4 tokens, at most 100",
+        "In the queue": "1.9 s",
+        "First token": "after 2.9 s",
+        "Between tokens": "median 100 ms, longest 100 ms",
+        "Steps": "3, 2 of them prompt chunks",
+        "Drafts": "2 of 3 accepted",
+        "KV": "7 blocks",
+        "Preempted": "never",
+        "Seen for": "3 s",
+    }
+    assert said["chunks"] == "Prompt chunks, in tokens: 64 in step 1 (100 ms) · 20 in step 2 (200 ms)"
+    assert said["preempted"] == "1 time" and said["state"] == "has ended"

@@ -18,10 +18,11 @@ export function wordsOfRest(numRunning, numWaiting, numShown) {
 
 export class Requests {
   /** node: holds the rows; foot: says what is cut off, and shows it when it is pressed. */
-  constructor(node, foot, onHover) {
+  constructor(node, foot, onHover, onPress) {
     this.node = node;
     this.foot = foot;
     this.onHover = onHover;
+    this.onPress = onPress;
     this.rows = new Map(); // by sequence
     this.longest = 64; // tokens of the longest bar
     this.end = Object.assign(document.createElement("p"), { className: "empty" });
@@ -104,11 +105,18 @@ export class Requests {
     const row = document.createElement("div");
     row.className = "request";
     row.tabIndex = 0;
+    row.setAttribute("role", "button");
     row.innerHTML =
       '<span class="chip"></span><span class="name"></span><span class="track"><i></i><i></i><i></i></span><span class="amount"></span>';
     row.querySelector(".name").textContent = `#${id}`;
     row.addEventListener("pointerenter", () => this.onHover(id));
     row.addEventListener("focus", () => this.onHover(id));
+    row.addEventListener("click", () => this.onPress(id));
+    row.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      this.onPress(id);
+    });
     this.rows.set(id, row);
     this.end.before(row);
     this.colour(row, id);

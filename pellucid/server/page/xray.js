@@ -5,6 +5,7 @@ import { Film, picturesOf } from "./film.js";
 import { KvPages } from "./kv_pages.js";
 import { Area, Dots } from "./charts.js";
 import { Record, UNKNOWN, figuresOf, number, time } from "./figures.js";
+import { LifePage, Lives } from "./lives.js";
 import { Load } from "./load.js";
 import { forgetColours, paintLegends } from "./paint.js";
 import { Requests } from "./requests.js";
@@ -31,7 +32,8 @@ export class XRay {
     this.film = null; // that is shown instead of an engine
     this.filmWords = "";
     const hover = (seqId) => this.highlight(seqId);
-    this.requests = new Requests($("requests"), $("requests-rest"), hover);
+    this.life = new LifePage($("life"));
+    this.requests = new Requests($("requests"), $("requests-rest"), hover, (seqId) => this.life.open(seqId));
     this.steps = new Steps($("steps"), $("step-tip"));
     this.pages = new KvPages($("pages"), $("page-tip"), hover);
     this.rateChart = new Area($("rate-chart"));
@@ -157,6 +159,7 @@ export class XRay {
 
   forget() {
     this.record = new Record();
+    this.lives = new Lives();
     this.told = this.checked = 0; // seconds here, when figures were last drawn, and the server last asked
     this.rateChart.forget();
     this.ttftChart.forget();
@@ -179,7 +182,9 @@ export class XRay {
     }
     this.record.take(frame, stats, now);
     this.pages.change(views(frame.pages), performance.now());
-    this.steps.add(frame.steps.map(([id, rows, numRows, seconds]) => ({ id, rows: views(rows), numRows, seconds })));
+    const steps = frame.steps.map(([id, rows, numRows, seconds]) => ({ id, rows: views(rows), numRows, seconds }));
+    this.steps.add(steps);
+    this.lives.take(frame, steps);
     this.requests.update(frame);
     if (!frame.running.some(([id]) => id === this.pages.highlighted)) this.highlight(null);
     if (!frame.is_first) return;
@@ -222,6 +227,7 @@ export class XRay {
     this.ttftChart.draw(now);
     this.pages.draw(performance.now());
     this.steps.draw(now - this.lastDraw);
+    this.life.draw(this.lives);
     this.lastDraw = now;
     requestAnimationFrame(() => this.draw());
   }
