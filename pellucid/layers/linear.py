@@ -67,20 +67,17 @@ class Linear(nn.Module):
         if isinstance(x, Rounded):
             assert isinstance(self.method, TakesRounded), self.method
             return self.method.apply_rounded(self, x)
-        # Before the product: whose weights come while it runs.
-        begun = None if self.lora is None or fwd is None else self.lora.begin(x, fwd)
         y = self.method.apply(self, x, fwd)
-        if self.lora is not None and begun is not None:
-            self.lora.add(y, begun)
+        if self.lora is not None and fwd is not None:
+            self.lora.add(y, x, fwd)
         return y
 
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where that takes a pass of its own."""
-        if isinstance(x, Rounded):
+        has_adapters = self.lora is not None and fwd.adapters is not None
+        if isinstance(x, Rounded) or has_adapters or not isinstance(self.method, Gates):
             return None
-        if self.lora is not None and (begun := self.lora.begin(x, fwd)) is not None:
-            return self.lora.gated(self.method.apply(self, x, fwd), begun, act)
-        return self.method.apply_gated(self, x, act) if isinstance(self.method, Gates) else None
+        return self.method.apply_gated(self, x, act)
 
 
 class Unmerged(nn.Module):

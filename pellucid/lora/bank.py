@@ -15,15 +15,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.lora import (
-    LEAST_RANK,
-    expand,
-    expand_gated,
-    expand_gated_ref,
-    expand_ref,
-    shrink,
-    shrink_ref,
-)
+from pellucid.kernels.lora import LEAST_RANK, add_lora, add_lora_ref
 from pellucid.platform import has_triton
 from pellucid.quant.base import Coords, LinearShape
 
@@ -43,13 +35,6 @@ class LowRank(NamedTuple):
     up: Tensor  # B [out_features, r]
 
 
-class Begun(NamedTuple):
-    """What is added to a step's tokens, in low rank."""
-
-    shrunk: Tensor  # [splits, T, P, R]
-    adapters: Tensor  # [T]
-
-
 class LoraBank:
     """The adapters of one linear layer on this rank."""
 
@@ -65,8 +50,7 @@ class LoraBank:
         self.prefixes, self._shape, self._coords, self._limits = prefixes, shape, coords, limits
         self._device = device
         on_gpu = device.type == "cuda" and has_triton()
-        self._shrink, self._expand = (shrink, expand) if on_gpu else (shrink_ref, expand_ref)
-        self._expand_gated = expand_gated if on_gpu else expand_gated_ref
+        self._add = add_lora if on_gpu else add_lora_ref
         self._down = self._up = torch.empty(0)
 
     def make_room(self) -> None:
@@ -75,21 +59,13 @@ class LoraBank:
         rank = max(LEAST_RANK, 1 << (self._limits.max_rank - 1).bit_length())
         kind = {"dtype": shape.dtype, "device": self._device}
         self._down = torch.zeros(num, len(shape.out_partitions), rank, shape.in_features, **kind)
-        self._up = torch.zeros(shape.out_features, num, rank, **kind)
+        self._up = torch.zeros(num, shape.out_features, rank, **kind)
 
-    def begin(self, x: Tensor, fwd: ForwardInput) -> Begun | None:
-        """What each token's adapter makes of x [T, in_features], half of the way; None: none has one."""
+    def add(self, y: Tensor, x: Tensor, fwd: ForwardInput) -> None:
+        """To y [T, out_features] what each token's adapter makes of x [T, in_features]."""
         adapters = fwd.adapters_of(x)
-        return None if adapters is None else Begun(self._shrink(x, adapters, self._down), adapters)
-
-    def add(self, y: Tensor, begun: Begun) -> None:
-        """Add it to y [T, out_features]."""
-        self._expand(y, begun.shrunk, begun.adapters, self._up, self._shape.out_partitions)
-
-    def gated(self, y: Tensor, begun: Begun, act: str) -> Tensor:
-        """act(gate) * up of y = [gate | up] with it added."""
-        parts = self._shape.out_partitions
-        return self._expand_gated(y, begun.shrunk, begun.adapters, self._up, parts, act)
+        if adapters is not None:
+            self._add(y, x, adapters, self._down, self._up, self._shape.out_partitions)
 
     def check(self, part: int, pair: LowRank) -> None:
         """Raise ValueError if an adapter's matrices for matrix number `part` do not fit it."""
@@ -103,13 +79,11 @@ class LoraBank:
             raise ValueError(
                 f"{self.prefixes[part]}: rank {rank} is above max_lora_rank {self._limits.max_rank}"
             )
-        if not all(bool(torch.isfinite(each.to(self._shape.dtype)).all()) for each in pair):
-            raise ValueError(f"{self.prefixes[part]}: not all numbers are finite in {self._shape.dtype}")
 
     def put(self, place: int, pairs: Sequence[LowRank | None]) -> None:
         """Bring an adapter to its place; None: it has nothing for this matrix."""
         self._down[place].zero_()
-        self._up[:, place].zero_()
+        self._up[place].zero_()
         first = 0
         for part, (pair, size) in enumerate(zip(pairs, self._shape.out_partitions, strict=True)):
             if pair is not None:
@@ -117,7 +91,7 @@ class LoraBank:
                 rank = len(pair.down)
                 down, up = self._slice(part, pair)
                 self._down[place, part, :rank].copy_(down, non_blocking=True)
-                self._up[first : first + size, place, :rank].copy_(up, non_blocking=True)
+                self._up[place, first : first + size, :rank].copy_(up, non_blocking=True)
             first += size
 
     def _sizes(self, part: int) -> tuple[int, int]:

@@ -48,7 +48,8 @@ from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
 from pellucid.kernels.latent_prefill import latent_gather_kernel, latent_prefill_kernel
 from pellucid.kernels.latent_rope import latent_rope_kernel
-from pellucid.kernels.lora import at_once, block_for, expand_gated_kernel, expand_kernel, shrink_kernel
+from pellucid.kernels.lora import BLOCK_K, BLOCK_N, MANY, SOME, expand_kernel, shrink_kernel
+from pellucid.kernels.lora import FEW as FEW_TOKENS
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.packed_hopper import assembly as assembly_of
@@ -323,22 +324,16 @@ def compile_exchanges() -> None:
 def compile_adapters() -> None:
     """Of decodes and of prompts."""
     kept = {"shrunk_ptr": "*fp32", "adapters_ptr": "*i32", "num_tokens": "i32"}
-    for tile, rank, parts, num in ((16, 16, 3, 8), (32, 16, 1, 4), (64, 16, 3, 64), (64, 64, 3, 2)):
-        common = {"TILE": tile, "PRECISION": "tf32", "DEPENDENT": True, "R": rank, "L": num, "SPLITS": 16}
-        common["AT_ONCE"] = at_once(torch.empty(0, num, rank))
-        columns = triton.next_power_of_2(parts * rank)
-        width = {"K": 4096, "WIDTH": parts * rank, "COLUMNS": columns, "SPLIT": 768}
-        width["BLOCK"] = block_for(columns, tile, DTYPE.itemsize)
-        ends = {"END0": 4096, "END1": 5120, "N": 6144, "P": parts, "BLOCK": 128}
+    for (tile, split), rank, parts in ((FEW_TOKENS, 16, 3), (SOME, 16, 1), (MANY, 16, 3), (MANY, 64, 3)):
+        common = {"TILE": tile, "PRECISION": "tf32", "R": rank, "P": parts}
+        inputs = {"K": 4096, "BLOCK": BLOCK_K, "SPLIT": min(split, 4096)}
+        ends = {"END0": 4096, "END1": 5120, "N": 6144, "SPLITS": 8, "BLOCK": BLOCK_N}
         for kernel, constants, types in (
-            (shrink_kernel, width, {"out_ptr": "*fp32"}),
+            (shrink_kernel, inputs, {"out_ptr": "*fp32"}),
             (expand_kernel, ends, {}),
-            (expand_gated_kernel, {"HIDDEN": 12288, "ACT": "silu", "BLOCK": 64}, {}),
         ):
             names = {name: signature_of(name, "*bf16") for name in kernel.arg_names}
-            options = {"num_warps": 4, "num_stages": 2 if kernel is shrink_kernel else 1}
-            made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, **options)
-            assert made.metadata.shared <= ROOM[ADA], (kernel.fn.__name__, tile, rank, parts)
+            made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, num_warps=4)
             sys.stdout.write(f"{kernel.fn.__name__} {tile}x{rank}x{parts} {made.metadata.shared}\n")
 
 

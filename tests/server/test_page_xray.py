@@ -331,7 +331,7 @@ def test_a_life_in_words(tab: Tab, server: Running) -> None:
         "In the queue": "1.9 s",
         "First token": "after 2.9 s",
         "Between tokens": "median 100 ms, longest 100 ms",
-        "Steps": "3, 2 of them prompt chunks",
+        "Steps": "3, with 2 prompt chunks",
         "Drafts": "2 of 3 accepted",
         "KV": "7 blocks",
         "Preempted": "never",

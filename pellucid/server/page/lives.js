@@ -5,7 +5,7 @@ import { colourOf, colours, fit } from "./paint.js";
 
 const MOST_LIVES = 256; // that are kept, the oldest ended ones go
 const MOST_STEPS = 4000; // of a life
-const AXIS = 54, FOOT = 20, TOP = 16; // pixels left of the chart, below and above it
+const AXIS = 54, FOOT = 20, TOP = 18, LOW = 44; // pixels left of the chart, below and above its lanes, and of the lower one
 const MOST_CHUNKS = 12; // that are listed
 
 /** What has been seen of one request.  Times are seconds of the engine's clock. */
@@ -40,7 +40,7 @@ export class Life {
   }
 
   get chunks() {
-    return this.steps.filter(({ numQuery, numDraft }) => numQuery - numDraft > 1);
+    return this.steps.filter(isChunk);
   }
 
   get gaps() {
@@ -116,7 +116,7 @@ export function factsOf(life, now, blockSize) {
     ["In the queue", inQueue],
     ["First token", first],
     ["Between tokens", gaps.length ? `median ${time(median(gaps))}, longest ${time(Math.max(...gaps))}` : "–"],
-    ["Steps", `${number(life.steps.length + life.numSkipped)}, ${number(chunks.length)} of them prompt chunks`],
+    ["Steps", `${number(life.steps.length + life.numSkipped)}, with ${plural(chunks.length, "prompt chunk")}`],
     ["Drafts", drafts ? `${number(accepted)} of ${number(drafts)} accepted` : "none"],
     ["KV", life.end === null && !life.isWaiting ? plural(Math.ceil(numComputed / blockSize), "block") : "none now"],
     ["Preempted", life.numPreempted ? plural(life.numPreempted, "time") : "never"],
@@ -167,58 +167,75 @@ function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Tokens with KV over time: a prompt's chunks pale, what was decoded full; the queue before is a dashed line. */
+/** Above tokens with KV over time, chunks pale and the queue dashed; below what each step yielded, and its drafts. */
 function paint(canvas, life, now) {
   const { pen, width, height } = fit(canvas);
   pen.clearRect(0, 0, width, height);
   const [from, to] = [life.since, Math.max(life.since + 0.01, life.end ?? now)];
+  const x = (at) => AXIS + ((width - AXIS - 8) * (at - from)) / (to - from);
   const bottom = height - FOOT;
   const start = life.seq?.[5] ?? 0; // tokens that were cached
-  const total = life.steps.reduce((sum, step) => sum + stayed(step), start);
-  const most = roundUp(Math.max(8, total));
-  const x = (at) => AXIS + ((width - AXIS - 8) * (at - from)) / (to - from);
-  const y = (tokens) => bottom - ((bottom - TOP) * tokens) / most;
-  axes(pen, { width, bottom, y, most, x, from, to });
-  pen.strokeStyle = colours().faint;
-  pen.setLineDash([4, 4]);
-  pen.beginPath();
-  pen.moveTo(x(from), y(start));
-  pen.lineTo(x(life.ran ?? to), y(start));
-  pen.stroke();
-  pen.setLineDash([]);
+  const kv = { top: TOP, bottom: bottom - LOW - TOP, end: roundUp(Math.max(8, life.steps.reduce((sum, step) => sum + stayed(step), start))), unit: "tokens" };
+  const out = { top: bottom - LOW, bottom, end: roundUp(Math.max(4, ...life.steps.map(made))), unit: "a step" };
+  for (const lane of [kv, out]) paintLane(pen, lane, width);
+  paintTimes(pen, x, from, to, bottom);
+  paintQueue(pen, x(from), x(life.ran ?? to), heightIn(kv, start));
   let tokens = start;
   for (const step of life.steps) {
     const [left, right] = [x(step.at - step.seconds), x(step.at)];
-    const isChunk = step.numQuery - step.numDraft > 1;
-    const w = Math.max(1.5, right - left);
+    const w = Math.max(1, right - left - 0.5);
     tokens += stayed(step);
-    pen.fillStyle = colourOf(life.id, isChunk ? 0.45 : 1);
-    pen.fillRect(right - w, y(tokens), w, bottom - y(tokens));
-    if (!step.numDraft) continue;
-    pen.fillStyle = colourOf(life.id, 0.22); // drafts that did not stand
-    const rejected = step.numDraft + 1 - step.numNew;
-    pen.fillRect(right - w, y(tokens + rejected), w, y(tokens) - y(tokens + rejected));
+    pen.fillStyle = colourOf(life.id, isChunk(step) ? 0.45 : 1);
+    fillDown(pen, right - w, w, kv, tokens);
+    pen.fillStyle = colourOf(life.id, 0.3); // drafts that did not stand
+    fillDown(pen, right - w, w, out, made(step));
+    pen.fillStyle = colourOf(life.id);
+    fillDown(pen, right - w, w, out, step.numNew);
   }
 }
+
+const isChunk = ({ numQuery, numDraft }) => numQuery - numDraft > 1;
 
 /** Tokens of a step that stay. */
-function stayed({ numQuery, numDraft, numNew }) {
-  return numDraft ? numNew : numQuery;
+const stayed = ({ numQuery, numDraft, numNew }) => (numDraft ? numNew : numQuery);
+
+/** What a step yielded, or might have. */
+const made = ({ numDraft, numNew }) => (numDraft ? numDraft + 1 : numNew);
+
+const heightIn = ({ top, bottom, end }, value) => bottom - ((bottom - top) * value) / end;
+
+function fillDown(pen, x, w, lane, value) {
+  const y = heightIn(lane, value);
+  pen.fillRect(x, y, w, lane.bottom - y);
 }
 
-function axes(pen, { width, bottom, y, most, x, from, to }) {
+function paintQueue(pen, left, right, y) {
+  pen.strokeStyle = colours().faint;
+  pen.setLineDash([4, 4]);
+  pen.beginPath();
+  pen.moveTo(left, y);
+  pen.lineTo(right, y);
+  pen.stroke();
+  pen.setLineDash([]);
+}
+
+function paintLane(pen, lane, width) {
   pen.font = "11px system-ui, sans-serif";
-  for (const share of [0, 0.5, 1]) {
+  for (const share of lane.bottom - lane.top > 60 ? [0, 0.5, 1] : [0, 1]) {
+    const y = Math.round(heightIn(lane, share * lane.end));
     pen.fillStyle = colours().line;
-    pen.fillRect(AXIS, Math.round(y(share * most)), width - AXIS, 1);
+    pen.fillRect(AXIS, y, width - AXIS, 1);
     pen.fillStyle = colours().faint;
     pen.textAlign = "right";
-    pen.fillText(`${number(share * most)}`, AXIS - 8, y(share * most) + 4);
+    pen.fillText(number(share * lane.end), AXIS - 8, y + 4);
   }
   pen.textAlign = "left";
-  pen.fillText("tokens", AXIS + 4, 12);
-  for (const share of [0, 0.5, 1]) {
-    pen.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
+  pen.fillText(lane.unit, AXIS + 4, lane.top - 4);
+}
+
+function paintTimes(pen, x, from, to, bottom) {
+  for (const [share, align] of [[0, "left"], [0.5, "center"], [1, "right"]]) {
+    pen.textAlign = align;
     pen.fillText(time(share * (to - from)), x(from + share * (to - from)), bottom + 14);
   }
 }
