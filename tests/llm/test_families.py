@@ -13,6 +13,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.models.loader import torch_module
 from tests.llm.test_invariance import BASE, NGRAM
 from tests.models.cases import CASES, VOCAB, Reference
+from tests.models.fp8 import write_fp8
 from tests.models.harness import Harness, load
 from tests.models.margins import LEAST_MARGIN, noted_margins
 
@@ -101,3 +102,30 @@ def test_tokens_are_those_of_transformers(spread: str, name: str, root: Path) ->
 @pytest.mark.parametrize("spread", SPREADS)
 def test_those_of_every_family_are_however_it_is_spread(spread: str, name: str, root: Path) -> None:
     check(answers_of(name, root), **SPREADS[spread])
+
+
+def check_fp8(name: str, root: Path) -> None:
+    """Two ranks give the tokens of one, though blocks of codes are cut between them."""
+    answers = answers_of(name, root)
+    folder = write_fp8(answers.folder, root / f"fp8 {name}")
+    options = BASE | {"skip_tokenizer_init": True, "max_model_len": MAX_LEN}
+    tokens = []
+    for size in (1, 2):
+        with LLM(str(folder), **options, tensor_parallel_size=size) as llm:
+            outputs = llm.generate(answers.prompts, GREEDY, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1] != answers.tokens
+
+
+def test_fp8_blocks_of_fused_matrices_are_cut_between_ranks(root: Path) -> None:
+    check_fp8("phi3", root)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    "name",
+    ("glm", "gemma3", "olmo2", "deepseek v3", "mixtral with a window", "llama4")
+    + ("qwen3moe with dense layers, unnormalised, with biases",),
+)
+def test_so_are_those_of_every_mould(name: str, root: Path) -> None:
+    check_fp8(name, root)

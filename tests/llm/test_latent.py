@@ -13,6 +13,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
 from tests.llm.test_invariance import BASE, NGRAM, assert_same, random_requests, run
+from tests.spec import heads
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
 
@@ -62,6 +63,19 @@ def test_a_model_with_latents_drafts_for_itself(folder: Path, alone) -> None:
     prompts, params, expected = alone
     drafts = {"speculative_config": {"model": str(folder), "num_speculative_tokens": 3, "adaptive": False}}
     assert_same(folder, prompts, params, run(folder, prompts, params, **drafts), expected)
+
+
+def test_nor_on_trees_of_drafts(folder: Path, alone, tmp_path: Path) -> None:
+    prompts, params, expected = alone
+    drafts = {"model": str(heads.write_medusa(tmp_path)), "adaptive": False}
+    drafts["speculative_token_tree"] = "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"
+    options = {"speculative_config": drafts, "max_num_batched_tokens": 40, "depth": 2}
+    assert_same(folder, prompts, params, run(folder, prompts, params, **options), expected)
+
+
+def test_a_cache_of_fp8_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="keeps latents in torch.float32, not in torch.float8_e4m3fn"):
+        LLM(str(folder), **BASE, kv_cache_dtype="fp8")
 
 
 def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page that shows how a family is added shows one as it is."""
+"""The pages of models: the one that shows how a family is added shows one as it is, the other knows all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 import pellucid
 from pellucid.models import decoder_config
+from pellucid.models.registry import MODELS
+from pellucid.registry import additions
 
 ROOT = Path(pellucid.__file__).parent.parent
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -35,3 +37,10 @@ def test_the_page_names_all_that_can_be_declared() -> None:
     ):
         for name in declared.__dataclass_fields__.keys() - {"vocab_size", "hidden_size", "tied"}:
             assert name in page, f"{declared.__name__}.{name} is not on the page"
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="installed without its pages")
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    ours = set(MODELS) - additions().get("model architecture", {}).keys()
+    assert {name for name in ours if f"`{name}`" not in page} == set()
