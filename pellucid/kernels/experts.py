@@ -20,6 +20,7 @@ Legend: T tokens, E experts, k of a token, P = T * k pairs, D model dim, I hidde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def mix_experts(
 ) -> Tensor:
     """x [T, D] -> [T, D].  weighs_input: an expert's input is times its weight, not what it gives."""
     if len(x) > MOST_TOKENS:
-        return in_slices(x, chosen, experts, gating, weighs_input=weighs_input, more=more)
+        return in_slices(mix_experts, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
     if len(x) <= FEW_TOKENS:
         hidden = gate_up_of_few(x, chosen, experts, gating, weighs_input=weighs_input)
         return down_of_few(hidden, chosen, experts, weighs_input=weighs_input, more=more)
@@ -102,21 +103,22 @@ def mix_experts(
 
 
 def in_slices(
+    mix: Callable[..., Tensor],
     x: Tensor,
     chosen: Chosen,
-    experts: ExpertWeights,
+    experts: object,
     gating: Gating,
     *,
     weighs_input: bool,
     more: More | None,
 ) -> Tensor:
-    """`mix_experts` of more tokens than are multiplied at once."""
+    """`mix`, such as `mix_experts`, of more tokens than are multiplied at once."""
     out = []
     for first in range(0, len(x), MOST_TOKENS):
         part = slice(first, first + MOST_TOKENS)
         those = Chosen(chosen.ids[part], chosen.weights[part])
         also = None if more is None else More(*(t if t is None else t[part] for t in more))
-        out.append(mix_experts(x[part], those, experts, gating, weighs_input=weighs_input, more=also))
+        out.append(mix(x[part], those, experts, gating, weighs_input=weighs_input, more=also))
     return torch.cat(out)
 
 
@@ -279,10 +281,12 @@ def grouped(
     tile: Tile,
     *,
     gating: Gating | None = None,
+    first: int = 0,
 ) -> Tensor:
-    """Every pair's row times its expert's W [E, N, K].
+    """Every pair's row times its expert's W [E, N, K]; pairs of experts that W lacks stay as they are.
 
     gating: x has a row for each token, and `out` is in the order of `places`; None: the other way round.
+    first: the number of W's first expert.
     """
     num_experts, num_out, num_in = weight.shape
     assert weight.is_contiguous() and out.is_contiguous() and x.shape[1] == num_in, (x.shape, weight.shape)
@@ -299,6 +303,7 @@ def grouped(
             places.tiles,
             out,
             x.stride(0),
+            first,
             num_experts,
             0.0 if gating is None else gating.limit or 0.0,
             1.0 if gating is None else gating.alpha,
@@ -519,7 +524,7 @@ def few_down_kernel(
     tl.store(out_ptr + token * NUM_OUT + column, total.to(dtype), mask=column < NUM_OUT)
 
 
-@triton.jit(do_not_specialize=["num_experts"])
+@triton.jit(do_not_specialize=["first_expert", "num_experts"])
 def grouped_kernel(
     x_ptr,
     weight_ptr,
@@ -530,6 +535,7 @@ def grouped_kernel(
     tiles_ptr,
     out_ptr,
     x_stride,
+    first_expert,  # that is here
     num_experts,
     limit,
     alpha,
@@ -550,10 +556,10 @@ def grouped_kernel(
     num_blocks = tl.cdiv(NUM_OUT, OUTS)
     tile, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
     wait(DEPENDENT)
-    expert = tl.load(tiles_ptr + 2 * tile)
-    if expert < num_experts:
+    expert = tl.load(tiles_ptr + 2 * tile) - first_expert
+    if (expert >= 0) & (expert < num_experts):
         place = tl.load(tiles_ptr + 2 * tile + 1) + tl.arange(0, ROWS)
-        known = place < tl.load(starts_ptr + expert + 1)
+        known = place < tl.load(starts_ptr + first_expert + expert + 1)
         pair = tl.load(order_ptr + place, mask=known, other=0)
         column, k = block * OUTS + tl.arange(0, OUTS), tl.arange(0, STEP)
         x_row = pair // TOP_K if GATED else place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
@@ -18,6 +19,8 @@ from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
+from pellucid.quant.base import ExpertMatrix, ExpertsMethod
+from pellucid.quant.base import Experts as KeptExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,7 @@ class Shared(nn.Module):
 class Experts(nn.Module):
     """x [T, D] -> [T, D], for a norm.  Called as mlp(x, fwd)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 what a mixture is made of
         self,
         router: Router,
         sparse: Sparse,
@@ -119,11 +122,18 @@ class Experts(nn.Module):
         group: Group,
         leaf: Leaf,
         *,
+        method: ExpertsMethod,
+        dtype: torch.dtype,
         post: RMSNorm | None = None,
         scale: float = 1.0,
     ) -> None:
-        """post, scale: what follows the sum over ranks."""
+        """method: how matrices are kept.  dtype: of activations.
+
+        post, scale: what follows the sum over ranks.
+        """
         super().__init__()
+        self.method, self.dtype = method, dtype
+        self._kept: KeptExperts | None = None
         self.post, self.scale = post, scale
         self.router, self.shared = router, shared
         for name, weight in weights.items():
@@ -132,18 +142,26 @@ class Experts(nn.Module):
         self.weighs_input = sparse.weighs_input
         self.group, self.leaf = group, leaf
 
-    @property
-    def weights(self) -> ExpertWeights:
+    def matrix(self, name: ExpertMatrix) -> Weight:
+        """Before `finish`."""
+        weight = self._parameters[name]
+        assert isinstance(weight, Weight), name
+        return weight
+
+    def finish(self) -> None:
         params = self._parameters
-        gate_up, down = params["gate_up"], params["down"]
-        assert gate_up is not None and down is not None
-        return ExpertWeights(gate_up, down, params.get("gate_up_bias"), params.get("down_bias"))
+        biases = params.get("gate_up_bias"), params.get("down_bias")
+        self._kept = self.method.finish(self.matrix("gate_up"), self.matrix("down"), self.dtype, biases)
+        if not isinstance(self._kept, ExpertWeights) or self._kept.down is not params["down"]:
+            params["gate_up"] = params["down"] = None
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Addend:
-        mixed = self.leaf.mix(
+        assert self._kept is not None, "finish() was not called after loading"
+        mix = self.leaf.mix if isinstance(self._kept, ExpertWeights) else self.leaf.mix_packed
+        mixed = mix(
             x,
             self.router(x, fwd),
-            self.weights,
+            self._kept,
             self.gating,
             weighs_input=self.weighs_input,
             more=None if self.shared is None else self.shared(x, fwd),

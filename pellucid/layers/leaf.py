@@ -16,6 +16,7 @@ from torch import Tensor
 from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
 from pellucid.kernels.experts import mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
+from pellucid.kernels.packed_experts import mix_packed, mix_packed_ref
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
     NO_POST,
@@ -46,6 +47,7 @@ class Leaf:
     gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
     mix: Callable[..., Tensor]  # see mix_experts
+    mix_packed: Callable[..., Tensor]  # see mix_packed
     cap_logits: CapLogits
 
 
@@ -71,10 +73,13 @@ PLAIN = Leaf(
     silu_mul_fp8_ref,
     route_ref,
     mix_experts_ref,
+    mix_packed_ref,
     cap_logits_ref,
 )
 NATIVE = replace(PLAIN, add_norm=add_norm_native, gated=gated_native)
-FUSED = Leaf(add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts, cap_logits)
+FUSED = Leaf(
+    add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts, mix_packed, cap_logits
+)
 
 
 def choose_leaf(device: torch.device) -> Leaf:

@@ -12,6 +12,7 @@ from pellucid.layers.embedding import VocabEmbedding
 from pellucid.layers.experts import Experts
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
+from pellucid.quant.base import ExpertMatrix
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.weights.decoded import describe, paths_of
 from pellucid.weights.source import Header
@@ -97,8 +98,9 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
 
 def experts_of(layer: Experts) -> Iterator[tuple[str, str, Weight]]:
     """The same of a mixture's matrices, whichever expert's."""
-    for weight in (layer.weights.gate_up, layer.weights.down):
-        assert isinstance(weight, Weight)
+    matrices: tuple[ExpertMatrix, ...] = ("gate_up", "down")
+    for matrix in matrices:
+        weight = layer.matrix(matrix)
         last = (name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
-        dtype = str(weight.dtype).removeprefix("torch.")
-        yield f"{', '.join(dict.fromkeys(last))} of experts", f"{dtype}: grouped products", weight
+        served = layer.method.describe(matrix, layer.dtype)
+        yield f"{', '.join(dict.fromkeys(last))} of experts", served, weight

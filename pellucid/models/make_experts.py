@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,17 @@ from pellucid.layers.experts import Experts, Router, Share, Shared, Sparse
 from pellucid.layers.linear import Linear
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import WHOLE, Coords, LinearShape, ParamSpec, Place, Replicated
-from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne
+from pellucid.quant.base import (
+    WHOLE,
+    Coords,
+    ExpertMatrix,
+    ExpertsMethod,
+    LinearShape,
+    ParamSpec,
+    Place,
+    Replicated,
+)
+from pellucid.quant.expert_places import AddedOnce, AllInOne, ExpertPlace, OneByOne
 from pellucid.quant.unquantized import Unquantized
 
 if TYPE_CHECKING:
@@ -36,6 +46,8 @@ def make_experts(
         maker.shared(),
         b.context.group,
         b.context.leaf,
+        method=maker.method,
+        dtype=b.context.dtype,
         post=post,
         scale=scale,
     )
@@ -54,7 +66,7 @@ def share_of(b: Builder, sparse: Sparse) -> Share:
     return Share(b.context.coords.rank * (num // size), num // size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Maker:
     """Makes the parts of one layer."""
 
@@ -96,7 +108,7 @@ class Maker:
 
     def weights(self) -> dict[str, Weight]:
         """Every matrix and bias, by what `Experts` calls it."""
-        weights = {"gate_up": self._matrix(GATE_UP), "down": self._matrix(DOWN)}
+        weights = {"gate_up": self._matrix("gate_up"), "down": self._matrix("down")}
         if self.sparse.bias:
             weights |= {"gate_up_bias": self._bias(GATE_UP), "down_bias": self._bias(DOWN)}
         return weights
@@ -110,13 +122,30 @@ class Maker:
     def _hidden(self) -> int:
         return self.b.share(self.sparse.hidden) if self._coords is not WHOLE else self.sparse.hidden
 
-    def _matrix(self, matrices: tuple[str, ...]) -> Weight:
-        sources, place = self._one_by_one(matrices) or self._all_in_one(matrices)
-        rows, inputs = (2 * self._hidden, self.dim) if matrices is GATE_UP else (self.dim, self._hidden)
-        spec = ParamSpec(shape=(self.share.num, rows, inputs), dtype=self.b.context.dtype, place=place)
+    @cached_property
+    def method(self) -> ExpertsMethod:
+        """How the matrices are kept."""
+        paths = [
+            tuple(source.removesuffix(".weight") for source in self._sources[matrix][0])
+            for matrix in self._sources
+        ]
+        return self.b.context.quantization.experts(*paths)
+
+    @cached_property
+    def _sources(self) -> dict[ExpertMatrix, tuple[tuple[str, ...], ExpertPlace]]:
+        """Of each matrix the tensors' names, and the rule by which they fill it."""
+        return {
+            "gate_up": self._one_by_one(GATE_UP) or self._all_in_one(GATE_UP),
+            "down": self._one_by_one(DOWN) or self._all_in_one(DOWN),
+        }
+
+    def _matrix(self, matrix: ExpertMatrix) -> Weight:
+        sources, place = self._sources[matrix]
+        rows, inputs = (2 * self._hidden, self.dim) if matrix == "gate_up" else (self.dim, self._hidden)
+        spec = self.method.spec(matrix, (self.share.num, rows, inputs), self.b.context.dtype, place)
         return self.b.weight(spec, sources, self._coords)
 
-    def _one_by_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], Place] | None:
+    def _one_by_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], ExpertPlace] | None:
         """The names and rule of a checkpoint with a tensor for each expert's matrix; None: it has others."""
         b, num = self.b, self.sparse.routing.num_experts
         if not b.context.stored or any(self._name(name) for name in (*matrices, "gate_up_proj")):
@@ -128,7 +157,7 @@ class Maker:
         names = (b.path(f"experts.{expert}.{name}.weight") for expert in here for name in matrices)
         return tuple(names), OneByOne(len(matrices), "out" if matrices is GATE_UP else "in")
 
-    def _all_in_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], Place]:
+    def _all_in_one(self, matrices: tuple[str, ...]) -> tuple[tuple[str, ...], ExpertPlace]:
         """The same of one with all experts in a tensor, of each matrix or of those that are merged."""
         apart = matrices if all(self._name(name) for name in matrices) else ()
         names = apart or (("gate_up_proj",) if matrices is GATE_UP else DOWN)

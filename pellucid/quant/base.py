@@ -13,14 +13,19 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.experts import ExpertWeights
+from pellucid.kernels.packed_experts import PackedExperts
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.platform import Platform, platform_of
 
 if TYPE_CHECKING:
     from pellucid.quant.codes import Codes
+    from pellucid.quant.expert_places import ExpertPlace
     from pellucid.quant.products import Product
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
+ExpertMatrix = Literal["gate_up", "down"]
+Experts = ExpertWeights | PackedExperts
 Fill = Literal["normal", "near_one", "bits"]  # what dummy weights look like
 
 
@@ -251,6 +256,26 @@ class LinearMethod(Protocol):
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         """x [..., in_features] -> [..., out_features], bias added.  fwd is None for the head."""
+        ...
+
+
+class ExpertsMethod(Protocol):
+    """How the matrices of one layer's experts are stored and kept."""
+
+    def spec(
+        self, matrix: ExpertMatrix, shape: tuple[int, ...], dtype: torch.dtype, place: ExpertPlace
+    ) -> ParamSpec:
+        """Of gate_up [E, 2 * I, D] or down [E, D, I].  Raises ValueError if it cannot be kept so."""
+        ...
+
+    def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
+        """What multiplies them, and why nothing faster or smaller does."""
+        ...
+
+    def finish(
+        self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]
+    ) -> Experts:
+        """Once they are loaded."""
         ...
 
 

@@ -97,3 +97,6 @@ class AddedOnce:
 
 def slice_of(tensor: Tensor, axis: int, local: int, coords: Coords) -> Tensor:
     return tensor.narrow(axis, coords.rank * local, local)
+
+
+ExpertPlace = OneByOne | AllInOne

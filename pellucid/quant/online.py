@@ -12,18 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pellucid.quant.base import LinearMethod
+from pellucid.quant.base import ExpertsMethod, LinearMethod
+from pellucid.quant.codes import E4M3, ROW, S8
+from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes.base import EVERYTHING, Kind, Kinds, path, regex
+from pellucid.quant.when_loaded import Int4, Mxfp4, Nf4
 from pellucid.registry import Registry
 
 NONE = "none"
 LINEAR: Kinds = frozenset[Kind](("linear",))
-KINDS: dict[str, Kinds] = {"linear": LINEAR, "head": frozenset[Kind](("head",))}
-PLAIN_KINDS = {
-    "embedding": "rows are read from plain tables",
-    "experts": "products of experts are of plain matrices or of a checkpoint's own codes",
+LAYERS: Kinds = frozenset[Kind](("linear", "experts"))
+KINDS: dict[str, Kinds] = {
+    "linear": LINEAR,
+    "experts": frozenset[Kind](("experts",)),
+    "head": frozenset[Kind](("head",)),
 }
+PLAIN_KINDS = {"embedding": "rows are read from plain tables"}
 ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
     "way to quantize plain weights",
     {
@@ -35,6 +40,15 @@ ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
         "mxfp4": f"{__package__}.when_loaded:Mxfp4",
     },
 )
+
+
+EXPERT_FORMATS: dict[str, Callable[[int], LayerFormat]] = {
+    "fp8": lambda _: LayerFormat(layout="scaled", code=E4M3, group=ROW),
+    "int8": lambda _: LayerFormat(layout="scaled", code=S8, group=ROW),
+    "int4": lambda num_in: Int4().format_for(num_in),
+    "nf4": lambda num_in: Nf4().format_for(num_in),
+    "mxfp4": lambda num_in: Mxfp4().format_for(num_in),
+}
 
 
 class Choice(NamedTuple):
@@ -64,6 +78,19 @@ class Online:
     def stored(self, path: str, kind: Kind) -> LayerFormat | None:
         return None
 
+    def experts(self, gate_up: tuple[str, ...], down: tuple[str, ...]) -> ExpertsMethod:
+        ways = {self.way(path, "experts") for path in (*gate_up, *down)}
+        if len(ways) > 1:
+            raise ValueError(
+                f"experts of one layer, {gate_up[0]} and others, are to be quantized in several ways: "
+                f"{', '.join(sorted(ways))}; name them all alike"
+            )
+        way = ways.pop()
+        if way == NONE:
+            return PlainExperts()
+        of = EXPERT_FORMATS[way]
+        return CodedExperts(of, of, is_stored=False)
+
 
 def online(asked: str | Mapping[str, object] | None) -> Online | None:
     """How layers are quantized that are plain in files; None: `asked` is no way to do that.
@@ -73,15 +100,15 @@ def online(asked: str | Mapping[str, object] | None) -> Online | None:
     if asked is None:
         return Online()
     if isinstance(asked, str) and not asked.lstrip().startswith("{"):
-        return Online((Choice(EVERYTHING, asked, LINEAR),)) if asked in ONLINE else None
+        return Online((Choice(EVERYTHING, asked, LAYERS),)) if asked in ONLINE else None
     mapping = dict(read(asked))
     ignored = mapping.pop("ignore", [])
     if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
         raise ValueError(f"ignore in quantization is {ignored!r:.100}, must be a list of names")
-    both = frozenset[Kind](("linear", "head"))
-    choices = [Choice(matcher(name), NONE, both) for name in ignored]
+    every = frozenset[Kind](("linear", "experts", "head"))
+    choices = [Choice(matcher(name), NONE, every) for name in ignored]
     ways = {name: way_of(name, way) for name, way in mapping.items()}
-    choices += [Choice(matcher(name), way, both) for name, way in ways.items() if name not in KINDS]
+    choices += [Choice(matcher(name), way, every) for name, way in ways.items() if name not in KINDS]
     choices += [Choice(EVERYTHING, way, KINDS[name]) for name, way in ways.items() if name in KINDS]
     return Online(tuple(choices))
 

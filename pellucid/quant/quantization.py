@@ -15,8 +15,9 @@ import torch
 
 from pellucid.native.library import serves
 from pellucid.platform import Platform
-from pellucid.quant.base import LinearMethod
+from pellucid.quant.base import ExpertsMethod, LinearMethod
 from pellucid.quant.codes import E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
+from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.fp8 import Fp8, Fp8Format
 from pellucid.quant.int8 import Int8
 from pellucid.quant.layouts.base import LayerFormat
@@ -41,6 +42,10 @@ class Quantization(Protocol):
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         """How the checkpoint holds a matrix; None is plain."""
+        ...
+
+    def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
+        """How the experts of a layer are kept, of which these are all matrices."""
         ...
 
 
@@ -88,6 +93,22 @@ class AsStored(Quantization):
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)
+
+    def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
+        kinds = [{self.stored(path, "experts") for path in paths} for paths in (gate_up, down)]
+        formats = [kind.pop() for kind in kinds if len(kind) == 1]
+        if len(formats) < len(kinds):
+            return PlainExperts("experts of a layer are stored in several ways")
+        for format in formats:
+            if format is None or format.code == PLAIN:
+                return PlainExperts()
+            if not self.packs:
+                return PlainExperts("codes of experts are kept on GPUs alone, for activations of 16 bits")
+            if (why := refusal(format)) is not None:
+                return PlainExperts(why)
+        up, last = formats
+        assert up is not None and last is not None
+        return CodedExperts(lambda _: up, lambda _: last, is_stored=True)
 
 
 def choose_quantization(

@@ -52,6 +52,13 @@ from pellucid.kernels.lora import BLOCK_K, BLOCK_N, MANY, SOME, expand_kernel, s
 from pellucid.kernels.lora import FEW as FEW_TOKENS
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
+from pellucid.kernels.packed_experts import (
+    gather_pairs_kernel,
+    packed_grouped_kernel,
+    write_numbers_kernel,
+)
+from pellucid.kernels.packed_experts_hopper import expert_tile, packed_experts_hopper_kernel
+from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
 from pellucid.kernels.packed_hopper import assembly as assembly_of
 from pellucid.kernels.packed_hopper import packed_hopper_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
@@ -209,6 +216,8 @@ def main() -> None:
     compile_scaled_products()
     compile_packed()
     compile_packed_hopper()
+    compile_packed_experts()
+    compile_packed_experts_hopper()
     compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
@@ -698,6 +707,76 @@ def compile_packed_hopper() -> None:
         registers = {"maxnreg": 128} if rows <= 64 else {}
         made = compiled(packed_hopper_kernel, types, constants, num_warps=4, **registers)
         sys.stdout.write(f"hopper_packed {groups}x{rows} {made.metadata.shared}\n")
+
+
+def compile_packed_experts() -> None:
+    """Codes of experts on any GPU: products of few rows, and made numbers."""
+    pointers = ("x_ptr", "scale_ptr", "zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "out_ptr")
+    types = dict.fromkeys(pointers, "*bf16") | {"words_ptr": "*i32", "weights_ptr": "*fp32"}
+    types |= dict.fromkeys(("order_ptr", "starts_ptr", "tiles_ptr"), "*i32")
+    types |= dict.fromkeys(("x_stride", "num_experts", "first_block", "num_out"), "i32")
+    types |= dict.fromkeys(("limit", "alpha"), "fp32")
+    for target, (numbers, bits, group, given) in itertools.product(
+        (HOPPER, AMPERE), ((0, 4, 128, {"zero_ptr"}), (1, 4, 32, {"bias_ptr"}), (3, 8, 4096, set()))
+    ):
+        constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
+        constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "weights_ptr"} - given)
+        constants |= {"TOP_K": 4, "NUM_BLOCKS": 48} | follows(target)
+        for rows, is_gated in ((16, True), (64, False)):
+            own = {"NUM_OUT": 3072, "NUM_IN": 4096, "NUM_STEPS": 64, "ACT": "silu", "ROWS": rows}
+            made = compiled(
+                packed_grouped_kernel, types, constants | own | {"GATED": is_gated}, target,
+                num_warps=4, num_stages=4,
+            )  # fmt: skip
+            assert made.metadata.shared <= ROOM[ADA], (target, constants)
+            sys.stdout.write(f"packed_grouped_kernel {rows} {target.arch} {made.metadata.shared}\n")
+        own = {"K": 4096, "GATED": True}
+        size = compiled(write_numbers_kernel, types, constants | own, target, num_warps=4).metadata.shared
+        sys.stdout.write(f"write_numbers_kernel {numbers} {target.arch} {size}\n")
+    own = {"DIM": 2880, "TOP_K": 4, "BLOCK": 1024} | follows(HOPPER)
+    size = compiled(gather_pairs_kernel, types, own, HOPPER, num_warps=4).metadata.shared
+    sys.stdout.write(f"gather_pairs_kernel {HOPPER.arch} {size}\n")
+
+
+def compile_packed_experts_hopper() -> None:
+    """The same on Hopper, in all tiles."""
+    half = LINE_BYTES.value // DTYPE.itemsize
+    for rows, num_blocks, (numbers, bits, group, given) in itertools.product(
+        (16, 32, 64, 128),
+        (90, 32),
+        (
+            (Numbers.E2M1, 4, 32, {"bias_ptr"}),
+            (Numbers.INTEGER, 4, 128, {"zero_ptr"}),
+            (Numbers.E4M3, 8, 128, set()),
+        ),
+    ):
+        tile = expert_tile(rows, num_blocks, bits)
+        layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
+        types = {"x": f"tensordesc<bf16{[rows, half]},{layouts[0]!r}>"}
+        types |= {"words": f"tensordesc<i32{[8 * bits, 32]},{layouts[1]!r}>"}
+        types |= dict.fromkeys(("scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
+        types |= dict.fromkeys(("order_ptr", "starts_ptr", "tiles_ptr"), "*i32")
+        types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
+        types |= dict.fromkeys(("num_experts", "num_out", "num_tiles"), "i32")
+        types |= dict.fromkeys(("limit", "alpha"), "fp32")
+        assembly = assembly_of(numbers, bits, DTYPE, tuple(range(16)))
+        constants = {"ASM": assembly, "ADD": "add.rn.bf16x2 $0, $1, $2;", "MIDDLE": 0x43084308, "BITS": bits}
+        constants |= {"GROUP": group, "NUM_GROUPS": 2880 // group, "PADDED": 128, "NUM_BLOCKS": num_blocks}
+        constants |= {
+            "TOP_K": 4,
+            "FEW": rows == 16,
+            "ROWS": rows,
+            "GROUPS": tile.groups,
+            "STAGES": tile.stages,
+        }
+        constants |= {"GATED": num_blocks == 90, "ACT": None}
+        constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
+        registers = registers_of_experts(tile)
+        options = {} if registers is None else {"maxnreg": registers}
+        made = compiled(packed_experts_hopper_kernel, types, constants, num_warps=4, **options)
+        sys.stdout.write(
+            f"hopper_packed_experts {tile.rows} {tile.groups} {tile.stages} {bits} {made.metadata.shared}\n"
+        )
 
 
 def compile_scaled_products() -> None:

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from pellucid.cli.main import main
 from pellucid.layers.experts import Experts, Router
+from pellucid.quant import quantization
 from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.online import EXPERT_FORMATS
+from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import Harness, load
 from tests.models.test_coded import GPTQ, rounded
 
@@ -66,7 +69,23 @@ def logits_of(folder: Path) -> Tensor:
     return Harness(load(folder, max_model_len=32), num_seqs=1, max_len=32).step({0: TOKENS})[0]
 
 
-def test_mxfp4_experts_compute_what_their_numbers_say(tmp_path: Path) -> None:
+PACKS = pytest.mark.parametrize("packs", [False, True], ids=["decoded", "packed"])
+
+
+def let_pack(monkeypatch: pytest.MonkeyPatch, *, packs: bool) -> None:
+    """As on a GPU: codes of experts stay codes."""
+    monkeypatch.setattr(quantization, "packs_codes", lambda platform, dtype: packs)
+
+
+def assert_alike(actual: Tensor, expected: Tensor, *, packs: bool) -> None:
+    """Of codes that are kept numbers are the same, and sums are of whole tiles."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4 * packs, atol=1e-5 * packs)
+
+
+@PACKS
+def test_mxfp4_experts_compute_what_their_numbers_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
     plain = save_model(tmp_path, one_by_one=False)
     coded: dict[str, Tensor] = {}
     for name, tensor in list(plain.items()):
@@ -81,10 +100,14 @@ def test_mxfp4_experts_compute_what_their_numbers_say(tmp_path: Path) -> None:
     rewrite(tmp_path, plain, None)
     expected = logits_of(tmp_path)
     rewrite(tmp_path, coded, {"quant_method": "mxfp4"})
-    assert torch.equal(logits_of(tmp_path), expected)
+    let_pack(monkeypatch, packs=packs)
+    assert_alike(logits_of(tmp_path), expected, packs=packs)
 
 
-def test_experts_in_codes_one_by_one_do_so_too(tmp_path: Path) -> None:
+@PACKS
+def test_experts_in_codes_one_by_one_do_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
     plain = save_model(tmp_path, one_by_one=True)
     format = LayerFormat(layout="gptq", code=rounded(torch.zeros(1, 8)).code, group=Group(1, 8))
     coded: dict[str, Tensor] = {}
@@ -100,7 +123,25 @@ def test_experts_in_codes_one_by_one_do_so_too(tmp_path: Path) -> None:
     expected = logits_of(tmp_path)
     dense = {r"-:.*self_attn.*": {}, r"-:.*mlp\.gate$": {}}
     rewrite(tmp_path, coded, GPTQ | {"dynamic": dense})
-    assert torch.equal(logits_of(tmp_path), expected)
+    let_pack(monkeypatch, packs=packs)
+    assert_alike(logits_of(tmp_path), expected, packs=packs)
+
+
+@pytest.mark.parametrize("way", ["fp8", "int8", "int4", "nf4", "mxfp4"])
+def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, way: str) -> None:
+    plain = save_model(tmp_path, one_by_one=True)
+    kept = {name: tensor for name, tensor in plain.items() if ".experts." not in name}
+    format = EXPERT_FORMATS[way]
+    of = {name: format(tensor.shape[1]) for name, tensor in plain.items() if name not in kept}
+    rewrite(tmp_path, kept | {n: codes_of(plain[n], f).dequantized() for n, f in of.items()}, None)
+    expected = logits_of(tmp_path)
+    rewrite(tmp_path, plain, None)
+    asked = json.dumps({"experts": way})
+    built = load(tmp_path, max_model_len=32, quantization=asked)
+    actual = Harness(built, num_seqs=1, max_len=32).step({0: TOKENS})[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    mixtures = [layer for layer in built.model.modules() if isinstance(layer, Experts)]
+    assert all(list(layer.parameters(recurse=False)) == [] for layer in mixtures), "plain matrices are gone"
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])

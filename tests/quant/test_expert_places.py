@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.quant.base import WHOLE, Coords
+from pellucid.quant.codes import U4, Codes, Group, Scales
 from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne
+from pellucid.quant.experts import CodesOfExperts
 
 E, HIDDEN, DIM = 3, 4, 5
 
@@ -64,6 +67,50 @@ def test_a_rank_may_have_some_experts_whole() -> None:
     param = torch.zeros(2, 2 * HIDDEN, DIM)
     place(param, 0, torch.cat([GATE, UP], 1), WHOLE)
     assert torch.equal(param[:, 0::2], GATE[1:]) and torch.equal(param[:, 1::2], UP[1:])
+
+
+FORMS_OF_CODES: dict[str, tuple[OneByOne | AllInOne, list[Tensor]]] = {
+    "one by one": FORMS["one by one"],
+    "merged": FORMS["merged"],
+    "by turns": (
+        AllInOne(num_merged=2, split="out", first=0, num_experts=E, by_turns=True),
+        [torch.stack([GATE, UP], 2).flatten(1, 2)],
+    ),
+    "a tensor a matrix": FORMS["a tensor a matrix"],
+}
+
+
+def codes_of(tensor: Tensor) -> Codes:
+    """[N, K] or [E, N, K], whose numbers are whole anyway."""
+    scale = torch.ones(*tensor.shape[:-1], 1)
+    q = tensor.mul(4).round().add(8).clamp(0, 15).to(torch.uint8)
+    zero = torch.full_like(scale, 8).to(torch.uint8)
+    return Codes(q=q, code=U4, group=Group(1, 16), scale=Scales(scale), zero=Scales(zero))
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CODES)
+@pytest.mark.parametrize("coords", [WHOLE, Coords(1, 2)], ids=["all", "second"])
+def test_codes_are_kept_matrix_by_matrix(form: str, coords: Coords) -> None:
+    inner, tensors = FORMS_OF_CODES[form]
+    place, local = CodesOfExperts(inner), HIDDEN // coords.size
+    param = torch.zeros(E, 2 * local, DIM, dtype=torch.uint8)
+    for part, tensor in enumerate(tensors):
+        place.keep(param, part, codes_of(tensor), coords)
+    mine = slice(coords.rank * local, (coords.rank + 1) * local)
+    for expert in range(E):
+        for i, matrix in enumerate((GATE, UP)):
+            kept = place.found[expert, i]
+            assert isinstance(kept, GroupCodes)
+            assert torch.equal(kept.dequantized(), codes_of(matrix[expert, mine]).dequantized())
+
+
+def test_codes_of_some_experts_are_cut_along_their_inputs() -> None:
+    weight = random(E, 6, 64)
+    place = CodesOfExperts(AllInOne(num_merged=1, split="in", first=1, num_experts=E))
+    place.keep(torch.zeros(2, 6, 32, dtype=torch.uint8), 0, codes_of(weight), Coords(1, 2))
+    kept = place.found[1, 0]
+    assert isinstance(kept, GroupCodes)
+    assert torch.equal(kept.dequantized(), codes_of(weight).dequantized()[2, :, 32:])
 
 
 def test_biases_of_slices_are_slices_and_of_sums_the_first_ranks() -> None:

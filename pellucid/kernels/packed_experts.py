@@ -1,0 +1,515 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Mixtures of gated MLPs whose weights stay codes: what `experts.py` does for plain ones.
+
+All experts of a layer are one packed matrix, an expert's outputs below another's, each filled up to whole
+tiles of 64; gates and ups lie in it by turns of eight.  Few tokens are multiplied pair by pair, more are
+sorted by experts, both by kernels that unpack codes in registers: Hopper's (`packed_experts_hopper.py`), or
+the one below on any GPU.  Of very many rows an expert, the numbers of some experts at a time are written to
+memory, and the grouped product of plain matrices follows.  Same bits in every run, as there.
+
+Legend: T tokens, E experts, k of a token, P = T * k pairs, D model dim, I hidden features of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.experts import (
+    FEW_TOKENS,
+    MOST_TOKENS,
+    ExpertWeights,
+    Gating,
+    More,
+    gated,
+    grouped,
+    in_slices,
+    mix_experts_ref,
+    rows_for,
+    sum_pairs,
+    tiles_for,
+)
+from pellucid.kernels.language import tl, triton
+from pellucid.kernels.packed_matmul import TILE, tile_of
+from pellucid.kernels.packed_weight import GroupCodes, PackedWeight, by_turns, numbers_of, packed
+from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
+from pellucid.platform import platform_of
+
+SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
+MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
+ROWS_UNPACKED = {False: 64, True: 1024}  # on average; from so many on numbers are written (True: Hopper)
+GATHER_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts:
+    """All experts that are here, as codes."""
+
+    gate_up: PackedWeight  # of E * padded(2 * I) outputs
+    down: PackedWeight  # of E * padded(D)
+    num_experts: int
+    hidden: int  # I
+    dim: int  # D
+    gate_up_bias: Tensor | None = None  # [E, 2 * I], gate and up by turns
+    down_bias: Tensor | None = None  # [E, D]
+
+
+def pack_experts(
+    experts: Sequence[Sequence[GroupCodes]], dtype: torch.dtype, *, gated: bool = False
+) -> PackedWeight:
+    """One matrix of those of all experts; of each expert one, or if they are `gated` gates and ups.
+
+    Raises ValueError for codes that do not stay packed, or that differ among experts.
+    """
+    made = [packed([whole_tiles(p, gated=gated) for p in parts], dtype, gated=gated) for parts in experts]
+    first = made[0]
+    if len({kind_of(each) for each in made}) > 1:
+        raise ValueError("experts of one layer have codes of different kinds")
+
+    def below(name: str) -> Tensor | None:
+        values = [getattr(each, name) for each in made]
+        return None if values[0] is None else torch.cat(values)
+
+    words, scale = below("words"), below("scale")
+    assert words is not None and scale is not None
+    zero, offset, num_out = below("zero"), below("offset"), len(words) * int(TILE.value)
+    return replace(first, words=words, scale=scale, zero=zero, offset=offset, num_out=num_out)
+
+
+def kind_of(weight: PackedWeight) -> tuple[object, ...]:
+    """What kernels must be told of it."""
+    return (
+        *(weight.numbers, weight.middle, weight.group, weight.table_bits),
+        *(weight.zero is None, weight.offset is None),
+    )
+
+
+def whole_tiles(part: GroupCodes, *, gated: bool) -> GroupCodes:
+    """Filled up with outputs of zeros, to whole tiles, of which gates are one half."""
+    more = -len(part.q) % (int(TILE.value) // 2 if gated else int(TILE.value))
+
+    def fill(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.nn.functional.pad(values, (0, 0, 0, more))
+
+    if not more:
+        return part
+    q, scale = fill(part.q), fill(part.scale)
+    assert q is not None and scale is not None
+    return replace(part, q=q, scale=scale, zero=fill(part.zero), offset=fill(part.offset))
+
+
+def mix_packed(
+    x: Tensor,
+    chosen: Chosen,
+    experts: PackedExperts,
+    gating: Gating,
+    *,
+    weighs_input: bool = False,
+    more: More | None = None,
+) -> Tensor:
+    """x [T, D] -> [T, D]; see `mix_experts`."""
+    if len(x) > MOST_TOKENS:
+        return in_slices(mix_packed, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
+    if not len(x):
+        return torch.empty_like(x)
+    by_hopper = hopper_multiplies(x, experts)
+    num_rows = -(-chosen.ids.numel() // experts.num_experts)
+    if num_rows >= ROWS_UNPACKED[by_hopper]:
+        pairs = pairs_unpacked(x, chosen, experts, gating, weighs_input=weighs_input)
+    elif by_hopper:
+        pairs = pairs_by_hopper(x, chosen, experts, gating, weighs_input=weighs_input)
+    else:
+        pairs = pairs_by_any(x, chosen, experts, gating, weighs_input=weighs_input)
+    return sum_pairs(pairs, chosen, experts.num_experts, weighs_input=weighs_input, more=more)
+
+
+def mix_packed_ref(
+    x: Tensor,
+    chosen: Chosen,
+    experts: PackedExperts,
+    gating: Gating,
+    *,
+    weighs_input: bool = False,
+    more: More | None = None,
+) -> Tensor:
+    """The same in plain torch, with the numbers of those experts that are hit."""
+    those = chosen.ids.unique()
+    here = those[those < experts.num_experts]
+    places = torch.full((experts.num_experts + 1,), len(here), dtype=torch.int32, device=x.device)
+    places[here] = torch.arange(len(here), dtype=torch.int32, device=x.device)
+    chosen = Chosen(places[chosen.ids], chosen.weights)
+    hit = unpacked_ref(experts_at(experts, here))
+    return mix_experts_ref(x, chosen, hit, gating, weighs_input=weighs_input, more=more)
+
+
+def experts_at(experts: PackedExperts, those: Tensor) -> PackedExperts:
+    """Some of them."""
+
+    def some(values: Tensor | None) -> Tensor | None:
+        if values is None or not len(values):
+            return values
+        return values.unflatten(0, (experts.num_experts, -1))[those].flatten(0, 1)
+
+    def part(weight: PackedWeight) -> PackedWeight:
+        words, scale = some(weight.words), some(weight.scale)
+        assert words is not None and scale is not None
+        num_out = weight.num_out // experts.num_experts * len(those)
+        zero, offset = some(weight.zero), some(weight.offset)
+        return replace(weight, words=words, scale=scale, zero=zero, offset=offset, num_out=num_out)
+
+    return replace(
+        experts,
+        gate_up=part(experts.gate_up),
+        down=part(experts.down),
+        num_experts=len(those),
+        gate_up_bias=some(experts.gate_up_bias),
+        down_bias=some(experts.down_bias),
+    )
+
+
+def unpacked_ref(experts: PackedExperts) -> ExpertWeights:
+    """Their numbers, as plain experts have them."""
+    num, hidden = experts.num_experts, experts.hidden
+    lines = numbers_of(replace(experts.gate_up, gated=False)).view(num, -1, experts.dim)
+    matrices = torch.empty_like(lines)
+    matrices[:, by_turns(lines.shape[1]).to(lines.device)] = lines
+    pair = matrices.view(num, 2, -1, experts.dim)[:, :, :hidden]
+    gate_up = pair.transpose(1, 2).reshape(num, 2 * hidden, experts.dim)
+    down = numbers_of(experts.down).view(num, -1, hidden)[:, : experts.dim]
+    return ExpertWeights(gate_up, down, experts.gate_up_bias, experts.down_bias)
+
+
+def hopper_multiplies(x: Tensor, experts: PackedExperts) -> bool:
+    """Whether Hopper's kernel takes them: its TMA unit copies rows of whole 16 bytes."""
+    is_hopper = platform_of(x.device).is_hopper
+    return is_hopper and x.itemsize == 2 and not (experts.dim % 8 or experts.hidden % 8)
+
+
+def pairs_by_hopper(
+    x: Tensor, chosen: Chosen, experts: PackedExperts, gating: Gating, *, weighs_input: bool
+) -> Tensor:
+    """x [T, D] -> [P, D], pair by pair."""
+    from pellucid.kernels.packed_experts_hopper import Work, expert_tile, packed_experts_hopper
+
+    num_pairs, num, top_k = chosen.ids.numel(), experts.num_experts, chosen.ids.shape[1]
+    if len(x) <= FEW_TOKENS and not weighs_input:
+        rows, work = 16, Work(chosen.ids, chosen.ids, chosen.ids.view(-1), top_k, num, few=True)
+    else:
+        rows = rows_for(num_pairs, num)
+        places = sort_pairs(chosen, num, rows)
+        work = Work(*places_in(places), top_k, num)
+        x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
+    up, down = (
+        expert_tile(rows, weight.words.shape[0] // num, weight.bits)
+        for weight in (experts.gate_up, experts.down)
+    )
+    hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)
+    how = {"act": gating.act, "limit": gating.limit, "alpha": gating.alpha}
+    x = (
+        x
+        if x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0
+        else x.clone(memory_format=torch.contiguous_format)
+    )
+    packed_experts_hopper(x, experts.gate_up, hidden, work, up, bias=experts.gate_up_bias, **how)
+    return packed_experts_hopper(hidden, experts.down, pairs, work, down, bias=experts.down_bias)
+
+
+def places_in(places: Sorted) -> tuple[Tensor, Tensor, Tensor]:
+    return places.order, places.starts, places.tiles
+
+
+def pairs_by_any(
+    x: Tensor, chosen: Chosen, experts: PackedExperts, gating: Gating, *, weighs_input: bool
+) -> Tensor:
+    """The same, on any GPU."""
+    num_pairs, num = chosen.ids.numel(), experts.num_experts
+    rows = min(MOST_ROWS, rows_for(num_pairs, num))
+    places = sort_pairs(chosen, num, rows)
+    hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)
+    weights = chosen.weights if weighs_input else None
+    bias = experts.gate_up_bias, experts.down_bias
+    multiply_packed(x, experts.gate_up, bias[0], weights, chosen, places, hidden, rows, num, gating)
+    return multiply_packed(hidden, experts.down, bias[1], None, chosen, places, pairs, rows, num)
+
+
+def pairs_unpacked(
+    x: Tensor, chosen: Chosen, experts: PackedExperts, gating: Gating, *, weighs_input: bool
+) -> Tensor:
+    """The same by way of numbers in memory, of so many experts at a time as there is room for."""
+    num_pairs, num = chosen.ids.numel(), experts.num_experts
+    rows = rows_for(num_pairs, num)
+    places = sort_pairs(chosen, num, rows)
+    tiles = tiles_for(rows, x.itemsize, x.device)
+    hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)
+    assert x.stride(1) == 1, x.stride()
+    weights = chosen.weights if weighs_input else None
+    for first, last in slices_of(experts, x.itemsize):
+        numbers = write_numbers(experts.gate_up, first, last, num, 2 * experts.hidden)
+        bias = some(experts.gate_up_bias, first, last)
+        grouped(x, numbers, bias, weights, chosen, places, hidden, tiles[0], gating=gating, first=first)
+    for first, last in slices_of(experts, x.itemsize):
+        numbers = write_numbers(experts.down, first, last, num, experts.dim)
+        bias = some(experts.down_bias, first, last)
+        grouped(hidden, numbers, bias, None, chosen, places, pairs, tiles[1], first=first)
+    return pairs
+
+
+def some(values: Tensor | None, first: int, last: int) -> Tensor | None:
+    return None if values is None else values[first:last]
+
+
+def slices_of(experts: PackedExperts, itemsize: int) -> list[tuple[int, int]]:
+    """Experts whose numbers there is room for at a time, from the first of them to behind the last."""
+    step = max(1, SCRATCH_BYTES // (2 * experts.hidden * experts.dim * itemsize))
+    return [(first, min(first + step, experts.num_experts)) for first in range(0, experts.num_experts, step)]
+
+
+def gather_pairs(x: Tensor, chosen: Chosen, places: Sorted, *, weighs_input: bool) -> Tensor:
+    """x [T, D] -> [P, D], in the order of `places`; what is nobody's stays garbage."""
+    num_pairs, dim = chosen.ids.numel(), x.shape[1]
+    assert x.stride(1) == 1, x.stride()
+    out = x.new_empty(num_pairs, dim)
+    block = min(GATHER_BLOCK, triton.next_power_of_2(dim))
+    gather_pairs_kernel[(num_pairs, triton.cdiv(dim, block))](
+        x,
+        chosen.weights if weighs_input else None,
+        places.order,
+        places.starts,
+        out,
+        x.stride(0),
+        len(places.starts) - 1,
+        DIM=dim,
+        TOP_K=chosen.ids.shape[1],
+        BLOCK=block,
+        num_warps=4,
+        **dependent(),
+    )
+    return out
+
+
+def multiply_packed(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    chosen: Chosen,
+    places: Sorted,
+    out: Tensor,
+    rows: int,
+    num_experts: int,
+    gating: Gating | None = None,
+) -> Tensor:
+    """Every pair's row times its expert's W; as `experts.grouped`."""
+    assert weight.gated == (gating is not None) and out.is_contiguous() and x.shape[1] == weight.num_in
+    num_blocks = weight.words.shape[0] // num_experts
+    if len(places.tiles):
+        packed_grouped_kernel[(len(places.tiles) * num_blocks,)](
+            x,
+            weight.words,
+            weight.scale,
+            weight.zero,
+            weight.offset,
+            weight.table,
+            bias,
+            weights,
+            places.order,
+            places.starts,
+            places.tiles,
+            out,
+            x.stride(0),
+            num_experts,
+            0.0 if gating is None else gating.limit or 0.0,
+            1.0 if gating is None else gating.alpha,
+            NUM_OUT=out.shape[1] * (1 if gating is None else 2),
+            NUM_IN=weight.num_in,
+            NUM_BLOCKS=num_blocks,
+            NUM_STEPS=weight.words.shape[1],
+            TOP_K=chosen.ids.shape[1],
+            GATED=gating is not None,
+            ACT=None if gating is None or gating.limit is not None else gating.act,
+            NUMBERS=int(weight.numbers),
+            MIDDLE=weight.middle,
+            BITS=weight.bits,
+            GROUP=weight.group,
+            GROUPS=weight.scale.shape[1],
+            ROWS=rows,
+            num_warps=4,
+            num_stages=4 if weight.bits == 4 else 3,
+            **dependent(),
+        )
+    return out
+
+
+def write_numbers(weight: PackedWeight, first: int, last: int, num_experts: int, num_out: int) -> Tensor:
+    """The numbers of experts first .. last, [last - first, num_out, K], gates and ups by turns."""
+    num_blocks, num_steps = weight.words.shape[0] // num_experts, weight.words.shape[1]
+    out = torch.empty(last - first, num_out, weight.num_in, dtype=weight.dtype, device=weight.device)
+    write_numbers_kernel[((last - first) * num_blocks, num_steps)](
+        weight.words,
+        weight.scale,
+        weight.zero,
+        weight.offset,
+        weight.table,
+        out,
+        first * num_blocks,
+        num_out,
+        K=weight.num_in,
+        NUM_BLOCKS=num_blocks,
+        NUMBERS=int(weight.numbers),
+        MIDDLE=weight.middle,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        GROUPS=weight.scale.shape[1],
+        GATED=weight.gated,
+        num_warps=4,
+        **dependent(),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def gather_pairs_kernel(
+    x_ptr,
+    weights_ptr,  # [P], what x is to be times, or None
+    order_ptr,
+    starts_ptr,
+    out_ptr,
+    x_stride,
+    num_experts,
+    DIM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a place and block of features."""
+    let_next_start(DEPENDENT)
+    place = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait(DEPENDENT)
+    if place < tl.load(starts_ptr + num_experts):
+        pair = tl.load(order_ptr + place)
+        at = x_ptr + (pair // TOP_K).to(tl.int64) * x_stride + column
+        x = tl.load(at, mask=column < DIM, other=0.0)
+        if weights_ptr is not None:
+            x = (x.to(tl.float32) * tl.load(weights_ptr + pair)).to(x.dtype)
+        tl.store(out_ptr + place.to(tl.int64) * DIM + column, x, mask=column < DIM)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def packed_grouped_kernel(
+    x_ptr,
+    words_ptr,
+    scale_ptr,
+    zero_ptr,
+    offset_ptr,
+    table_ptr,
+    bias_ptr,
+    weights_ptr,  # [P], what x is to be times, or None
+    order_ptr,
+    starts_ptr,
+    tiles_ptr,
+    out_ptr,
+    x_stride,
+    num_experts,
+    limit,
+    alpha,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    NUM_STEPS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a tile of pairs and 64 outputs; the blocks of a tile are neighbours."""
+    let_next_start(DEPENDENT)
+    tile, block = tl.program_id(0) // NUM_BLOCKS, tl.program_id(0) % NUM_BLOCKS
+    wait(DEPENDENT)
+    expert = tl.load(tiles_ptr + 2 * tile)
+    if expert < num_experts:
+        place = tl.load(tiles_ptr + 2 * tile + 1) + tl.arange(0, ROWS)
+        known = place < tl.load(starts_ptr + expert + 1)
+        pair = tl.load(order_ptr + place, mask=known, other=0)
+        k = tl.arange(0, TILE)
+        x_row = pair // TOP_K if GATED else place
+        x_at = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
+        own = expert.to(tl.int64) * NUM_BLOCKS + block
+        y = tl.zeros((TILE, ROWS), tl.float32)
+        for step in range(NUM_STEPS):
+            w = tile_of(
+                words_ptr, scale_ptr, zero_ptr, offset_ptr, table_ptr, own, step, NUM_STEPS,
+                NUMBERS, MIDDLE, BITS, GROUP, GROUPS,
+            )  # fmt: skip
+            inside = known[None, :] & (k + step * TILE < NUM_IN)[:, None]
+            x = tl.load(x_at + step * TILE, mask=inside, other=0.0)
+            y = tl.dot(w, x, y, input_precision="ieee")
+        line = tl.arange(0, TILE)
+        column = block * TILE + line
+        if GATED:  # by turns of eight, as packed_weight.by_turns has them
+            column = block * TILE + (line // 16 * 8 + line % 8) * 2 + line // 8 % 2
+        if weights_ptr is not None:
+            y *= tl.load(weights_ptr + pair, mask=known, other=0.0)[None, :]
+        if bias_ptr is not None:
+            bias = tl.load(bias_ptr + expert * NUM_OUT + column, mask=column < NUM_OUT, other=0.0)
+            y += bias.to(tl.float32)[:, None]
+        dtype = out_ptr.dtype.element_ty
+        if GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(y, (4, 2, 8, ROWS)), (0, 2, 3, 1)))
+            hidden = tl.reshape(gated(gate, up, limit, alpha, ACT), (TILE // 2, ROWS))
+            out = block * (TILE // 2) + tl.arange(0, TILE // 2)
+            at = out_ptr + place.to(tl.int64)[None, :] * (NUM_OUT // 2) + out[:, None]
+            tl.store(at, hidden.to(dtype), mask=known[None, :] & (out < NUM_OUT // 2)[:, None])
+        else:
+            at = out_ptr + pair.to(tl.int64)[None, :] * NUM_OUT + column[:, None]
+            tl.store(at, y.to(dtype), mask=known[None, :] & (column < NUM_OUT)[:, None])
+
+
+@triton.jit
+def write_numbers_kernel(
+    words_ptr,
+    scale_ptr,
+    zero_ptr,
+    offset_ptr,
+    table_ptr,
+    out_ptr,
+    first_block,
+    num_out,
+    K: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GATED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a tile."""
+    let_next_start(DEPENDENT)
+    block, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    w = tile_of(
+        words_ptr, scale_ptr, zero_ptr, offset_ptr, table_ptr, first_block + block, step, tl.num_programs(1),
+        NUMBERS, MIDDLE, BITS, GROUP, GROUPS,
+    )  # fmt: skip
+    wait(DEPENDENT)
+    line, k = tl.arange(0, TILE), step * TILE + tl.arange(0, TILE)
+    row = block % NUM_BLOCKS * TILE + line
+    if GATED:
+        row = block % NUM_BLOCKS * TILE + (line // 16 * 8 + line % 8) * 2 + line // 8 % 2
+    inside = (row < num_out)[:, None] & (k < K)[None, :]
+    at = out_ptr + (block // NUM_BLOCKS * num_out + row)[:, None] * K + k[None, :]
+    tl.store(at, w, mask=inside)

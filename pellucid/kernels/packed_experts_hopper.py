@@ -1,0 +1,453 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0915, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
+"""Grouped products of experts whose weights are packed, on Hopper GPUs, for any number of rows.
+
+As `packed_hopper.py`, whose way of making numbers of codes this is: one warp copies steps of codes and of x
+by the TMA unit, groups of four warps unpack 64 outputs each in registers and multiply them with all rows of
+the tile.  A program is a tile of rows of one expert and a block of its outputs; nobody shares a sum.  Rows
+of an expert lie side by side in x, since the TMA unit copies no others; what else its box holds, other
+experts' rows, is multiplied for nobody.  Of few tokens a tile is a pair, and nothing is sorted.
+The reference is `mix_packed_ref`.
+
+Legend: E experts, P pairs, N outputs of an expert, gates and ups by turns of eight, K inputs, G groups.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_matmul import EIGHT, LINE_BYTES, LINES, rounded, seen_as
+from pellucid.kernels.hopper_prefill import barrier, boxes_of, copy_box
+from pellucid.kernels.packed_hopper import (
+    CODES,
+    HALF,
+    ask_for,
+    assembly,
+    in_pairs,
+    load_all,
+    middle_of,
+    numbers_of,
+    places_of,
+    type_of,
+)
+from pellucid.kernels.packed_weight import PackedWeight
+from pellucid.kernels.silu_mul import activate
+from pellucid.kernels.tiles import RING_BYTES
+
+
+class ExpertTile(NamedTuple):
+    """How the product of one expert's rows is cut."""
+
+    rows: int  # 16, 32, 64 or 128
+    groups: int  # of four warps, 64 outputs each: 1, 2 or 3
+    stages: int
+
+
+class Work(NamedTuple):
+    """What the programs of a grouped product are told.
+
+    few: tiles are pairs, and `tiles` has the expert of each.
+    """
+
+    order: Tensor  # as `Sorted` has them
+    starts: Tensor
+    tiles: Tensor
+    top_k: int
+    num_experts: int
+    few: bool = False
+
+
+def expert_tile(rows: int, num_blocks: int, bits: int) -> ExpertTile:
+    """For tiles of so many rows and experts of so many blocks of 64 outputs.
+
+    Two programs of few rows share a multiprocessor, so that one begins while the other one ends.
+    """
+    groups, room = 1, RING_BYTES // 2
+    if rows >= 64:
+        groups, room = (3 if num_blocks % 3 == 0 else 2), RING_BYTES
+    codes = CODES.value * bits // 4
+    stage = groups * codes + 2 * rows * LINE_BYTES.value
+    whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results
+    return ExpertTile(rows, groups, max(whole, min(room // stage, 12) // whole * whole))
+
+
+def registers_of(tile: ExpertTile) -> int | None:
+    """Of a thread, such that two programs of one group find room; others share as they need."""
+    return 128 if tile.groups == 1 else None
+
+
+def packed_experts_hopper(
+    x: Tensor,
+    weight: PackedWeight,
+    out: Tensor,
+    work: Work,
+    tile: ExpertTile,
+    *,
+    bias: Tensor | None = None,
+    act: str | None = None,
+    limit: float | None = None,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Every pair's row times its expert's W.
+
+    act: x [P, K], in the order of `work`, or [T, K] if there are few -> out [P, N / 2], in that order.  None:
+    x [P, K] in that order -> out [P, N], pair by pair.  bias: [E, N], gates and ups by turns.
+    """
+    num_blocks, num_tiles = weight.words.shape[0] // work.num_experts, weight.words.shape[1]
+    num_out = out.shape[1] * (2 if act else 1)
+    assert weight.gated == (act is not None) and x.dtype == weight.dtype and x.shape[1] == weight.num_in
+    assert out.is_contiguous() and tile.stages * CODES.value * weight.bits // 4 % (
+        tile.rows * LINE_BYTES.value
+    ) in (0, tile.rows * 64), tile
+    num = len(work.tiles)
+    if not num:
+        return out
+    num_groups = weight.scale.shape[1]
+    packed_experts_hopper_kernel[(num * triton.cdiv(num_blocks, tile.groups),)](
+        boxes_of(x, [tile.rows, HALF.value]),
+        boxes_of(weight.words.view(-1, 32), [8 * weight.bits, 32]),
+        in_pairs(weight.scale),
+        in_pairs(weight.zero),
+        in_pairs(weight.offset),
+        bias,
+        out,
+        work.order,
+        work.starts,
+        work.tiles,
+        work.num_experts,
+        num_out,
+        num_tiles,
+        limit or 0.0,
+        alpha,
+        ASM=assembly(
+            *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
+            has_offset=weight.offset is not None,
+        ),
+        ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
+        MIDDLE=middle_of(weight.middle, weight.bits, weight.dtype),
+        BITS=weight.bits,
+        GROUP=weight.group,
+        NUM_GROUPS=num_groups,
+        PADDED=triton.next_power_of_2(num_groups),
+        NUM_BLOCKS=num_blocks,
+        TOP_K=work.top_k,
+        FEW=work.few,
+        ROWS=tile.rows,
+        GROUPS=tile.groups,
+        STAGES=tile.stages,
+        GATED=act is not None,
+        ACT=None if limit is not None else act,
+        num_warps=4,
+        maxnreg=registers_of(tile),
+        **dependent(),
+    )
+    return out
+
+
+@gluon.jit
+def place_of(
+    work, num_experts,
+    NUM_BLOCKS: gl.constexpr, GROUPS: gl.constexpr, TOP_K: gl.constexpr,
+    FEW: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """Of this program: expert, first block of outputs, first row of x, first place, where its expert's end.
+
+    Nobody's tile has the expert `num_experts`.
+    """
+    order_ptr, starts_ptr, tiles_ptr = work
+    width = (NUM_BLOCKS + GROUPS - 1) // GROUPS
+    tile, block = gl.program_id(0) // width, gl.program_id(0) % width * GROUPS
+    if FEW:
+        expert = gl.load(tiles_ptr + tile)
+        row = tile // TOP_K if GATED else tile
+        return expert, block, row, tile, tile + 1
+    else:
+        expert, first = gl.load(tiles_ptr + 2 * tile), gl.load(tiles_ptr + 2 * tile + 1)
+        last = gl.load(starts_ptr + gl.minimum(expert + 1, num_experts))
+        return expert, block, first, first, last
+
+
+@gluon.jit
+def copy_rows(x, parts, full, stage, tile, row):
+    """Copy a step of x."""
+    for half in gl.static_range(2):
+        copy_box(x, [row, (tile + half) * HALF], full, parts.index(2 * stage + half))
+
+
+@gluon.jit
+def copy_codes(
+    words, parts, full, stage, tile, first_block, num_tiles,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
+):  # fmt: skip
+    """Copy a step of this program's codes; of which group, then which stage is a part."""
+    for group in gl.static_range(GROUPS):
+        line = ((first_block + group) * num_tiles + tile) * (4 * BITS)
+        copy_box(words, [line, 0], full, parts.index(group * STAGES + stage))
+
+
+@gluon.jit
+def copy_steps(
+    operands, work, num_experts, num_tiles,
+    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, GATED: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The copying warp."""
+    x, words, x_parts, w_parts, bars = operands
+    BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES * BITS // 4
+    let_next_start(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(STAGES + i), count=GROUPS)
+    fence_async_shared()
+    mbarrier.arrive(bars.index(2 * STAGES))
+    wait(DEPENDENT)
+    expert, block, row, _, _ = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
+    if expert < num_experts:
+        first_block = expert * NUM_BLOCKS + block
+        for step in range((num_tiles + 1) // 2):
+            stage, tile = step % STAGES, 2 * step
+            mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
+            mbarrier.expect(bars.index(stage), BYTES)
+            copy_codes(
+                words, w_parts, bars.index(stage), stage, tile, first_block, num_tiles, GROUPS, STAGES, BITS,
+            )  # fmt: skip
+            copy_rows(x, x_parts, bars.index(stage), stage, tile, row)
+
+
+@gluon.jit
+def gated(opening, up, limit, alpha, ACT: gl.constexpr):
+    """As `gate_ref` of experts.py, in float32.  ACT None: with a limit."""
+    if ACT is None:
+        opening = gl.minimum(opening, limit)
+        up = gl.minimum(gl.maximum(up, -limit), limit)
+        return opening / (1.0 + gl.exp(-(opening * alpha))) * (up + 1.0)
+    else:
+        return activate(opening, ACT) * up
+
+
+@gluon.jit
+def store_tile(
+    y, room, place, end, block, expert, order_ptr, bias_ptr, out_ptr, num_out, limit, alpha,
+    FEW: gl.constexpr, GATED: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """Add the bias to y [LINES, rows], gate, turn, store; of few, and of what is gated, in order."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    rows: gl.constexpr = y.shape[1]
+    if bias_ptr is not None:
+        line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
+        n = block * LINES + line
+        if GATED:
+            n = block * LINES + (line // 16 * EIGHT + line % EIGHT) * 2 + line // EIGHT % 2
+        y += gl.load(bias_ptr + expert * num_out + n, mask=n < num_out, other=0.0).to(gl.float32)[:, None]
+    if GATED:
+        opening, up = y.reshape([4, 2, EIGHT, rows]).permute((0, 2, 3, 1)).split()
+        y = gated(opening, up, limit, alpha, ACT).reshape([LINES // 2, rows])
+        num_out = num_out // 2
+    width: gl.constexpr = y.shape[0]
+    # By way of shared memory, so that threads write whole lines.
+    room.permute((1, 0)).store(rounded(y, dtype))
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+    result = room.load(LAYOUT)
+    at = place + gl.arange(0, rows, gl.SliceLayout(1, LAYOUT))
+    is_own = at < end
+    if not (FEW or GATED):
+        at = gl.load(order_ptr + at, mask=is_own, other=0)
+    n = block * width + gl.arange(0, width, gl.SliceLayout(0, LAYOUT))[None, :]
+    lines = out_ptr + at.to(gl.int64)[:, None] * num_out
+    gl.store(lines + n, result, mask=is_own[:, None] & (n < num_out))
+
+
+@gluon.jit
+def multiply_tile(
+    GROUP_OF_WARPS: gl.constexpr, operands, tables, results, work, sizes,
+    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
+    BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
+    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """A multiplying group of warps: its 64 outputs with all rows of the tile.
+
+    While one half of a step is multiplied, the numbers of the next one are made.
+    """
+    x, words, x_parts, w_parts, bars = operands
+    scale_ptr, zero_ptr, offset_ptr = tables
+    bias_ptr, out_ptr = results
+    num_experts, num_out, num_tiles, limit, alpha = sizes
+    dtype: gl.constexpr = x_parts.dtype
+    mbarrier.wait(bars.index(2 * STAGES), 0)
+    wait(DEPENDENT)
+    expert, block, _, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
+    if expert < num_experts:
+        own_block = block + GROUP_OF_WARPS
+        known_block = expert * NUM_BLOCKS + gl.minimum(own_block, NUM_BLOCKS - 1)
+        num_steps = (num_tiles + 1) // 2
+        tiles = seen_as(w_parts, gl.int32, BITS // 2 * GROUPS * STAGES, 16, 32)
+        PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+        OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+        HAS_ZERO: gl.constexpr = zero_ptr is not None
+        HAS_OFFSET: gl.constexpr = offset_ptr is not None
+        y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+        ask_for(scale_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
+        ask_for(zero_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
+        ask_for(offset_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
+        at = places_of(known_block, NUM_GROUPS, GROUP, BITS)
+        # Scales are asked for two steps ahead: they come from the L2 cache.
+        pairs, other_pairs = load_all(tables, at, 0, NUM_GROUPS, GROUP, BITS)
+        next_pairs, next_others = load_all(tables, at, 1, NUM_GROUPS, GROUP, BITS)
+        mbarrier.wait(bars.index(0), 0)
+        own: gl.constexpr = GROUP_OF_WARPS * STAGES
+        w = numbers_of(
+            tiles, 2 * own, pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
+        for step in range(num_steps):
+            stage, next_stage = step % STAGES, (step + 1) % STAGES
+            y = warpgroup_mma(w, x_parts.index(2 * stage).permute((1, 0)), y, is_async=True)
+            later_pairs, later_others = load_all(tables, at, step + 2, NUM_GROUPS, GROUP, BITS)
+            other = numbers_of(
+                tiles, 2 * (own + stage) + 1, other_pairs,
+                HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+            )  # fmt: skip
+            y, w = warpgroup_mma_wait(0, deps=[y, w])
+            y = warpgroup_mma(other, x_parts.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
+            mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
+            w = numbers_of(
+                tiles, 2 * (own + next_stage), next_pairs,
+                HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+            )  # fmt: skip
+            other_pairs, next_pairs, next_others = next_others, later_pairs, later_others
+            y, other = warpgroup_mma_wait(0, deps=[y, other])
+            mbarrier.arrive(bars.index(STAGES + stage))
+        barrier()
+        WIDTH: gl.constexpr = LINES // 2 if GATED else LINES
+        rooms: gl.constexpr = STAGES * CODES * BITS // 4 // (ROWS * WIDTH * 2)
+        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH)
+        store_tile(
+            y, room.index(GROUP_OF_WARPS * rooms), place, gl.minimum(end, place + ROWS), own_block, expert,
+            work[0], bias_ptr, out_ptr, num_out, limit, alpha, FEW, GATED, ACT,
+        )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["num_experts", "num_tiles"])
+def packed_experts_hopper_kernel(
+    x,  # descriptor of [P or T, K], in boxes [ROWS, 64]
+    words,  # descriptor of [tiles * 4 BITS, 32], in boxes [8 BITS, 32]
+    scale_ptr,  # int32 [E * NUM_BLOCKS, NUM_GROUPS, 32], as are the next two
+    zero_ptr,
+    offset_ptr,
+    bias_ptr,  # [E, num_out]
+    out_ptr,
+    order_ptr,
+    starts_ptr,
+    tiles_ptr,
+    num_experts,
+    num_out,
+    num_tiles,  # of inputs
+    limit,
+    alpha,
+    ASM: gl.constexpr,  # makes numbers of codes
+    ADD: gl.constexpr,  # adds two 16-bit numbers to two
+    MIDDLE: gl.constexpr,  # what is subtracted of all codes, twice in an int32
+    BITS: gl.constexpr,
+    GROUP: gl.constexpr,  # inputs that share a scale
+    NUM_GROUPS: gl.constexpr,
+    PADDED: gl.constexpr,  # a power of two of groups, at least as many as there are
+    NUM_BLOCKS: gl.constexpr,  # of 64 outputs of an expert
+    TOP_K: gl.constexpr,
+    FEW: gl.constexpr,
+    ROWS: gl.constexpr,
+    GROUPS: gl.constexpr,  # of four warps
+    STAGES: gl.constexpr,
+    GATED: gl.constexpr,
+    ACT: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    """One program a tile of rows and a block of outputs; the blocks of a tile are neighbours."""
+    x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES, ROWS, HALF], x.layout)
+    w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 8 * BITS, 32], words.layout)
+    # First those that say "full", then those that say "empty", and that all of these are prepared.
+    bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bars.index(2 * STAGES), count=1)
+    fence_async_shared()
+    operands, work = (x, words, x_parts, w_parts, bars), (order_ptr, starts_ptr, tiles_ptr)
+    tables, results = (scale_ptr, zero_ptr, offset_ptr), (bias_ptr, out_ptr)
+    sizes = num_experts, num_out, num_tiles, limit, alpha
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (multiply_tile, (
+                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (copy_steps, (
+                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
+                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                )),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (multiply_tile, (
+                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (multiply_tile, (
+                    gl.constexpr(1), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (copy_steps, (
+                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
+                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                )),
+            ],
+            [4, 1],
+            [232 if ROWS > 64 else 160, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_tile, (
+                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (multiply_tile, (
+                    gl.constexpr(1), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (multiply_tile, (
+                    gl.constexpr(2), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    GATED, ACT, DEPENDENT,
+                )),
+                (copy_steps, (
+                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
+                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                )),
+            ],
+            [4, 4, 1],
+            [152, 152, 40],
+        )  # fmt: skip

@@ -1,0 +1,182 @@
+"""Mixtures of packed experts: the kernels for any GPU and, where Hopper is played, Hopper's."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pellucid.kernels import packed_experts
+from pellucid.kernels.experts import ExpertWeights, Gating, More, mix_experts_ref
+from pellucid.kernels.hopper_prefill import is_hopper
+from pellucid.kernels.packed_experts import (
+    PackedExperts,
+    mix_packed,
+    mix_packed_ref,
+    pack_experts,
+    unpacked_ref,
+    write_numbers,
+)
+from pellucid.kernels.packed_weight import GroupCodes
+from pellucid.kernels.routing import Chosen
+from tests.kernels.emulator import emulated
+from tests.kernels.test_packed_matmul import DEVICE, KINDS, Kind, codes
+
+HAS_HOPPER = torch.cuda.is_available() and is_hopper(torch.device("cuda"))
+SILU, CLAMPED = Gating("silu"), Gating("silu", 0.5, 1.702)
+MXFP4 = KINDS[6]
+
+
+def make(
+    kind: Kind, num: int, dim: int, hidden: int, dtype: torch.dtype, *, biased: bool = False
+) -> PackedExperts:
+    generator = torch.Generator().manual_seed(num + dim)
+
+    def shuffled(num_out: int, num_in: int) -> GroupCodes:
+        """Experts that are not all alike."""
+        made = codes(kind, num_out, num_in)
+        order = torch.randperm(num_out, generator=generator).to(DEVICE)
+        some = {
+            name: None if (value := getattr(made, name)) is None else value[order]
+            for name in ("q", "scale", "zero", "offset")
+        }
+        return GroupCodes(
+            **some, numbers=made.numbers, bits=made.bits, group=made.group, middle=made.middle,
+            table=made.table,
+        )  # fmt: skip
+
+    gate_up = pack_experts(
+        [(shuffled(hidden, dim), shuffled(hidden, dim)) for _ in range(num)], dtype, gated=True
+    )
+    down = pack_experts([(shuffled(dim, hidden),) for _ in range(num)], dtype)
+    bias = (torch.randn(num, 2 * hidden), torch.randn(num, dim)) if biased else (None, None)
+    biases = [None if each is None else each.to(DEVICE, dtype) for each in bias]
+    return PackedExperts(
+        gate_up=gate_up, down=down, num_experts=num, hidden=hidden, dim=dim,
+        gate_up_bias=biases[0], down_bias=biases[1],
+    )  # fmt: skip
+
+
+def choose(num_tokens: int, num_experts: int, top_k: int) -> Chosen:
+    """Distinct experts, or nobody."""
+    torch.manual_seed(num_tokens)
+    ids = torch.stack([torch.randperm(num_experts + 1)[:top_k] for _ in range(num_tokens)])
+    return Chosen(ids.int().to(DEVICE), torch.rand(num_tokens, top_k, device=DEVICE))
+
+
+def rows(num_tokens: int, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(num_tokens, dim, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
+
+
+def vars_of(plain: ExpertWeights) -> tuple[Tensor | None, ...]:
+    return plain.gate_up, plain.down, plain.gate_up_bias, plain.down_bias
+
+
+def assert_mixed_alike(
+    x: Tensor, chosen: Chosen, experts: PackedExperts, gating: Gating, **options: object
+) -> None:
+    actual = mix_packed(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
+    plain = unpacked_ref(experts)
+    wide = ExpertWeights(*(None if each is None else each.float() for each in vars_of(plain)))  # pyright: ignore[reportArgumentType]
+    expected = mix_experts_ref(x.float(), chosen, wide, gating, **options)  # pyright: ignore[reportArgumentType]
+    tolerance = 1e-4 if x.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+    again = mix_packed(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(actual, again)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_codes_of_all_kinds_are_mixed_as_the_reference_does(kind: Kind) -> None:
+    experts = make(kind, 3, 80, 40, torch.float32)
+    assert_mixed_alike(rows(5, 80, torch.float32), choose(5, 3, 2), experts, SILU)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 21, 150])
+@pytest.mark.parametrize("gating", [SILU, CLAMPED], ids=str)
+def test_few_tokens_and_many(num_tokens: int, gating: Gating) -> None:
+    experts = make(MXFP4, 4, 96, 64, torch.float32, biased=True)
+    assert_mixed_alike(rows(num_tokens, 96, torch.float32), choose(num_tokens, 4, 3), experts, gating)
+
+
+def test_more_is_added_and_inputs_may_be_weighed() -> None:
+    experts, x = make(KINDS[0], 3, 64, 32, torch.float32), rows(9, 64, torch.float32)
+    more, chosen = More(torch.ones_like(x), torch.ones(9, 1, device=DEVICE)), choose(9, 3, 2)
+    assert_mixed_alike(x, chosen, experts, SILU, more=more)
+    assert_mixed_alike(x, chosen, experts, SILU, weighs_input=True)
+
+
+def test_numbers_of_some_experts_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, x, chosen = make(MXFP4, 5, 64, 40, torch.float32), rows(40, 64, torch.float32), choose(40, 5, 2)
+    expected = mix_packed_ref(x, chosen, experts, SILU)
+    monkeypatch.setattr(packed_experts, "ROWS_UNPACKED", {False: 1, True: 1})
+    monkeypatch.setattr(packed_experts, "SCRATCH_BYTES", 2 * 2 * 64 * 40 * 4)
+    torch.testing.assert_close(mix_packed(x, chosen, experts, SILU), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [32, 40])
+def test_numbers_are_those_of_plain_experts(hidden: int) -> None:
+    experts = make(KINDS[1], 3, 72, hidden, torch.float16)
+    plain = unpacked_ref(experts)
+    assert torch.equal(write_numbers(experts.gate_up, 1, 3, 3, 2 * hidden), plain.gate_up[1:])
+    assert torch.equal(write_numbers(experts.down, 0, 2, 3, 72), plain.down[:2])
+
+
+def test_no_tokens_give_none() -> None:
+    experts = make(MXFP4, 2, 32, 32, torch.float32)
+    chosen = Chosen(torch.empty(0, 2, dtype=torch.int32), torch.empty(0, 2))
+    assert mix_packed(rows(0, 32, torch.float32), chosen, experts, SILU).shape == (0, 32)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, *faults: tuple[str, str], seed: int = 0) -> None:
+    """Have Hopper's kernel run where a CPU plays such a GPU."""
+    own = emulated("packed_experts_hopper", *faults, seed=seed)
+    monkeypatch.setitem(sys.modules, "pellucid.kernels.packed_experts_hopper", own)
+    is_there = SimpleNamespace(is_hopper=True, shared_memory=None, reaches=lambda *_: False)
+    monkeypatch.setattr(packed_experts, "platform_of", lambda _: is_there)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("kind", "num_tokens", "gating"),
+    [(MXFP4, 2, CLAMPED), (MXFP4, 9, SILU), (KINDS[1], 40, SILU), (KINDS[5], 6, CLAMPED)],
+    ids=str,
+)
+def test_hoppers_kernel_matches_where_it_is_played(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, num_tokens: int, gating: Gating
+) -> None:
+    experts = make(kind, 3, 136, 48, torch.bfloat16, biased=True)
+    played(monkeypatch)
+    assert_mixed_alike(rows(num_tokens, 136, torch.bfloat16), choose(num_tokens, 3, 2), experts, gating)
+
+
+FAULTS = {
+    "another expert's codes": ("first_block = expert * NUM_BLOCKS + block", "first_block = block"),
+    "copies do not wait for room": (
+        "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)",
+        "",
+    ),
+    "rows of the next expert": ("is_own = at < end", "is_own = at < place + rows"),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_faults_would_be_noticed(monkeypatch: pytest.MonkeyPatch, fault: tuple[str, str]) -> None:
+    experts, x = make(MXFP4, 3, 1800, 48, torch.bfloat16), rows(9, 1800, torch.bfloat16)
+    played(monkeypatch, fault)
+    with pytest.raises(AssertionError):
+        assert_mixed_alike(x, choose(9, 3, 2), experts, SILU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 4, 30, 300])
+def test_hoppers_kernel_matches(kind: Kind, num_tokens: int) -> None:
+    experts = make(kind, 6, 320, 200, torch.bfloat16, biased=True)
+    assert_mixed_alike(rows(num_tokens, 320, torch.bfloat16), choose(num_tokens, 6, 4), experts, CLAMPED)
