@@ -88,8 +88,7 @@ class TritonAttention:
             return "Triton's kernels"
         group_size, kv_dtype = spec.num_heads // spec.num_kv_heads, spec.kv_dtype or spec.dtype
         sizes = group_size, spec.head_dim, spec.block_size, spec.dtype, kv_dtype
-        reason = "sinks" if spec.sinks else f"scores capped at {spec.softcap:g}" if spec.softcap else None
-        reason = reason or hopper_refusal(*sizes, None) or hopper_refusal(*sizes, spec.window)
+        reason = f"scores capped at {spec.softcap:g}" if spec.softcap else hopper_refusal(*sizes)
         reason = f"chunks of {spec.chunk} tokens" if spec.chunk else reason
         if reason is None:
             return "Triton's kernels, Hopper's for prompts"
@@ -142,9 +141,8 @@ class TritonAttention:
         how |= scales
         self.decode_attention(q, layer.kv_cache, step.short, **how, out=out)
         if step.long_query_lens:
-            is_plain = layer.sinks is None and layer.softcap is None
-            reach = layer.window or layer.chunk
-            by_hopper = is_plain and self.hopper_takes(q, layer.kv_cache, step.long, reach)
+            is_plain = layer.softcap is None and layer.chunk is None
+            by_hopper = is_plain and self.hopper_takes(q, layer.kv_cache, step.long)
             tile_queries = self.queries_per_tile(q.shape[1] // layer.kv_cache.shape[2], by_hopper=by_hopper)
             tiles = self.tiles(step, fwd, tile_queries, all_wanted=all_wanted)
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)

@@ -1,5 +1,5 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
-# ruff: noqa: PLR0913, PLR0915, PLR0917
+# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM102
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportOptionalCall=false
 """Causal attention of prompt chunks on Hopper GPUs: copies, products and softmax each at their own pace.
@@ -42,6 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.paged_attention import LOG2_E as LOG2_E_NUMBER
 from pellucid.kernels.paged_attention import PagedRows, hopper_refusal, padded_heads
 from pellucid.kernels.prefill_plan import (
     BEGIN_AT,
@@ -66,6 +67,7 @@ PART = gl.constexpr(64)  # keys of a copy, and numbers of a head: what swizzled 
 K_STAGES = gl.constexpr(2)  # tiles of keys on their way or in use
 V_STAGES = gl.constexpr(3)  # tiles of values: each is in use for longer
 GROUPS = gl.constexpr(2)
+LOG2_E = gl.constexpr(LOG2_E_NUMBER)
 
 # Triton 3.6 has these under other names than later versions.
 barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
@@ -92,16 +94,18 @@ def work_of(plan_ptr):
 
 @gluon.jit
 def lines_of(
-    tile, row, kv_head, num_keys, block_table_ptr, block_table_stride,
+    tile, row, kv_head, num_keys, oldest, block_table_ptr, block_table_stride,
     NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr,
 ):  # fmt: skip
     """Where both parts of a tile of keys begin among the lines of the cache.
 
-    Behind the last key there may be no page: its place takes another, which is hidden.
+    Behind the last key there may be no page, nor before the oldest one that a window shows: its place takes
+    another, which is hidden.
     """
     pages = block_table_ptr + row.to(gl.int64) * block_table_stride
     key = gl.maximum(tile, 0) * KEYS
-    other = gl.minimum(key + PART, (num_keys - 1) // PART * PART)
+    other = gl.minimum(gl.maximum(key + PART, oldest), (num_keys - 1) // PART * PART)
+    key = gl.maximum(key, oldest)
     page, other_page = gl.load(pages + key // BLOCK_SIZE), gl.load(pages + other // BLOCK_SIZE)
     line = (page * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
     return line, (other_page * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + other % BLOCK_SIZE
@@ -126,7 +130,7 @@ def copy_tile(lines, line, other, parts, bars, step, HEAD_DIM: gl.constexpr, STA
 def copy_tiles(
     parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
     NUM_KV_HEADS: gl.constexpr, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: all tiles of this program, in the order in which they are used."""
     SPLITS: gl.constexpr = HEAD_DIM // PART
@@ -137,14 +141,16 @@ def copy_tiles(
     segment, rounds = work_of(plan_ptr)
     step = 0
     # Loads run ahead, since nothing else hides them.
-    row, kv_head, first_token, num_keys, begin, end = what_to_copy(segment)
+    row, kv_head, first_token, num_keys, oldest, begin, end = what_to_copy(segment, WINDOW)
     line, other = lines_of(
-        end - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
+        end - 1, row, kv_head, num_keys, oldest, block_table_ptr, block_table_stride,
         NUM_KV_HEADS, BLOCK_SIZE,
     )  # fmt: skip
     for round in range(rounds):
         segment += gl.where(round + 1 < rounds, SEGMENT_FIELDS, 0)
-        next_row, next_head, next_token, next_keys, next_begin, next_end = what_to_copy(segment)
+        next_row, next_head, next_token, next_keys, next_oldest, next_begin, next_end = what_to_copy(
+            segment, WINDOW
+        )
         buffer = round % 2
         mbarrier.wait(q_empty.index(buffer), (round // 2 & 1) ^ 1)
         mbarrier.expect(q_full.index(buffer), GROUPS * ROWS * HEAD_DIM * 2)
@@ -158,7 +164,7 @@ def copy_tiles(
                 )
         for tile in range(end - 1, begin - 1, -1):
             next_line, next_other = lines_of(
-                tile - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
+                tile - 1, row, kv_head, num_keys, oldest, block_table_ptr, block_table_stride,
                 NUM_KV_HEADS, BLOCK_SIZE,
             )  # fmt: skip
             copy_tile(lines, line, other, k_parts, (k_full, k_empty), step, HEAD_DIM, K_STAGES)
@@ -168,19 +174,27 @@ def copy_tiles(
             line, other = next_line, next_other
             step += 1
         row, kv_head, first_token, num_keys = next_row, next_head, next_token, next_keys
-        begin, end = next_begin, next_end
+        oldest, begin, end = next_oldest, next_begin, next_end
         line, other = lines_of(
-            end - 1, row, kv_head, num_keys, block_table_ptr, block_table_stride,
+            end - 1, row, kv_head, num_keys, oldest, block_table_ptr, block_table_stride,
             NUM_KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
 
 
 @gluon.jit
-def what_to_copy(segment):
-    """Of a segment: row, KV head, first token, keys that its last query sees, and the range of its tiles."""
-    num_keys = gl.load(segment + QUERIES_AT) + gl.load(segment + POSITION_AT)
+def what_to_copy(segment, WINDOW: gl.constexpr):
+    """Of a segment: row, KV head, first token, what its last query sees, the oldest part, its range of tiles.
+
+    The oldest part of keys is the one with the oldest key that its first query sees.
+    """
+    position = gl.load(segment + POSITION_AT)
+    num_keys = gl.load(segment + QUERIES_AT) + position
+    oldest = position * 0
+    if WINDOW is not None:
+        oldest = gl.maximum(position - WINDOW + 1, 0) // PART * PART
     row, kv_head, first_token = gl.load(segment), gl.load(segment + HEAD_AT), gl.load(segment + TOKEN_AT)
-    return row, kv_head, first_token, num_keys, gl.load(segment + BEGIN_AT), gl.load(segment + END_AT)
+    begin, end = gl.load(segment + BEGIN_AT), gl.load(segment + END_AT)
+    return row, kv_head, first_token, num_keys, oldest, begin, end
 
 
 @gluon.jit
@@ -200,8 +214,9 @@ def what_to_attend(segment, is_there):
 
 @gluon.jit
 def attend_tiles(
-    tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
+    tiles, bars, plan_ptr, room_ptr, v_parts, sinks_ptr, out_ptr, out_token_stride, scale, v_scale,
     GROUP: gl.constexpr, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its half of the queries of all tiles of this program.
 
@@ -249,6 +264,10 @@ def attend_tiles(
             if start + KEYS > seen_by_all:
                 key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
                 scores = gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+            if WINDOW is not None:
+                if start + WINDOW < first_position + (GROUP + 1) * QUERIES:
+                    key = start + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
+                    scores = gl.where(key[None, :] + WINDOW > position[:, None], scores, float("-inf"))
             ended_maximum = maximum
             # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
             maximum = gl.where(is_first, -1.0e30, maximum)
@@ -267,17 +286,23 @@ def attend_tiles(
                         mbarrier.arrive(empty)
                     else:
                         if parts > 0:
-                            accumulator, total = take(
+                            accumulator, ended_maximum, total = take(
                                 accumulator, ended_maximum, total, parts, plan_ptr, room_ptr, scale, GROUP
                             )  # fmt: skip
                             exponents = none  # who takes has ended: nobody needs them
+                        if sinks_ptr is not None:
+                            total += sink_weights(sinks_ptr, ended, ended_maximum * scale, GROUP_SIZE, HEADS)
                         write(
                             accumulator, v_scale / total, q_tiles.index((1 - buffer) * GROUPS + GROUP), empty,
                             ended, out_ptr, out_token_stride, GROUP, GROUP_SIZE, HEADS, HEAD_DIM,
                         )  # fmt: skip
                 if more & (seq_len - start < KEYS):
                     mbarrier.wait(v_full.index(step % V_STAGES), step // V_STAGES & 1)
-                    clear(v_parts, step % V_STAGES, seq_len - start, HEAD_DIM)
+                    num_first = seq_len - start
+                    if WINDOW is not None:
+                        oldest = gl.maximum(first_position - WINDOW + 1, 0) // PART * PART
+                        num_first -= gl.where(start < oldest, PART, 0)  # whose place has the next part
+                    clear(v_parts, step % V_STAGES, num_first, seq_len - start, HEAD_DIM)
             total = gl.where(is_first, 0.0, total)
             accumulator = accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
             previous = tile
@@ -299,7 +324,7 @@ def give(result, maximum, total, program, plan_ptr, room_ptr, GROUP: gl.constexp
 
 @gluon.jit
 def take(result, maximum, total, num_parts, plan_ptr, room_ptr, scale, GROUP: gl.constexpr):
-    """A part of an item with those that programs before this one give: (sum of values, of weights)."""
+    """A part of an item with those that programs before this one give: (values, maxima, weights)."""
     RESULT: gl.constexpr = result.type.layout
     for i in range(num_parts):
         program = gl.program_id(0) - 1 - i
@@ -320,7 +345,17 @@ def take(result, maximum, total, num_parts, plan_ptr, room_ptr, scale, GROUP: gl
         mine = gl.convert_layout(mine, gl.SliceLayout(1, RESULT))[:, None]
         theirs = gl.convert_layout(theirs, gl.SliceLayout(1, RESULT))[:, None]
         result = result * mine + part * theirs
-    return result, total
+    return result, maximum, total
+
+
+@gluon.jit
+def sink_weights(sinks_ptr, segment, maximum, GROUP_SIZE: gl.constexpr, HEADS: gl.constexpr):
+    """What each packed row's sink weighs beside keys.  maximum: [ROWS], of scores, to base 2."""
+    head = gl.arange(0, ROWS, maximum.type.layout) % HEADS
+    kv_head = gl.load(segment + HEAD_AT)
+    is_head = head < GROUP_SIZE
+    sink = gl.load(sinks_ptr + kv_head * GROUP_SIZE + head, mask=is_head, other=0.0).to(gl.float32)
+    return gl.exp2(sink * LOG2_E - maximum)
 
 
 @gluon.jit
@@ -376,20 +411,21 @@ def write(
 
 
 @gluon.jit
-def clear(v_parts, stage, num_keys, HEAD_DIM: gl.constexpr):
+def clear(v_parts, stage, num_first, num_keys, HEAD_DIM: gl.constexpr):
     """Zero values behind the sequence's end, which may be anything, NaN too: a weight of zero silences none.
 
-    Both groups do so, and write the same.
+    num_first: of keys in the first part.  Both groups do so, and write the same.
     """
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     SPLITS: gl.constexpr = HEAD_DIM // PART
     for half in gl.static_range(2):
         key = half * PART + gl.arange(0, PART, gl.SliceLayout(1, BLOCKED))
-        if num_keys < (half + 1) * PART:
+        num = num_first if half == 0 else num_keys
+        if num < (half + 1) * PART:
             for split in gl.static_range(SPLITS):
                 part = v_parts.index((stage * SPLITS + split) * 2 + half)
                 v = part.load(BLOCKED)
-                part.store(gl.where((key < num_keys)[:, None], v, gl.zeros_like(v)))
+                part.store(gl.where((key < num)[:, None], v, gl.zeros_like(v)))
     fence_async_shared()
     barrier()
 
@@ -402,6 +438,7 @@ def hopper_prefill_kernel(
     plan_ptr,  # as prefill_plan.py makes it
     room_ptr,  # for what is given: [programs, GROUPS, ROWS * H] and [programs, GROUPS, 2, ROWS]
     block_table_ptr,
+    sinks_ptr,  # [N], or None
     scale,
     v_scale,
     out_token_stride,
@@ -411,6 +448,7 @@ def hopper_prefill_kernel(
     HEADS: gl.constexpr,  # of a tile, GROUP_SIZE or more: the rest are the next KV head's, for nobody
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr,  # keys that a query sees at most; None: all before it
     DEPENDENT: gl.constexpr,
 ):
     """One program a multiprocessor."""
@@ -447,16 +485,16 @@ def hopper_prefill_kernel(
     gl.warp_specialize(
         [
             (attend_tiles, (
-                tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(0), GROUP_SIZE, HEADS, HEAD_DIM,
+                tiles, bars, plan_ptr, room_ptr, v_parts, sinks_ptr, out_ptr, out_token_stride, scale,
+                v_scale, gl.constexpr(0), GROUP_SIZE, HEADS, HEAD_DIM, WINDOW,
             )),
             (attend_tiles, (
-                tiles, bars, plan_ptr, room_ptr, v_parts, out_ptr, out_token_stride, scale, v_scale,
-                gl.constexpr(1), GROUP_SIZE, HEADS, HEAD_DIM,
+                tiles, bars, plan_ptr, room_ptr, v_parts, sinks_ptr, out_ptr, out_token_stride, scale,
+                v_scale, gl.constexpr(1), GROUP_SIZE, HEADS, HEAD_DIM, WINDOW,
             )),
             (copy_tiles, (
                 parts, bars, plan_ptr, queries, lines, block_table_ptr, block_table_stride,
-                NUM_KV_HEADS, GROUP_SIZE, HEADS, HEAD_DIM, BLOCK_SIZE,
+                NUM_KV_HEADS, GROUP_SIZE, HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW,
             )),
         ],
         [4, 1],
@@ -464,14 +502,13 @@ def hopper_prefill_kernel(
     )  # fmt: skip
 
 
-def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows, window: int | None = None) -> bool:
+def hopper_takes(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
     """Whether this kernel can attend with q [T, N, H] over this cache."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     return (
         is_hopper(q.device)
         and rows.tree is None
-        and hopper_refusal(q.shape[1] // num_kv_heads, head_dim, block_size, q.dtype, kv_cache.dtype, window)
-        is None
+        and hopper_refusal(q.shape[1] // num_kv_heads, head_dim, block_size, q.dtype, kv_cache.dtype) is None
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
 
@@ -484,6 +521,8 @@ def hopper_prefill(
     tiles: PromptTiles,
     scale: float,
     v_scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
     out: Tensor,
 ) -> Tensor:
     """prefill_attention, for what `hopper_takes`.  scale: to base 2, with that of the keys."""
@@ -496,9 +535,10 @@ def hopper_prefill(
         boxes_of(q, [ROWS.value // heads, heads, PART.value]),
         boxes_of(kv_cache.view(-1, head_dim), [PART.value, PART.value]),
         out,
-        tiles.plan(num_kv_heads, width),
+        tiles.plan(num_kv_heads, width, window),
         room_for_parts(width * GROUPS.value * ROWS.value * (head_dim + 2), q.device),
         rows.block_table,
+        sinks,
         scale,
         v_scale,
         out.stride(0),
@@ -508,6 +548,7 @@ def hopper_prefill(
         HEADS=heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        WINDOW=window,
         num_warps=4,
         **dependent(),
     )

@@ -291,6 +291,7 @@ def multiply_tile(
     bias_ptr, out_ptr = results
     num_experts, num_out, num_tiles, limit, alpha = sizes
     dtype: gl.constexpr = x_parts.dtype
+    let_next_start(DEPENDENT)
     mbarrier.wait(bars.index(2 * STAGES), 0)
     wait(DEPENDENT)
     expert, block, _, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)

@@ -70,17 +70,10 @@ def padded_heads(group_size: int) -> int:
 
 
 @cache
-def hopper_refusal(  # noqa: PLR0913, PLR0917 what there is to know of attention
-    group_size: int,
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    window: int | None,
+def hopper_refusal(
+    group_size: int, head_dim: int, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> str | None:
     """Why prompt chunks do not go to Hopper's kernel for them, which knows no trees either; None: they do."""
-    if window is not None:
-        return f"a window of {window} tokens"
     if kv_dtype != dtype:
         return f"a cache of {str(kv_dtype).removeprefix('torch.')}"
     if dtype.itemsize != 2:

@@ -4,9 +4,8 @@
 """Attention of rows with many queries, prompt chunks behind any prefix, over the paged cache.
 
 Queries are cut into tiles, and the map from tile to row is made on the host, which knows how many queries a
-row has; how many keys stand before them only the device knows.  On a Hopper GPU what is merely causal goes
-to the kernel made for it (hopper_prefill.py); here is the one for all else: windows, trees, FP8 caches, any
-head dim and GPU.
+row has; how many keys stand before them only the device knows.  On a Hopper GPU most goes to the kernel made
+for it (hopper_prefill.py); here is the one for all else: trees, soft caps, FP8 caches, any head dim and GPU.
 
 Legend: T tokens, B rows, M packed rows of a tile, N query heads, K KV heads, G query heads a KV head, H head
 dim.
@@ -107,9 +106,9 @@ def prefill_attention(
     num_tiles = len(tiles.tiles)
     if num_tiles == 0:
         return out
-    if sinks is None and softcap is None and hopper_takes(q, kv_cache, rows, window or chunk):
+    if softcap is None and chunk is None and hopper_takes(q, kv_cache, rows):
         scales = {"scale": scale * k_scale * LOG2_E, "v_scale": v_scale}
-        return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, out=out)
+        return hopper_prefill(q, kv_cache, rows, tiles=tiles, **scales, window=window, sinks=sinks, out=out)
     group_size = q.shape[1] // num_kv_heads
     dim_padded = triton.next_power_of_2(head_dim)
     tile = keys_per_tile(block_size, q.dtype)

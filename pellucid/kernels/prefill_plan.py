@@ -66,7 +66,10 @@ class PromptTiles:
     tile_queries: int
     are_few: bool = False  # then they are taken as they come: to sort them would cost more than it brings
     _longest_first: Tensor | None = None
-    _plans: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by KV heads and programs
+    # By KV heads, programs, window:
+    _plans: dict[tuple[int, int, int | None], Tensor] = field(
+        default_factory=dict[tuple[int, int, int | None], Tensor]
+    )
 
     def longest_first(self) -> Tensor:
         """The tiles, as `longest_first` sorts them unless they are few."""
@@ -76,11 +79,13 @@ class PromptTiles:
             self._longest_first = longest_first(self.tiles, self.rows)
         return self._longest_first
 
-    def plan(self, num_kv_heads: int, num_programs: int) -> Tensor:
-        if (num_kv_heads, num_programs) not in self._plans:
-            made = plan(self.longest_first(), self.rows, self.tile_queries, num_kv_heads, num_programs)
-            self._plans[num_kv_heads, num_programs] = made
-        return self._plans[num_kv_heads, num_programs]
+    def plan(self, num_kv_heads: int, num_programs: int, window: int | None = None) -> Tensor:
+        key = num_kv_heads, num_programs, window
+        if key not in self._plans:
+            tiles = self.longest_first()
+            made = plan(tiles, self.rows, self.tile_queries, num_kv_heads, num_programs, window)
+            self._plans[key] = made
+        return self._plans[key]
 
 
 def longest_first(tiles: Tensor, rows: PagedRows) -> Tensor:
@@ -103,7 +108,14 @@ def heads_at_once(num_items: int, num_kv_heads: int, width: int) -> int:
     return heads
 
 
-def plan(tiles: Tensor, rows: PagedRows, tile_queries: int, num_kv_heads: int, num_programs: int) -> Tensor:
+def plan(
+    tiles: Tensor,
+    rows: PagedRows,
+    tile_queries: int,
+    num_kv_heads: int,
+    num_programs: int,
+    window: int | None = None,
+) -> Tensor:
     """Deal out the items of tiles [num_tiles, 2], of so many queries each, to programs.
 
     The longest first is best, but what must be is that padding comes last.
@@ -121,6 +133,7 @@ def plan(tiles: Tensor, rows: PagedRows, tile_queries: int, num_kv_heads: int, n
         num_tiles,
         num_kv_heads,
         tile_queries,
+        NO_END.value if window is None else window,
         heads_at_once(num_items, num_kv_heads, num_programs),
         int(may_cut),
         CUT,
@@ -139,7 +152,7 @@ def room_for_parts(num_numbers: int, device: torch.device) -> Tensor:
     return torch.empty(num_numbers, dtype=torch.float32, device=device)
 
 
-COUNTS = ["num_tiles", "num_kv_heads", "tile_queries", "heads_at_once", "may_cut", "cut"]
+COUNTS = ["num_tiles", "num_kv_heads", "tile_queries", "window", "heads_at_once", "may_cut", "cut"]
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=STEADY)
@@ -151,6 +164,7 @@ def plan_kernel(
     num_tiles,
     num_kv_heads,
     tile_queries,
+    window,  # keys that a query sees at most
     heads_at_once,
     may_cut,
     cut,  # what a cut costs, in steps
@@ -161,12 +175,12 @@ def plan_kernel(
     let_next_start(DEPENDENT)
     program, width = tl.program_id(0), tl.num_programs(0)
     wait(DEPENDENT)
-    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_tiles, tile_queries)
+    batch = (tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_tiles, tile_queries, window)
     tile = tl.arange(0, MAX_TILES)
-    steps, _, _, _, _, _ = look_up(tile, batch)
+    steps, _, _, _, _, _, _ = look_up(tile, batch)
     num_real = tl.sum((steps > 0).to(tl.int32))
     for start in range(MAX_TILES, num_tiles, MAX_TILES):
-        further, _, _, _, _, _ = look_up(start + tile, batch)
+        further, _, _, _, _, _, _ = look_up(start + tile, batch)
         num_real += tl.sum((further > 0).to(tl.int32))
     num_items = num_real * num_kv_heads
     # Of one head: what its items cost, and up to the end of each.
@@ -263,11 +277,11 @@ def take_whole(program, width, nowhere, num_tiles, num_kv_heads, heads, segments
 
 @triton.jit
 def look_up(tile, batch):
-    """(steps, row, first token, queries, position of the first one, tokens of the row) of tiles.
+    """(steps, row, first token, queries, position of the first one, tokens of the row, first tile of keys).
 
     There are no steps where a tile is none: behind the last one, without queries, or like the one before it.
     """
-    tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_tiles, tile_queries = batch
+    tiles_ptr, seq_lens_ptr, cu_seqlens_q_ptr, num_tiles, tile_queries, window = batch
     is_tile = tile < num_tiles
     at, has_one_before = tiles_ptr + tile * 2, is_tile & (tile > 0)
     row = tl.load(at, mask=is_tile, other=0)
@@ -281,8 +295,9 @@ def look_up(tile, batch):
     queries = tl.minimum(tile_queries, num_query - first_query)
     position = seq_len - num_query + first_query
     is_there = is_tile & (is_like == 0) & (queries > 0)
-    steps = tl.where(is_there, (position + queries + KEYS - 1) // KEYS, 0)
-    return steps, row, first_token + first_query, queries, position, seq_len
+    first_keys = tl.maximum(position - window + 1, 0) // KEYS
+    steps = tl.where(is_there, (position + queries + KEYS - 1) // KEYS - first_keys, 0)
+    return steps, row, first_token + first_query, queries, position, seq_len, first_keys
 
 
 @triton.jit
@@ -311,13 +326,14 @@ def begin_of(number, cost, num_kv_heads, num_ranges):
 def store_segments(at, is_mine, tile, head, begin, end, parts, batch):
     """Write steps begin .. end of items, of which the first step has the newest keys."""
     tile = tl.where(is_mine, tile, 0)
-    steps, row, first_token, queries, position, seq_len = look_up(tile, batch)
+    steps, row, first_token, queries, position, seq_len, first_keys = look_up(tile, batch)
+    last_keys = first_keys + steps
     tl.store(at, row, mask=is_mine)
     tl.store(at + HEAD_AT, head, mask=is_mine)
     tl.store(at + TOKEN_AT, first_token, mask=is_mine)
     tl.store(at + QUERIES_AT, queries, mask=is_mine)
     tl.store(at + POSITION_AT, position, mask=is_mine)
     tl.store(at + LENGTH_AT, seq_len, mask=is_mine)
-    tl.store(at + BEGIN_AT, steps - tl.minimum(end, steps), mask=is_mine)
-    tl.store(at + END_AT, steps - begin, mask=is_mine)
+    tl.store(at + BEGIN_AT, last_keys - tl.minimum(end, steps), mask=is_mine)
+    tl.store(at + END_AT, last_keys - begin, mask=is_mine)
     tl.store(at + PARTS_AT, parts, mask=is_mine)

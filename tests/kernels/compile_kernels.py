@@ -533,12 +533,16 @@ def compile_decode(target: GPUTarget) -> None:
 
 def compile_hopper_prefill() -> None:
     part, rows = PART.value, ROWS.value
-    for head_dim, group_size in ((128, 1), (128, 2), (128, 8), (64, 4), (128, 5), (64, 7)):
+    for head_dim, group_size, window in (
+        *((128, 1, None), (128, 2, None), (128, 8, 700), (64, 4, None), (128, 5, None), (64, 7, None)),
+        *((64, 8, 128), (64, 8, None)),
+    ):
         heads = padded_heads(group_size)
         box = [rows // heads, heads, part]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
         constants = {"NUM_KV_HEADS": 8, "GROUP_SIZE": group_size, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64}
-        constants |= {"DEPENDENT": True, "HEADS": heads}
+        constants |= {"DEPENDENT": True, "HEADS": heads, "WINDOW": window}
+        constants |= {} if (head_dim, group_size) == (64, 8) else {"sinks_ptr": None}
         names = [name for name in hopper_prefill_kernel.arg_names if name not in constants]
         types = {name: signature_of(name, "") for name in names}
         types |= {"queries": f"tensordesc<bf16{box},{layouts[0]!r}>"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,7 @@ def prefill(rows: Rows) -> Tensor:
 
 
 def tiles_of(rows: Rows, view: PagedRows) -> PromptTiles:
-    by_hopper = hopper_takes(rows.q, rows.kv_cache, view, rows.window or rows.chunk)
+    by_hopper = rows.chunk is None and hopper_takes(rows.q, rows.kv_cache, view)
     tile_queries = queries_per_tile(rows.num_heads // rows.k.shape[1], by_hopper=by_hopper)
     tiles = torch.from_numpy(prefill_tiles(rows.fwd.query_lens, tile_queries)).to(DEVICE)
     return PromptTiles(tiles, view, tile_queries)
@@ -454,8 +455,8 @@ def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads:
     lens = [(20, 20), (9, 130), (64, 64), (128, 128), (300, 1000), (63, 129), (130, 257), (1500, 1500)]
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": dtype}
     few = [(130, 4000)], [(512, 4512)], [(1, 3000), (700, 700)], [(40, 40)] * 20, [(1200, 6000), (9, 10_000)]
-    for batch in (lens * 3, *few):
-        rows = make_rows(batch, **shape, device="cuda")
+    for window, batch in itertools.product((None, 128), (lens * 3, *few)):
+        rows = make_rows(batch, **shape, window=window, device="cuda")
         if not hopper_takes(rows.q, rows.kv_cache, paged(rows, 1500)):
             pytest.skip("no Hopper GPU")
         assert_matches_reference(prefill(rows), rows)

@@ -21,7 +21,10 @@ CONSTANT = (
     "bias_ptr",
 )  # what no kernel writes once an engine is ready
 # They leave it to `copy_first`, for which all others of a program wait.
-DELEGATES = ("hopper_matmul_kernel", "packed_hopper_kernel", "copy_steps", "multiply_steps")
+DELEGATES = (
+    *("hopper_matmul_kernel", "packed_hopper_kernel", "copy_steps", "multiply_steps"),
+    "packed_experts_hopper_kernel",
+)
 
 
 def kernels() -> list[ast.FunctionDef]:

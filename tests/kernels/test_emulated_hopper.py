@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import prefill_plan
-from pellucid.kernels.paged_attention import LOG2_E
+from pellucid.kernels.paged_attention import LOG2_E, paged_attention_ref
 from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.kernels.silu_mul import silu_mul_ref
@@ -31,25 +31,33 @@ def attend(
     heads: tuple[int, int],
     *edits: tuple[str, str],
     num_wanted: list[int] | None = None,
+    window: int | None = None,
+    sinks: bool = False,
     **how: int,
 ) -> None:
     """Attend with the kernel, and compare.  num_wanted: of each row's last queries; None: all."""
     module = emulated("hopper_prefill", *edits, **how)
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
-    rows = make_rows(lengths, **shape, spare_columns=0)
+    rows = make_rows(lengths, **shape, spare_columns=0, window=window)
     view = paged(rows, rows.fwd.max_query)
     tile_queries = queries_per_tile(heads[0] // heads[1], by_hopper=True)
     num_wanted = rows.query_lens if num_wanted is None else num_wanted
     tiles = torch.from_numpy(prefill_tiles(rows.query_lens, tile_queries, num_wanted))
     out = torch.full_like(rows.q, torch.nan)
-    scales = {"scale": rows.scale * LOG2_E, "v_scale": 1.0}
+    scales = {"scale": rows.scale * LOG2_E, "v_scale": 1.0, "window": window}
+    logits = torch.linspace(-3, 4, heads[0]).bfloat16() if sinks else None
     module.hopper_prefill(
-        rows.q, rows.kv_cache, view, tiles=PromptTiles(tiles, view, tile_queries), **scales, out=out
-    )
+        rows.q, rows.kv_cache, view, tiles=PromptTiles(tiles, view, tile_queries), **scales, sinks=logits,
+        out=out,
+    )  # fmt: skip
     is_wanted = torch.cat(
         [torch.arange(q, 0, -1) <= num for q, num in zip(rows.query_lens, num_wanted, strict=True)]
     )
     wanted, expected = out[is_wanted].flatten(1).double(), rows.expected()[is_wanted]
+    if sinks:
+        how_ref = {"scale": rows.scale, "window": window, "sinks": logits}
+        reference = paged_attention_ref(rows.q, rows.kv_cache, view, **how_ref)  # pyright: ignore[reportArgumentType]
+        expected = reference[is_wanted].flatten(1).double()
     torch.testing.assert_close(wanted, expected, atol=2e-2, rtol=2e-2)
     assert out[~is_wanted].isnan().all()
 
@@ -66,6 +74,18 @@ def test_groups_of_any_number_of_heads_match(heads: tuple[int, int]) -> None:
     """They are padded with heads of the next KV head, and behind the last one with nothing."""
     attend([(1, 1), (65, 65), (40, 200)], 64, heads)
     attend([(30, 700)], 64, heads, num_multiprocessors=7)
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 300])
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+def test_windows_and_sinks_match(window: int, sinks: bool) -> None:
+    attend([(1, 1), (65, 65), (40, 700)], 64, (8, 1), window=window, sinks=sinks)
+
+
+@pytest.mark.parametrize("window", [None, 500])
+def test_sinks_of_parts_count_once(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_plan, "CUT", 0)
+    attend([(70, 1300)], 64, (8, 2), window=window, sinks=True, num_multiprocessors=7)
 
 
 def test_a_head_of_the_padding_would_be_noticed() -> None:
@@ -114,7 +134,10 @@ FAULTS = {
     ),
     "the future is seen": ("if start + KEYS > seen_by_all:", "if False:"),
     "what lies behind the end counts": ("if more & (seq_len - start < KEYS):", "if False:"),
-    "pages behind the last one": ("gl.minimum(key + PART, (num_keys - 1) // PART * PART)", "key + PART"),
+    "pages behind the last one": (
+        "gl.minimum(gl.maximum(key + PART, oldest), (num_keys - 1) // PART * PART)",
+        "key + PART",
+    ),
 }
 
 

@@ -95,16 +95,26 @@ def is_cut(programs: list[list[Segment]]) -> bool:
     return any(segment.parts for program in programs for segment in program)
 
 
-def check(programs: list[list[Segment]], lens: list[tuple[int, int]], num_kv_heads: int, tile: int) -> None:
+def check(
+    programs: list[list[Segment]],
+    lens: list[tuple[int, int]],
+    num_kv_heads: int,
+    tile: int,
+    window: int = 1 << 30,
+) -> None:
     """Every step of every item is somebody's, and parts find together."""
     wanted = set()
+
+    def oldest(position: int) -> int:
+        return max(0, position - window + 1) // STEP
+
     first_token = 0
     for row, (num_query, seq_len) in enumerate(lens):
         for start in range(0, num_query, tile):
             queries = min(tile, num_query - start)
             position = seq_len - num_query + start
             facts = row, first_token + start, queries, position, seq_len
-            steps = range(-(-(position + queries) // STEP))
+            steps = range(oldest(position), -(-(position + queries) // STEP))
             wanted |= {(head, *facts, step) for head in range(num_kv_heads) for step in steps}
         first_token += num_query
     found = [
@@ -124,17 +134,18 @@ def check(programs: list[list[Segment]], lens: list[tuple[int, int]], num_kv_hea
                 assert segment.parts == -1 - number and segment.end < segment.steps
                 given.add(number)
             elif segment.parts == 0:
-                assert (segment.begin, segment.end) == (0, segment.steps), "a part that nobody asks for"
+                whole = oldest(segment.position), segment.steps
+                assert (segment.begin, segment.end) == whole, "a part that nobody asks for"
             else:
                 assert place == len(program) - 1, "who takes has ended"
-                assert segment.begin > 0 and segment.end == segment.steps
+                assert segment.begin > oldest(segment.position) and segment.end == segment.steps
                 end = segment.begin
                 for other in range(number - 1, number - 1 - segment.parts, -1):
                     part = programs[other][0]
                     assert part.item == segment.item and part.end == end and part.parts < 0
                     end = part.begin
                     given.remove(other)
-                assert end == 0, "older keys are missing"
+                assert end == oldest(segment.position), "older keys are missing"
     assert not given, "a part is given that nobody takes"
 
 
@@ -160,6 +171,19 @@ def test_every_step_is_taken_once_and_every_part_is_taken_by_who_has_the_rest(se
     num_programs = random.choice((1, 5, 16, 33))
     plan = tiles_of(lens, tile).plan(num_kv_heads, num_programs)
     check(programs_of(plan, num_programs), lens, num_kv_heads, tile)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_keys_that_no_window_shows_are_in_no_plan(seed: int) -> None:
+    random = Random(300 + seed)
+    lens, window = random_lens(random), random.choice((1, 100, 128, 700))
+    num_kv_heads, tile, num_programs = random.choice((1, 8)), random.choice((16, 64)), random.choice((5, 33))
+    tiles = tiles_of(lens, tile)
+    check(
+        programs_of(tiles.plan(num_kv_heads, num_programs, window), num_programs),
+        *(lens, num_kv_heads, tile, window),
+    )
+    check(programs_of(tiles.plan(num_kv_heads, num_programs), num_programs), lens, num_kv_heads, tile)
 
 
 @pytest.mark.parametrize("seed", range(10))
