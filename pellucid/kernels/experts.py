@@ -20,6 +20,7 @@ Legend: T tokens, E experts, k of a token, P = T * k pairs, D model dim, I hidde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ from pellucid.kernels.silu_mul import ACTIVATIONS, activate
 from pellucid.platform import platform_of
 
 FEW_TOKENS = 4  # that are multiplied pair by pair
-MOST_TOKENS = 8192  # that are multiplied at once, which bounds the memory for pairs
+PAIR_BYTES = 768 << 20  # of what the pairs give that are multiplied at once
 BOX_ALIGNMENT = 16  # bytes, of rows that the TMA unit copies
 SUM_BLOCK = 1024  # features that a program of the sum adds up
 
@@ -89,7 +90,7 @@ def mix_experts(
     more: More | None = None,
 ) -> Tensor:
     """x [T, D] -> [T, D].  weighs_input: an expert's input is times its weight, not what it gives."""
-    if len(x) > MOST_TOKENS:
+    if len(x) > most_tokens(x, chosen):
         return in_slices(mix_experts, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
     if len(x) <= FEW_TOKENS:
         hidden = gate_up_of_few(x, chosen, experts, gating, weighs_input=weighs_input)
@@ -100,6 +101,11 @@ def mix_experts(
     hidden = grouped_gate_up(x, chosen, places, experts, gating, up, weighs_input=weighs_input)
     pairs = grouped_down(hidden, chosen, places, experts, down)
     return sum_pairs(pairs, chosen, len(experts.down), weighs_input=weighs_input, more=more)
+
+
+def most_tokens(x: Tensor, chosen: Chosen) -> int:
+    """That are multiplied at once."""
+    return max(FEW_TOKENS + 1, PAIR_BYTES // (chosen.ids.shape[1] * x.shape[1] * x.itemsize))
 
 
 def in_slices(
@@ -113,9 +119,9 @@ def in_slices(
     more: More | None,
 ) -> Tensor:
     """`mix`, such as `mix_experts`, of more tokens than are multiplied at once."""
-    out = []
-    for first in range(0, len(x), MOST_TOKENS):
-        part = slice(first, first + MOST_TOKENS)
+    out, most = [], most_tokens(x, chosen)
+    for first in range(0, len(x), most):
+        part = slice(first, first + most)
         those = Chosen(chosen.ids[part], chosen.weights[part])
         also = None if more is None else More(*(t if t is None else t[part] for t in more))
         out.append(mix(x[part], those, experts, gating, weighs_input=weighs_input, more=also))
@@ -363,9 +369,9 @@ FEW_DOWN = Tile(1, 4, 256, 4, 1, is_swapped=False)
 
 
 def rows_for(num_pairs: int, num_experts: int) -> int:
-    """Rows of a tile: twice what an expert has on average, so that most of them have one tile."""
-    average = max(1, -(-num_pairs // num_experts))
-    return min(128, max(16, 1 << (2 * average - 1).bit_length()))
+    """Rows of a tile: so many that, by chance, fourteen experts of fifteen have no more."""
+    average = num_pairs / num_experts
+    return min(128, max(16, triton.next_power_of_2(math.ceil(average + 1.5 * average**0.5))))
 
 
 def tiles_for(rows: int, itemsize: int, device: torch.device) -> tuple[Tile, Tile]:
@@ -430,12 +436,15 @@ def few_gate_up_kernel(
     STEP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a pair and block of gated outputs."""
-    let_next_start(DEPENDENT)
+    """One program a pair and block of gated outputs.
+
+    What comes next starts behind what was before this, so it may read which experts are chosen.
+    """
     pair, block = tl.program_id(0), tl.program_id(1)
     row = block * 2 * OUTS + tl.arange(0, 2 * OUTS)
     k = tl.arange(0, STEP)
     wait(DEPENDENT)
+    let_next_start(DEPENDENT)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     if expert < num_experts:
         x_at = x_ptr + (pair // TOP_K).to(tl.int64) * x_stride + k
@@ -469,6 +478,19 @@ def plus_more(total, token, column, inside, more_ptr, more_gate_ptr, more_stride
     return total
 
 
+@triton.jit
+def ask_for_rows(weight_ptr, expert, column, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr):
+    """Have these rows of these experts' W [NUM_OUT, NUM_IN] in the L2 cache."""
+    LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # numbers of a line of memory
+    LINES: tl.constexpr = (NUM_IN + LINE - 1) // LINE
+    line = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1)
+    row = expert[:, None] * NUM_OUT + tl.minimum(column, NUM_OUT - 1)[None, :]
+    at = weight_ptr + row[:, :, None] * NUM_IN + line[None, None, :] * LINE
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["num_experts"])
 def few_down_kernel(
     hidden_ptr,
@@ -490,16 +512,21 @@ def few_down_kernel(
     STEP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a token and block of outputs: all its experts', whose weights are under way at once."""
+    """One program a token and block of outputs: all its experts', whose weights are under way at once.
+
+    They are asked for while gates and ups are still multiplied.
+    """
     let_next_start(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     k = tl.arange(0, STEP)
-    wait(DEPENDENT)
-    dtype = out_ptr.dtype.element_ty
     j = tl.arange(0, K_PADDED)
     pair = token * TOP_K + j
     expert = tl.load(ids_ptr + pair, mask=j < TOP_K, other=num_experts).to(tl.int64)
+    if DEPENDENT:
+        ask_for_rows(weight_ptr, tl.minimum(expert, num_experts - 1), column, NUM_OUT, NUM_IN)
+    wait(DEPENDENT)
+    dtype = out_ptr.dtype.element_ty
     num_in = tl.where(expert < num_experts, NUM_IN, 0)  # of nobody's, none
     weight = tl.load(weights_ptr + pair, mask=j < TOP_K, other=0.0)
     outs = tl.where(expert < num_experts, NUM_OUT, 0)[:, None]

@@ -24,7 +24,6 @@ from torch import Tensor
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.experts import (
     FEW_TOKENS,
-    MOST_TOKENS,
     ExpertWeights,
     Gating,
     More,
@@ -32,6 +31,7 @@ from pellucid.kernels.experts import (
     grouped,
     in_slices,
     mix_experts_ref,
+    most_tokens,
     rows_for,
     sum_pairs,
     tiles_for,
@@ -115,7 +115,7 @@ def mix_packed(
     more: More | None = None,
 ) -> Tensor:
     """x [T, D] -> [T, D]; see `mix_experts`."""
-    if len(x) > MOST_TOKENS:
+    if len(x) > most_tokens(x, chosen):
         return in_slices(mix_packed, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
     if not len(x):
         return torch.empty_like(x)

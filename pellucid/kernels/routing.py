@@ -19,12 +19,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
-BLOCK, FEW = 8192, 1024  # pairs that a program counts at a time, of many and of few
+WIDE_TILE = 16, 64, 64  # tokens, experts, inputs
+MOST_WIDE, WIDE_PROGRAMS = 512, 256
+BLOCK, FEW = 8192, 1024  # pairs that a program counts at a time, at most and at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +91,12 @@ def route(
     end: Tensor | None = None,
     uniform: Uniform | None = None,
 ) -> Chosen:
-    """logits [T, E].  bias [E] float32: to choose by, not to weigh with.
+    """logits [T, E], or parts of sums [S, T, E].  bias [E] float32: to choose by, not to weigh with.
 
     end: one integer; tokens from this number on are padding, which goes to nobody.
     """
-    num_tokens, num_experts = logits.shape
-    assert num_experts == routing.num_experts and logits.stride(1) == 1, logits.shape
+    num_tokens, num_experts = logits.shape[-2:]
+    assert num_experts == routing.num_experts and logits.stride(-1) == 1, logits.shape
     ids = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=logits.device)
     if num_tokens:
@@ -105,6 +108,7 @@ def route(
             None if uniform is None else uniform.positions,
             ids,
             weights,
+            logits.stride(-2),
             logits.stride(0),
             0 if uniform is None else uniform.salt,
             share.first,
@@ -113,6 +117,7 @@ def route(
             routing.floor,
             E=num_experts,
             E_PADDED=triton.next_power_of_2(num_experts),
+            PARTS=len(logits) if logits.ndim == 3 else 1,
             TOP_K=routing.top_k,
             K_PADDED=triton.next_power_of_2(routing.top_k),
             SIGMOID=routing.score == "sigmoid",
@@ -137,6 +142,7 @@ def route_ref(
 ) -> Chosen:
     """The same in plain torch: what CPUs run."""
     logits = logits.float() if uniform is None else chances_ref(uniform, routing.num_experts)
+    logits = logits.sum(0) if logits.ndim == 3 else logits
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     liking = scores if bias is None else scores + bias
     if routing.groups > 1:
@@ -150,6 +156,39 @@ def route_ref(
     if end is not None:
         nobody |= (torch.arange(len(ids), device=ids.device) >= end)[:, None]
     return Chosen(here.masked_fill(nobody, share.num).int(), weights * routing.scale)
+
+
+def wide_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, D] W^T in float32, of a float32 W [E, D], as parts of sums [S, T, E]; of many tokens [T, E]."""
+    num_tokens, num_experts = len(x), len(weight)
+    if x.itemsize > 2 or not 0 < num_tokens <= MOST_WIDE or x.stride(1) != 1:
+        return F.linear(x.float(), weight)
+    blocks = triton.cdiv(num_tokens, WIDE_TILE[0]) * triton.cdiv(num_experts, WIDE_TILE[1])
+    parts = max(1, min(WIDE_PROGRAMS // blocks, x.shape[1] // (2 * WIDE_TILE[2]), 32))
+    parts = 1 << parts.bit_length() - 1  # of few kinds of launches
+    out = torch.empty(parts, num_tokens, num_experts, dtype=torch.float32, device=x.device)
+    grid = triton.cdiv(num_tokens, WIDE_TILE[0]), triton.cdiv(num_experts, WIDE_TILE[1]), parts
+    wide_logits_kernel[grid](
+        x,
+        weight,
+        out,
+        num_tokens,
+        x.stride(0),
+        NUM_IN=x.shape[1],
+        E=num_experts,
+        ROWS=WIDE_TILE[0],
+        OUTS=WIDE_TILE[1],
+        STEP=WIDE_TILE[2],
+        num_warps=4,
+        num_stages=3,
+        **dependent(),
+    )
+    return out
+
+
+def wide_logits_ref(x: Tensor, weight: Tensor) -> Tensor:
+    """The same, [T, E]."""
+    return F.linear(x.float(), weight)
 
 
 def chances_ref(uniform: Uniform, num_experts: int) -> Tensor:
@@ -185,7 +224,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tiles = torch.empty((num_tiles, 2), dtype=torch.int32, device=device)
     assert ids.is_contiguous()
-    block = FEW if num_pairs <= FEW else BLOCK
+    block = min(BLOCK, max(FEW, triton.next_power_of_2(num_pairs)))
     if num_pairs:
         sort_kernel[(num_experts + 1,)](
             ids,
@@ -197,7 +236,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
             E=num_experts,
             TILE=tile,
             BLOCK=block,
-            num_warps=4 if block == FEW else 8,
+            num_warps=4 if block < BLOCK else 8,
             **dependent(),
         )
     return Sorted(order, starts, tiles)
@@ -250,7 +289,7 @@ def in_best_groups(
 
 
 @triton.jit(
-    do_not_specialize=["salt", "first", "num_here"],
+    do_not_specialize=["part_stride", "salt", "first", "num_here"],
     do_not_specialize_on_alignment=["end_ptr", "token_ids_ptr", "positions_ptr"],
 )
 def route_kernel(
@@ -262,6 +301,7 @@ def route_kernel(
     ids_ptr,
     weights_ptr,
     stride,
+    part_stride,
     salt,
     first,
     num_here,
@@ -269,6 +309,7 @@ def route_kernel(
     floor,
     E: tl.constexpr,
     E_PADDED: tl.constexpr,
+    PARTS: tl.constexpr,
     TOP_K: tl.constexpr,
     K_PADDED: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -287,7 +328,10 @@ def route_kernel(
     bias = tl.load(bias_ptr + expert, mask=inside, other=0.0) if bias_ptr is not None else 0.0
     wait(DEPENDENT)
     if token_ids_ptr is None:
-        logits = tl.load(logits_ptr + token * stride + expert, mask=inside, other=NEVER).to(tl.float32)
+        at = logits_ptr + token * stride + expert
+        logits = tl.load(at, mask=inside, other=NEVER).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            logits += tl.load(at + part * part_stride, mask=inside, other=0.0)
     else:
         seed = tl.load(token_ids_ptr + token).to(tl.int64) + salt.to(tl.int64) * SALT
         chance = uniform(seed, tl.load(positions_ptr + token), expert.to(tl.int64))
@@ -319,6 +363,41 @@ def route_kernel(
         here = tl.where(token < tl.load(end_ptr), here, num_here)
     tl.store(ids_ptr + token * TOP_K + place, here, mask=place < TOP_K)
     tl.store(weights_ptr + token * TOP_K + place, weights * scale, mask=place < TOP_K)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def wide_logits_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,  # [S, T, E]
+    num_tokens,
+    x_stride,
+    NUM_IN: tl.constexpr,
+    E: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a tile of tokens, a block of experts and a range of inputs."""
+    let_next_start(DEPENDENT)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    k = tl.arange(0, STEP)
+    steps: tl.constexpr = (NUM_IN + STEP - 1) // STEP
+    first, last = steps * part // parts, steps * (part + 1) // parts
+    wait(DEPENDENT)
+    y = tl.zeros((OUTS, ROWS), tl.float32)
+    for step in range(first, last):
+        inside = step * STEP + k < NUM_IN
+        w_at = weight_ptr + expert[:, None] * NUM_IN + (step * STEP + k)[None, :]
+        w = tl.load(w_at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
+        x_at = x_ptr + token.to(tl.int64)[None, :] * x_stride + (step * STEP + k)[:, None]
+        x = tl.load(x_at, mask=(token < num_tokens)[None, :] & inside[:, None], other=0.0)
+        y = tl.dot(w, x.to(tl.float32), y, input_precision="tf32x3")
+    at = out_ptr + (part.to(tl.int64) * num_tokens + token[None, :]) * E + expert[:, None]
+    tl.store(at, y, mask=(token < num_tokens)[None, :] & (expert < E)[:, None])
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])

@@ -78,7 +78,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Chosen:
         """x [T, D]"""
-        logits = self.linear(x.float() if self.is_wide else x, fwd)
+        logits = self._logits(x, fwd)
         is_whole = len(x) == fwd.num_tokens  # else those that are wanted, and padding is not told apart
         return self.leaf.route(
             logits,
@@ -88,6 +88,14 @@ class Router(nn.Module):
             end=fwd.cu_seqlens_q[-1:] if is_whole else None,
             uniform=self._chances(fwd, is_whole=is_whole) if self.is_uniform else None,
         )
+
+    def _logits(self, x: Tensor, fwd: ForwardInput) -> Tensor:
+        """[T, E], or parts of sums as `wide_logits` gives them."""
+        if not self.is_wide:
+            return self.linear(x, fwd)
+        if self.linear.bias is not None:
+            return self.linear(x.float(), fwd)
+        return self.leaf.wide_logits(x, self.linear.param("weight"))
 
     def _chances(self, fwd: ForwardInput, *, is_whole: bool) -> Uniform:
         ids, positions = fwd.input_ids, fwd.positions

@@ -27,7 +27,7 @@ from pellucid.kernels.rms_norm import (
     add_rms_norm_ref,
     posted,
 )
-from pellucid.kernels.routing import Chosen, route, route_ref
+from pellucid.kernels.routing import Chosen, route, route_ref, wide_logits, wide_logits_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
 from pellucid.native import between
 from pellucid.native.library import library
@@ -46,6 +46,7 @@ class Leaf:
     add_norm_fp8: AddNormFp8
     gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
+    wide_logits: Callable[[Tensor, Tensor], Tensor]
     mix: Callable[..., Tensor]  # see mix_experts
     mix_packed: Callable[..., Tensor]  # see mix_packed
     cap_logits: CapLogits
@@ -72,13 +73,22 @@ PLAIN = Leaf(
     add_rms_norm_fp8_ref,
     silu_mul_fp8_ref,
     route_ref,
+    wide_logits_ref,
     mix_experts_ref,
     mix_packed_ref,
     cap_logits_ref,
 )
 NATIVE = replace(PLAIN, add_norm=add_norm_native, gated=gated_native)
 FUSED = Leaf(
-    add_rms_norm, silu_mul, add_rms_norm_fp8, silu_mul_fp8, route, mix_experts, mix_packed, cap_logits
+    add_rms_norm,
+    silu_mul,
+    add_rms_norm_fp8,
+    silu_mul_fp8,
+    route,
+    wide_logits,
+    mix_experts,
+    mix_packed,
+    cap_logits,
 )
 
 

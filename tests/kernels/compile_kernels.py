@@ -74,7 +74,7 @@ from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
-from pellucid.kernels.routing import route_kernel, sort_kernel
+from pellucid.kernels.routing import WIDE_TILE, route_kernel, sort_kernel, wide_logits_kernel
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
@@ -238,11 +238,12 @@ def compile_experts(target: GPUTarget) -> None:
         **dict.fromkeys(("bias_ptr",), "*bf16"),
         **dict.fromkeys(("scale", "floor", "limit", "alpha"), "fp32"),
         **dict.fromkeys(("stride", "salt", "first", "num_here", "num_pairs", "num_tiles"), "i32"),
-        **dict.fromkeys(("x_stride", "more_stride", "num_experts"), "i32"),
+        **dict.fromkeys(("x_stride", "more_stride", "num_experts", "num_tokens", "part_stride"), "i32"),
+        **dict.fromkeys(("first_expert",), "i32"),
         "positions_ptr": "*i64",
     }
     common = {"TOP_K": 8, "K_PADDED": 8, "E": 60, "E_PADDED": 64} | follows(target)
-    router = {"SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
+    router = {"PARTS": 4, "SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
     few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
     launches = [
         (route_kernel, router, 1),
@@ -254,6 +255,12 @@ def compile_experts(target: GPUTarget) -> None:
     for kernel, constants, num_warps in launches:
         size = compiled(kernel, types, common | constants, target, num_warps=num_warps).metadata.shared
         sys.stdout.write(f"{kernel.fn.__name__} {target.arch} {size}\n")
+    wide = {"NUM_IN": 2048, "ROWS": WIDE_TILE[0], "OUTS": WIDE_TILE[1], "STEP": WIDE_TILE[2]}
+    own = {"weight_ptr": "*fp32", "out_ptr": "*fp32"}
+    size = compiled(
+        wide_logits_kernel, types | own, common | wide, target, num_warps=4, num_stages=3
+    ).metadata.shared
+    sys.stdout.write(f"wide_logits_kernel {target.arch} {size}\n")
     for rows, tiles in TILES.items():
         for full, is_gated in zip(tiles, (True, False), strict=True):
             tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)

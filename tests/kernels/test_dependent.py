@@ -27,6 +27,10 @@ DELEGATES = (
 )
 
 
+# What they read early was written before the kernel before them, which says so only behind its wait.
+BEHIND = {"few_down_kernel": ("few_gate_up_kernel", ("ids_ptr",))}
+
+
 def kernels() -> list[ast.FunctionDef]:
     """Functions that may be launched dependently."""
     files = [ast.parse(path.read_text()) for path in sorted(KERNELS.glob("*.py"))]
@@ -57,7 +61,10 @@ def test_before_a_kernel_waits_it_reads_what_no_kernel_writes(kernel: ast.Functi
     if not waits:
         at = [i for i, stmt in enumerate(kernel.body) if hands_on(stmt)]
     before = kernel.body[: at[0]]
-    assert not waits or "let_next_start" in map(name_of, calls(before))
+    _, early = BEHIND.get(kernel.name, ("", ()))
+    says_late = kernel.name in [name for name, _ in BEHIND.values()]
+    assert not waits or says_late != ("let_next_start" in map(name_of, calls(before)))
+    assert not says_late or ast.unparse(kernel.body[at[0] + 1]) == "let_next_start(DEPENDENT)"
     assert not [node for stmt in before for node in ast.walk(stmt) if isinstance(node, ast.Return)]
     for call in calls(before):
         if name_of(call) == "copy_weights":  # to where only this program looks
@@ -66,7 +73,7 @@ def test_before_a_kernel_waits_it_reads_what_no_kernel_writes(kernel: ast.Functi
             continue
         assert not name_of(call).startswith(("store", "atomic", "async")), ast.unparse(call)
         if name_of(call) in ("load", "load_part") or name_of(call).startswith("copy"):
-            assert ast.unparse(call.args[0]).startswith(CONSTANT), ast.unparse(call)
+            assert ast.unparse(call.args[0]).startswith((*CONSTANT, *early)), ast.unparse(call)
 
 
 def test_many_kernels_are_looked_at() -> None:

@@ -28,6 +28,8 @@ from pellucid.kernels.routing import (
     route_ref,
     sort_pairs,
     sort_pairs_ref,
+    wide_logits,
+    wide_logits_ref,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,6 +44,18 @@ def logits_of(num_tokens: int, num_experts: int) -> Tensor:
 def assert_chosen_alike(actual: Chosen, expected: Chosen) -> None:
     assert actual.ids.tolist() == expected.ids.tolist()
     torch.testing.assert_close(actual.weights.cpu(), expected.weights.cpu(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 160), (9, 70, 640), (40, 3, 200)], ids=str)
+def test_logits_in_float32_are_those_of_the_library(shape: tuple[int, int, int]) -> None:
+    num_tokens, num_experts, dim = shape
+    torch.manual_seed(0)
+    x = torch.randn(num_tokens, dim, device=DEVICE).half()
+    weight = torch.randn(num_experts, dim, device=DEVICE)
+    parts, expected = wide_logits(x, weight), wide_logits_ref(x, weight)
+    torch.testing.assert_close(parts.sum(0), expected, rtol=1e-4, atol=1e-4)
+    routing, share = Routing(num_experts, 2), Share(0, num_experts)
+    assert_chosen_alike(route(parts, routing, share), route_ref(expected, routing, share))
 
 
 ROUTINGS = {
@@ -173,7 +187,7 @@ def test_few_tokens_and_many_are_mixed_as_the_reference_does(
 
 @pytest.mark.parametrize("rows", TILES)
 def test_every_tile(rows: int) -> None:
-    num_tokens = {16: 16, 32: 30, 64: 60, 128: 100}[rows]
+    num_tokens = {16: 16, 32: 30, 64: 60, 128: 130}[rows]
     assert rows_for(num_tokens * 2, 4) == rows
     experts = make_experts(4, 144, 80)
     assert_mixed_alike(torch.randn(num_tokens, 144, device=DEVICE), choose(num_tokens, 4, 2), experts, SILU)

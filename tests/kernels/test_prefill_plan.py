@@ -179,10 +179,8 @@ def test_keys_that_no_window_shows_are_in_no_plan(seed: int) -> None:
     lens, window = random_lens(random), random.choice((1, 100, 128, 700))
     num_kv_heads, tile, num_programs = random.choice((1, 8)), random.choice((16, 64)), random.choice((5, 33))
     tiles = tiles_of(lens, tile)
-    check(
-        programs_of(tiles.plan(num_kv_heads, num_programs, window), num_programs),
-        *(lens, num_kv_heads, tile, window),
-    )
+    plan = tiles.plan(num_kv_heads, num_programs, window)
+    check(programs_of(plan, num_programs), lens, num_kv_heads, tile, window)
     check(programs_of(tiles.plan(num_kv_heads, num_programs), num_programs), lens, num_kv_heads, tile)
 
 
