@@ -148,11 +148,15 @@ def mix_experts_ref(
         inputs = x[mine // top_k]
         if weighs_input:
             inputs = (inputs.float() * weights[mine, None]).to(x.dtype)
-        hidden = gate_ref(
-            F.linear(inputs, experts.gate_up[expert], row_of(experts.gate_up_bias, expert)), gating
-        )
+        hidden = hidden_ref(inputs, experts, expert, gating)
         pairs[mine] = F.linear(hidden, experts.down[expert], row_of(experts.down_bias, expert))
     return sum_pairs_ref(pairs.view(-1, top_k, x.shape[1]), chosen, weighs_input=weighs_input, more=more)
+
+
+def hidden_ref(inputs: Tensor, experts: ExpertWeights, expert: int, gating: Gating) -> Tensor:
+    """inputs [.., D] of one expert -> [.., I]."""
+    product = F.linear(inputs, experts.gate_up[expert], row_of(experts.gate_up_bias, expert))
+    return gate_ref(product, gating)
 
 
 def row_of(biases: Tensor | None, expert: int) -> Tensor | None:

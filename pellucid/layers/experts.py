@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.experts import ExpertWeights, Gating, More
+from pellucid.kernels.experts import ExpertWeights, Gating, More, hidden_ref
 from pellucid.kernels.routing import Chosen, Routing, Share, Uniform
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, post_of
@@ -156,12 +157,26 @@ class Experts(nn.Module):
         assert isinstance(weight, Weight), name
         return weight
 
+    @property
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._parameters.get("gate_up_bias"), self._parameters.get("down_bias")
+
     def finish(self) -> None:
-        params = self._parameters
-        biases = params.get("gate_up_bias"), params.get("down_bias")
-        self._kept = self.method.finish(self.matrix("gate_up"), self.matrix("down"), self.dtype, biases)
+        params, matrices = self._parameters, (self.matrix("gate_up"), self.matrix("down"))
+        self._kept = self.method.finish(*matrices, self.dtype, self.biases)
         if not isinstance(self._kept, ExpertWeights) or self._kept.down is not params["down"]:
             params["gate_up"] = params["down"] = None
+
+    def fed(self, x: Tensor, chosen: Chosen) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of each expert that is hit what it is fed, of x [T, D], and what its gates let through [.., I]."""
+        assert isinstance(self._kept, ExpertWeights), "plain matrices"
+        for expert in chosen.ids.unique().tolist():
+            if expert < len(self._kept.down):
+                token, place = (chosen.ids == expert).nonzero(as_tuple=True)
+                inputs = x[token]
+                if self.weighs_input:
+                    inputs = inputs * chosen.weights[token, place, None]
+                yield expert, inputs, hidden_ref(inputs, self._kept, expert, self.gating)
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Addend:
         assert self._kept is not None, "finish() was not called after loading"

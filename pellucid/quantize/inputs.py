@@ -1,11 +1,11 @@
-"""What a linear layer is fed: statistics of its inputs, gathered while samples run through it.
+"""What a linear layer, or an expert, is fed: statistics of its inputs, gathered while samples run through it.
 
 Legend: T tokens, K inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from pellucid.layers.experts import Chosen, Experts
 from pellucid.layers.linear import Linear
 
 MOST_ROWS = 512  # that are kept as they are, of all samples together
 ROWS_OF_CHUNK = 128
+SQUARES_BYTES = 8 << 30
 
 
 @dataclass(slots=True)
@@ -75,16 +77,44 @@ class Statistics:
         return float(lost.square().sum().sqrt() / wanted.square().sum().sqrt().clamp_min(1e-30))
 
 
-@contextmanager
-def watched(module: nn.Module, *, squares: bool) -> Iterator[dict[Linear, Inputs]]:
-    """While this lasts, all linear layers below `module` note what they are fed."""
-    seen: dict[Linear, Inputs] = {}
+def see_experts(
+    seen: dict[Hashable, Inputs], mixture: Experts, x: Tensor, chosen: Chosen, *, squares: bool
+) -> None:
+    """Each expert's tokens, of x [T, D], and what its gates let through.
 
-    def watch(layer: Linear) -> torch.utils.hooks.RemovableHandle:
+    Where products of pairs of inputs, one for each expert, would not fit, experts share those of all tokens.
+    """
+    shares = squares and 4 * len(mixture.matrix("down")) * x.shape[1] ** 2 > SQUARES_BYTES
+    common = seen.setdefault((mixture, None, "gate_up"), Inputs())
+    if shares:
+        common.see(x, squares=True)
+    for expert, inputs, hidden in mixture.fed(x, chosen):
+        if shares:
+            seen[mixture, expert, "gate_up"] = common
+        else:
+            seen.setdefault((mixture, expert, "gate_up"), Inputs()).see(inputs, squares=squares)
+        seen.setdefault((mixture, expert, "down"), Inputs()).see(hidden, squares=squares)
+
+
+@contextmanager
+def watched(module: nn.Module, *, squares: bool) -> Iterator[dict[Hashable, Inputs]]:
+    """While this lasts, all linear layers and experts below `module` note what they are fed.
+
+    Experts are known as (their mixture, number, "gate_up" or "down").
+    """
+    seen: dict[Hashable, Inputs] = {}
+
+    def watch(layer: Linear | Experts) -> torch.utils.hooks.RemovableHandle:
+        if isinstance(layer, Experts):
+
+            def chose(_: nn.Module, args: tuple[Tensor, ...], chosen: Chosen) -> None:
+                see_experts(seen, layer, args[0], chosen, squares=squares)
+
+            return layer.router.register_forward_hook(chose)
         inputs = seen[layer] = Inputs()
         return layer.register_forward_pre_hook(lambda _, args: inputs.see(args[0], squares=squares))
 
-    hooks = [watch(layer) for layer in module.modules() if isinstance(layer, Linear)]
+    hooks = [watch(layer) for layer in module.modules() if isinstance(layer, Linear | Experts)]
     try:
         yield seen
     finally:

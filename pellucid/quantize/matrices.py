@@ -6,7 +6,7 @@ single rows: they have the same inputs, so whatever follows from these is made o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.layers.embedding import VocabEmbedding
+from pellucid.layers.experts import Experts
 from pellucid.layers.linear import Linear
 from pellucid.layers.stage import Layers
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import Sliced
+from pellucid.quant.base import ExpertMatrix, Sliced
 from pellucid.quant.codes import Codes, Scales
+from pellucid.quant.expert_places import OneByOne
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Writes
 from pellucid.quant.schemes.base import Kind
@@ -26,28 +28,56 @@ from pellucid.quant.schemes.base import Kind
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One of the checkpoint's: rows of a parameter [N, K] that may hold several."""
+    """One of the checkpoint's: a part of a parameter that may hold several.
+
+    part: rows of [N, K]; of experts which expert, and which of the matrices whose rows lie by turns.
+    """
 
     name: str  # with ".weight"
-    rows: slice
+    part: slice | tuple[int, int]
     layer: nn.Module
     kind: Kind
+    parameter: ExpertMatrix | None = None  # of experts
+    stays: bool = False  # plain, whatever the rules say: a router's
 
     @property
     def path(self) -> str:
         return self.name.removesuffix(".weight")
 
+    @property
+    def fed(self) -> Hashable:
+        """What `watched` knows its inputs by."""
+        if isinstance(self.part, slice):
+            return self.layer
+        return self.layer, self.part[0], self.parameter
+
     def weight(self) -> Tensor:
         """float32 [N, K], a view."""
-        parameter = self.layer.param("weight") if isinstance(self.layer, Linear) else self.layer.weight
+        layer = self.layer
+        if isinstance(layer, Experts):
+            assert self.parameter is not None
+            return part_of(layer.matrix(self.parameter), self.part)
+        parameter = layer.param("weight") if isinstance(layer, Linear) else layer.weight
         assert isinstance(parameter, Tensor)
-        return parameter.detach()[self.rows]
+        return part_of(parameter, self.part)
+
+
+def part_of(parameter: Tensor, part: slice | tuple[int, int]) -> Tensor:
+    """A view of a matrix."""
+    if isinstance(part, slice):
+        return parameter.detach()[part]
+    expert, matrix = part
+    assert isinstance(parameter, Weight) and isinstance(parameter.spec.place, OneByOne)
+    return parameter.detach()[expert].unflatten(0, (-1, parameter.spec.place.num_merged))[:, matrix]
 
 
 def matrices_of(model: nn.Module) -> list[Matrix]:
     """All that may be quantized, each once."""
     inside = {part for layers in model.modules() if isinstance(layers, Layers) for part in layers.modules()}
-    found: dict[str, Matrix] = {}
+    mixtures = [layer for layer in model.modules() if isinstance(layer, Experts)]
+    staying = {part for mixture in mixtures for part in mixture.router.modules()}
+    staying |= {each.shared.gate for each in mixtures if each.shared and each.shared.gate}
+    found = {each.name: each for mixture in mixtures for each in matrices_of_experts(mixture)}
     for layer in model.modules():
         if not isinstance(layer, Linear | VocabEmbedding):
             continue
@@ -58,12 +88,34 @@ def matrices_of(model: nn.Module) -> list[Matrix]:
             "embedding" if isinstance(layer, VocabEmbedding) else "linear" if layer in inside else "head"
         )
         for name, rows in rows_by_name(weight).items():
-            found.setdefault(name, Matrix(name, rows, layer, kind))
+            found.setdefault(name, Matrix(name, rows, layer, kind, stays=layer in staying))
     return list(found.values())
 
 
+def matrices_of_experts(mixture: Experts) -> Iterator[Matrix]:
+    """Raises ValueError if all experts are one tensor, of which no tool's format has the codes."""
+    parameters: tuple[ExpertMatrix, ...] = ("gate_up", "down")
+    for parameter in parameters:
+        weight = mixture.matrix(parameter)
+        if not isinstance(weight.spec.place, OneByOne):
+            raise ValueError(
+                f"{weight.sources[0]} holds all experts of a layer, and only checkpoints with a tensor for "
+                "each expert's matrix are quantized ahead; serve it with quantization='fp8', 'int4' or "
+                "'mxfp4'"
+            )
+        for name, part in parts_by_name(weight).items():
+            yield Matrix(name, part, mixture, "experts", parameter)
+
+
+def parts_by_name(weight: Weight) -> Mapping[str, slice | tuple[int, int]]:
+    """Where in a parameter each of the checkpoint's tensors is."""
+    if isinstance(weight.spec.place, OneByOne):
+        return {name: divmod(i, weight.spec.place.num_merged) for i, name in enumerate(weight.sources)}
+    return rows_by_name(weight)
+
+
 def rows_by_name(weight: Weight) -> dict[str, slice]:
-    """Where in a parameter each of the checkpoint's tensors is; one tensor may fill neighbouring parts."""
+    """The same of rows [N, K]; one tensor may fill neighbouring parts."""
     if len(weight.sources) == 1:
         return {weight.sources[0]: slice(0, len(weight))}
     assert isinstance(weight.spec.place, Sliced) and weight.spec.place.part_axis == 0, weight.sources
@@ -91,6 +143,7 @@ def together(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
             and last.matrix.layer is each.matrix.layer
             and last.format == each.format
             and each.format.group.rows == 1
+            and each.matrix.kind != "experts"
         ):
             runs[-1].append(each)
         else:

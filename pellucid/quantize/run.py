@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pellucid.layers.experts import Experts
 from pellucid.layers.linear import Linear
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
@@ -36,7 +35,8 @@ from pellucid.quantize.matrices import (
     Stored,
     matrices_of,
     numbers_of,
-    rows_by_name,
+    part_of,
+    parts_by_name,
     rows_of,
     tensors_of,
     together,
@@ -135,7 +135,6 @@ class Quantizer:
             layer = Layer(self.checkpoint, index, self.machine, self.samples.longest)
             weights = weights_of(layer.model)
             layer.load(layer.source, {})
-            refuse_experts(layer)
             matrices = [matrix for matrix in matrices_of(layer.module) if matrix.name not in self.owned]
             stored = self.choose(matrices)
             if index >= self.report.num_layers_done:
@@ -168,7 +167,7 @@ class Quantizer:
         """Which are quantized, and how; the others are noted as plain."""
         found: list[Stored] = []
         for matrix in matrices:
-            format = self.rules.format_of(matrix.path, matrix.kind)
+            format = None if matrix.stays else self.rules.format_of(matrix.path, matrix.kind)
             if format is None:
                 if matrix.kind != "embedding":
                     self.plain.append(matrix.path)
@@ -184,12 +183,14 @@ class Quantizer:
         with watched(layer.module, squares=self.method.squares) as inputs:
             for _ in layer.run(stream.chunks, stream.states):
                 pass
-        seen = {linear: Statistics(each) for linear, each in inputs.items() if each.count}
+        seen = {fed: Statistics(each) for fed, each in inputs.items() if each.count}
         dtype = dtype_named(self.checkpoint.dtype)
-        self.method.prepare(folds_of(layer.module, dtype), seen, self.format)
+        linears = {fed: each for fed, each in seen.items() if isinstance(fed, Linear)}
+        self.method.prepare(folds_of(layer.module, dtype), linears, self.format)
+        seen |= linears
         tensors = self.other_tensors(layer, weights, {each.matrix.name for each in stored}, dtype)
         for run in together(stored):
-            tensors |= self.codes_of(run, seen.get(run[0].matrix.layer), layer)  # type: ignore[arg-type]
+            tensors |= self.codes_of(run, seen.get(run[0].matrix.fed), layer)
         self.report.plain_bytes += sum(layer.source.infos[name].nbytes for name in layer.names - self.owned)
         self.report.bytes += stored_bytes(tensors)
         self.report.num_layers_done = layer.index + 1
@@ -230,8 +231,8 @@ class Quantizer:
         }
         tensors: dict[str, Tensor] = {}
         for weight in weights:
-            for name, rows in rows_by_name(weight).items():
-                part = weight.detach()[rows]
+            for name, place in parts_by_name(weight).items():
+                part = part_of(weight, place)
                 if name in quantized or name in self.owned or name not in layer.source.infos:
                     continue
                 if name in layer.norms:
@@ -276,14 +277,6 @@ class Part:
         }
         self.metadata = source.metadata
         self.key, self.read = source.key, source.read
-
-
-def refuse_experts(layer: Layer) -> None:
-    if any(isinstance(part, Experts) for part in layer.module.modules()):
-        raise ValueError(
-            f"{layer.checkpoint.name} mixes experts, which are not quantized ahead yet; "
-            "serve it with quantization='fp8' or 'int8', or take a checkpoint that is quantized already"
-        )
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
