@@ -38,13 +38,21 @@ from pellucid.kernels.experts import (
 )
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.packed_matmul import TILE, tile_of
-from pellucid.kernels.packed_weight import GroupCodes, PackedWeight, by_turns, numbers_of, packed
+from pellucid.kernels.packed_weight import (
+    GroupCodes,
+    Numbers,
+    PackedWeight,
+    by_turns,
+    numbers_of,
+    packed,
+)
 from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
 from pellucid.platform import platform_of
 
 SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
+FOLDED = 2.0**126  # see packed_hopper.py, which needs Triton
 MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
-ROWS_UNPACKED = {False: 64, True: 1024}  # on average; from so many on numbers are written (True: Hopper)
+ROWS_UNPACKED = {False: 64, True: 1 << 30}  # on average; from so many on numbers are written (True: Hopper)
 GATHER_BLOCK = 1024
 
 
@@ -80,7 +88,18 @@ def pack_experts(
     words, scale = below("words"), below("scale")
     assert words is not None and scale is not None
     zero, offset, num_out = below("zero"), below("offset"), len(words) * int(TILE.value)
-    return replace(first, words=words, scale=scale, zero=zero, offset=offset, num_out=num_out)
+    joined = replace(first, words=words, scale=scale, zero=zero, offset=offset, num_out=num_out)
+    whole = experts[0][0].q.shape
+    by_hopper = platform_of(words.device).is_hopper and not (whole[0] % 8 or whole[1] % 8)
+    return folded(joined) if by_hopper else joined
+
+
+def folded(weight: PackedWeight) -> PackedWeight:
+    """The same with a factor of E2M1's numbers in their scales, if these stay finite."""
+    largest = float(weight.scale.abs().max())
+    if weight.numbers is not Numbers.E2M1 or weight.dtype != torch.bfloat16 or largest > 1:
+        return weight
+    return replace(weight, scale=weight.scale * FOLDED, factor=FOLDED)
 
 
 def kind_of(weight: PackedWeight) -> tuple[object, ...]:
@@ -207,7 +226,7 @@ def pairs_by_hopper(
         work = Work(*places_in(places), top_k, num)
         x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
     up, down = (
-        expert_tile(rows, weight.words.shape[0] // num, weight.bits)
+        expert_tile(rows, weight.words.shape[0] // num, weight.bits, len(work.tiles))
         for weight in (experts.gate_up, experts.down)
     )
     hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)
@@ -308,6 +327,7 @@ def multiply_packed(
 ) -> Tensor:
     """Every pair's row times its expert's W; as `experts.grouped`."""
     assert weight.gated == (gating is not None) and out.is_contiguous() and x.shape[1] == weight.num_in
+    assert weight.factor == 1, "for Hopper's kernel"
     num_blocks = weight.words.shape[0] // num_experts
     if len(places.tiles):
         packed_grouped_kernel[(len(places.tiles) * num_blocks,)](

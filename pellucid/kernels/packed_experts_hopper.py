@@ -35,6 +35,7 @@ from pellucid.kernels.hopper_matmul import EIGHT, LINE_BYTES, LINES, rounded, se
 from pellucid.kernels.hopper_prefill import barrier, boxes_of, copy_box
 from pellucid.kernels.packed_hopper import (
     CODES,
+    FOLDED,
     HALF,
     ask_for,
     assembly,
@@ -48,6 +49,9 @@ from pellucid.kernels.packed_hopper import (
 from pellucid.kernels.packed_weight import PackedWeight
 from pellucid.kernels.silu_mul import activate
 from pellucid.kernels.tiles import RING_BYTES
+
+PROGRAMS = 132  # as many as a Hopper GPU has multiprocessors
+STAGES = 4  # of steps: more were slower
 
 
 class ExpertTile(NamedTuple):
@@ -72,23 +76,19 @@ class Work(NamedTuple):
     few: bool = False
 
 
-def expert_tile(rows: int, num_blocks: int, bits: int) -> ExpertTile:
-    """For tiles of so many rows and experts of so many blocks of 64 outputs.
-
-    Two programs of few rows share a multiprocessor, so that one begins while the other one ends.
-    """
-    groups, room = 1, RING_BYTES // 2
-    if rows >= 64:
-        groups, room = (3 if num_blocks % 3 == 0 else 2), RING_BYTES
+def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int = PROGRAMS) -> ExpertTile:
+    """For so many tiles of rows, and experts of so many blocks of 64 outputs."""
+    fits = [n for n in (3, 2) if num_blocks % n == 0 and num_blocks // n * num_tiles >= PROGRAMS]
+    groups = next(iter(fits), 2 if rows >= 64 else 1)
     codes = CODES.value * bits // 4
     stage = groups * codes + 2 * rows * LINE_BYTES.value
     whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results
-    return ExpertTile(rows, groups, max(whole, min(room // stage, 12) // whole * whole))
+    return ExpertTile(rows, groups, max(whole, min(RING_BYTES // stage, STAGES) // whole * whole))
 
 
 def registers_of(tile: ExpertTile) -> int | None:
-    """Of a thread, such that two programs of one group find room; others share as they need."""
-    return 128 if tile.groups == 1 else None
+    """Of a thread, such that programs of one group and few rows find room, three of them."""
+    return None if tile.groups > 1 else 80 if tile.rows <= 32 else 128
 
 
 def packed_experts_hopper(
@@ -137,6 +137,7 @@ def packed_experts_hopper(
         ASM=assembly(
             *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
             has_offset=weight.offset is not None,
+            is_folded=weight.factor == FOLDED,
         ),
         ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
         MIDDLE=middle_of(weight.middle, weight.bits, weight.dtype),

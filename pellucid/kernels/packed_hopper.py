@@ -171,6 +171,7 @@ def doubled(pair):
 
 
 E2M1 = {"bf16x2": (6, 0x01C001C0, 0x7E807E80), "f16x2": (9, 0x0E000E00, 0x74007400)}  # and 2^126, 2^14
+FOLDED = 2.0**126  # what bfloat16's exponents lack when they are E2M1's bits
 ABOVE = {"bf16x2": 0x4300, "f16x2": 0x6400}  # 128 and 1,024, whose last bits are units
 
 
@@ -196,11 +197,12 @@ def assembly(
     table_bits: tuple[int, ...] = (),
     *,
     has_offset: bool = False,
+    is_folded: bool = False,
 ) -> str:
     """PTX that makes eight numbers of a word: $0 to $7, of the word $8; or four of 8 bits, of the word $4.
 
     The next arguments are scales of rows r and r + 8, what is subtracted from their codes, and what is added
-    in the end, each twice in an int32.
+    in the end, each twice in an int32.  is_folded: scales of E2M1 have FOLDED as a factor.
     """
     type = type_of(dtype)
     lines, num = [".reg .b32 n<4>, s, t, u<8>;"], 4
@@ -208,7 +210,7 @@ def assembly(
         case Numbers.INTEGER, 4:
             lines += integers(type)
         case Numbers.E2M1, _:
-            lines += small_floats(type)
+            lines += small_floats(type, is_folded=is_folded)
         case Numbers.TABLE, _:
             lines += from_table(table_bits)
         case Numbers.INTEGER, _:
@@ -285,7 +287,7 @@ def integers(type: str) -> list[str]:
     return lines
 
 
-def small_floats(type: str) -> list[str]:
+def small_floats(type: str, *, is_folded: bool) -> list[str]:
     """E2M1: sign, exponent of two bits, which may be zero, mantissa of one, where wider types have them."""
     place, mask, factor = E2M1[type]
     lines = [f"mov.b32 t, {factor:#x};"]
@@ -296,8 +298,8 @@ def small_floats(type: str) -> list[str]:
             f"and.b32 n{i}, n{i}, {mask:#x};",
             f"shl.b32 s, $8, {12 - 4 * i};",
             f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
-            f"mul.rn.{type} n{i}, n{i}, t;",
         ]
+        lines += [] if is_folded else [f"mul.rn.{type} n{i}, n{i}, t;"]
     return lines
 
 

@@ -129,6 +129,7 @@ class PackedWeight:
     group: int  # inputs: a multiple of 64 or 16 or 32
     num_out: int
     num_in: int
+    factor: float = 1.0  # of scales: a power of two, by which numbers are made from fewer bits
     gated: bool = False  # of each tile's outputs eight are gates, and eight what they open, by turns
 
     @property
@@ -292,7 +293,7 @@ def numbers_of(weight: PackedWeight, first: int = 0, last: int | None = None) ->
         numbers=weight.numbers,
         bits=weight.bits,
         group=weight.group,
-        scale=scale,
+        scale=scale / weight.factor,
         middle=weight.middle,
         zero=of_groups(weight.zero),
         offset=of_groups(weight.offset),

@@ -83,6 +83,8 @@ class Weight(nn.Parameter):
                 self.normal_(0, 0.02, generator=generator)
             case "near_one":
                 self.normal_(1, 0.02, generator=generator)
+            case "one":
+                self.fill_(1)
             case "bits":
                 info = torch.iinfo(self.dtype)
                 self.random_(info.min, info.max, generator=generator)

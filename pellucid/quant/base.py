@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
 ExpertMatrix = Literal["gate_up", "down"]
 Experts = ExpertWeights | PackedExperts
-Fill = Literal["normal", "near_one", "bits"]  # what dummy weights look like
+Fill = Literal["normal", "near_one", "one", "bits"]  # what dummy weights look like
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Fp8:
                 shape=(shape.out_features, num_blocks),
                 dtype=torch.float32,
                 place=OutputScales(shape, self.format.block),
-                fill="near_one",
+                fill="one" if self.format.block else "near_one",  # outputs share those of blocks
             ),
         }
         if self.format.activations == "static":

@@ -27,6 +27,7 @@ class Multiplier(Enum):
     TUNED = "kernels for few rows and for gates, torch's product for the rest"
     FP8_ROWS = "torch._scaled_mm in FP8, kernels for few rows"
     FP8_KERNELS = "a kernel in FP8, others for few rows"
+    FP8_BLOCKS = "torch._scaled_mm in FP8, kernels for up to 128 rows"
     FP8_KERNEL = "a kernel in FP8"
     WEIGHT_ONLY = "a kernel that widens weights in registers, activations as they are"
     UNPACKED = "kernels that unpack codes in registers; many rows by torch's product of their numbers"
@@ -49,13 +50,13 @@ class Product:
     @property
     def rounds(self) -> bool:
         """Whether activations are rounded to FP8."""
-        fp8 = (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_KERNEL, Multiplier.REFERENCE)
-        return self.multiplier in fp8
+        fp8 = (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS, Multiplier.FP8_KERNEL)
+        return self.multiplier in (*fp8, Multiplier.REFERENCE)
 
     @property
     def has_few_rows(self) -> bool:
         """Whether few rows have FP8 kernels of their own."""
-        return self.multiplier in (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS)
+        return self.multiplier in (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS)
 
 
 def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool, native: bool = False) -> Product:
@@ -100,6 +101,8 @@ def fp8_product(shape: LinearShape, platform: Platform, *, block: int, is_static
         return Product(kind, Multiplier.WEIGHT_ONLY)
     if is_rows and vendor_multiplies(shape, platform):
         return Product(kind, Multiplier.FP8_ROWS)
+    if block == 128 and platform.is_hopper and vendor_multiplies_blocks(shape):
+        return Product(kind, Multiplier.FP8_BLOCKS)
     has_few_rows = (is_rows or block in FEW_BLOCKS) and shape.dtype.itemsize == 2
     return Product(kind, Multiplier.FP8_KERNELS if has_few_rows else Multiplier.FP8_KERNEL)
 
@@ -110,6 +113,12 @@ def packed_product(kind: str, platform: Platform, *, native: bool = False) -> Pr
     if platform.device == "cuda":
         return Product(kind, Multiplier.UNPACKED)
     return Product(kind, Multiplier.NATIVE if native else Multiplier.SLICES)
+
+
+def vendor_multiplies_blocks(shape: LinearShape) -> bool:
+    """Whether torch._scaled_mm takes a scale for each 128 x 128 weights: on Hopper, of whole blocks."""
+    parts = (shape.in_features, *shape.out_partitions)
+    return shape.dtype == torch.bfloat16 and not any(part % 128 for part in parts)
 
 
 def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:

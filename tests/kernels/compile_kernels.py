@@ -761,7 +761,7 @@ def compile_packed_experts_hopper() -> None:
             (Numbers.E4M3, 8, 128, set()),
         ),
     ):
-        tile = expert_tile(rows, num_blocks, bits)
+        tile = expert_tile(rows, num_blocks, bits, 4 if num_blocks == 32 else 132)
         layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
         types = {"x": f"tensordesc<bf16{[rows, half]},{layouts[0]!r}>"}
         types |= {"words": f"tensordesc<i32{[8 * bits, 32]},{layouts[1]!r}>"}
@@ -770,7 +770,7 @@ def compile_packed_experts_hopper() -> None:
         types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
         types |= dict.fromkeys(("num_experts", "num_out", "num_tiles"), "i32")
         types |= dict.fromkeys(("limit", "alpha"), "fp32")
-        assembly = assembly_of(numbers, bits, DTYPE, tuple(range(16)))
+        assembly = assembly_of(numbers, bits, DTYPE, tuple(range(16)), is_folded=numbers is Numbers.E2M1)
         constants = {"ASM": assembly, "ADD": "add.rn.bf16x2 $0, $1, $2;", "MIDDLE": 0x43084308, "BITS": bits}
         constants |= {"GROUP": group, "NUM_GROUPS": 2880 // group, "PADDED": 128, "NUM_BLOCKS": num_blocks}
         constants |= {

@@ -55,7 +55,7 @@ def test_logits_in_float32_are_those_of_the_library(shape: tuple[int, int, int])
     parts, expected = wide_logits(x, weight), wide_logits_ref(x, weight)
     torch.testing.assert_close(parts.sum(0), expected, rtol=1e-4, atol=1e-4)
     routing, share = Routing(num_experts, 2), Share(0, num_experts)
-    assert_chosen_alike(route(parts, routing, share), route_ref(expected, routing, share))
+    assert route(parts, routing, share).ids.tolist() == route_ref(expected, routing, share).ids.tolist()
 
 
 ROUTINGS = {

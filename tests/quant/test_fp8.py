@@ -16,12 +16,14 @@ from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8_ref
+from pellucid.kernels.quantize_fp8 import Rounded, Rounding, quantize_fp8_ref, round_rows_ref
+from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.layers.activation import Act
 from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import NormSpec, RMSNorm
+from pellucid.quant import fp8_product
 from pellucid.quant import quantization as choice
 from pellucid.quant.base import Coords, LinearMethod, LinearShape, Split
 from pellucid.quant.codes import E4M3
@@ -398,3 +400,30 @@ def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(
     torch.testing.assert_close(
         ours, expected, atol=0.02 * expected.abs().mean().item() if num_tokens else 0, rtol=2e-2
     )
+
+
+def test_scales_of_blocks_lie_as_the_vendors_product_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_product, "knows_blocks", lambda device: True)
+    weight = torch.zeros(384, 640, dtype=torch.float8_e4m3fn)
+    blocks = torch.rand(3, 5)
+    made = fp8_product.scales_of_blocks(weight, blocks.repeat_interleave(128, 0))
+    assert made is not None and torch.equal(made, blocks) and made.stride() == (8, 1)
+    assert fp8_product.scales_of_blocks(weight, torch.rand(384, 5)) is None
+
+
+@pytest.mark.parametrize("num_rows", [160, 163])
+def test_rows_for_the_vendors_product_are_whole_sixteens(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    def product(x: Tensor, weight: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: object) -> Tensor:
+        assert len(x) % 16 == 0 and scale_a.stride() == (1, len(x)), scale_a.stride()
+        wide = scale_b.t().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return (x.float() * scale_a.repeat_interleave(128, 1)) @ (weight.t().float() * wide).t()
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    x = round_rows_ref(torch.randn(num_rows, 256), Rounding(128))
+    weight, blocks = torch.randn(384, 256).to(torch.float8_e4m3fn), torch.rand(3, 2) + 0.5
+    y = fp8_product.multiply_blocks(x, weight, blocks)
+    scales = blocks.repeat_interleave(128, 0)
+    expected = scaled_matmul_ref(x.values, x.scales, weight, scales, block=128, dtype=torch.float32)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-3)

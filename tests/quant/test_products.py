@@ -92,7 +92,7 @@ def test_what_no_kernel_is_written_for_is_refused_with_the_way_out(platform: Pla
         ((12, 0), torch.bfloat16, None, Multiplier.FP8_KERNELS),
         ((9, 0), torch.float16, None, Multiplier.FP8_KERNELS),
         ((9, 0), torch.float32, None, Multiplier.FP8_KERNEL),
-        ((9, 0), torch.bfloat16, 128, Multiplier.FP8_KERNELS),
+        ((9, 0), torch.bfloat16, 128, Multiplier.FP8_BLOCKS),
         ((9, 0), torch.bfloat16, 48, Multiplier.FP8_KERNEL),
         ((8, 9), torch.float16, 128, Multiplier.FP8_KERNELS),
         ((8, 0), torch.bfloat16, None, Multiplier.WEIGHT_ONLY),
