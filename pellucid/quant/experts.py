@@ -23,6 +23,7 @@ from pellucid.quant.codes import Codes, Scales
 from pellucid.quant.expert_places import AllInOne, ExpertPlace, OneByOne
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.packed import bits_kept, dummy, group_codes, kept_bits, plain, with_zeros
+from pellucid.quant.products import Multiplier
 from pellucid.quant.rounding import rounded
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class CodedExperts:
     gate_up: Callable[[int], LayerFormat]
     down: Callable[[int], LayerFormat]
     is_stored: bool
+    is_slow: bool = False
 
     def format(self, matrix: ExpertMatrix, num_in: int) -> LayerFormat:
         return (self.gate_up if matrix == "gate_up" else self.down)(num_in)
@@ -73,10 +75,10 @@ class CodedExperts:
 
     def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
         format = self.format(matrix, 1 << 30)
-        return (
-            f"{format.layout} {format.code.name}, {bits_kept(format.code)} bits: grouped products that "
-            "unpack codes in registers, activations as they are"
-        )
+        by = "grouped products that unpack codes in registers, activations as they are"
+        if self.is_slow:
+            by = Multiplier.SLICES.value
+        return f"{format.layout} {format.code.name}, {bits_kept(format.code)} bits: {by}"
 
     def finish(
         self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]

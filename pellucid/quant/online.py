@@ -64,6 +64,7 @@ class Online:
     """A plain checkpoint; the first choice that names a layer tells how it is quantized."""
 
     choices: tuple[Choice, ...] = ()
+    device: str = "cuda"
 
     def method(self, paths: tuple[str, ...], kind: Kind) -> LinearMethod | None:
         ways = {self.way(path, kind) for path in paths}
@@ -89,18 +90,20 @@ class Online:
         if way == NONE:
             return PlainExperts()
         of = EXPERT_FORMATS[way]
-        return CodedExperts(of, of, is_stored=False)
+        return CodedExperts(of, of, is_stored=False, is_slow=self.device == "cpu")
 
 
-def online(asked: str | Mapping[str, object] | None) -> Online | None:
+def online(asked: str | Mapping[str, object] | None, device: str = "cuda") -> Online | None:
     """How layers are quantized that are plain in files; None: `asked` is no way to do that.
 
+    On a CPU, which makes numbers of experts' codes at every call, experts must be asked for.
     Raises ValueError for a mapping that names a way or a kind that there is not.
     """
     if asked is None:
         return Online()
     if isinstance(asked, str) and not asked.lstrip().startswith("{"):
-        return Online((Choice(EVERYTHING, asked, LAYERS),)) if asked in ONLINE else None
+        kinds = LINEAR if device == "cpu" else LAYERS
+        return Online((Choice(EVERYTHING, asked, kinds),), device) if asked in ONLINE else None
     mapping = dict(read(asked))
     ignored = mapping.pop("ignore", [])
     if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
@@ -110,7 +113,7 @@ def online(asked: str | Mapping[str, object] | None) -> Online | None:
     ways = {name: way_of(name, way) for name, way in mapping.items()}
     choices += [Choice(matcher(name), way, every) for name, way in ways.items() if name not in KINDS]
     choices += [Choice(EVERYTHING, way, KINDS[name]) for name, way in ways.items() if name in KINDS]
-    return Online(tuple(choices))
+    return Online(tuple(choices), device)
 
 
 def read(asked: str | Mapping[str, object]) -> Mapping[str, object]:

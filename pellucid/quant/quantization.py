@@ -53,12 +53,13 @@ class Quantization(Protocol):
 class AsStored(Quantization):
     """A quantized checkpoint.  served: codes that methods of their own multiply, where the model runs.
 
-    packs: other codes stay codes, too.
+    packs: other codes stay codes, too.  packs_experts: so do those of experts.
     """
 
     rules: Rules
     served: frozenset[Code] = frozenset()
     packs: bool = False
+    packs_experts: bool = False
 
     def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
         kept = {self._kept(self.stored(path, kind)) for path in paths}
@@ -102,7 +103,7 @@ class AsStored(Quantization):
         for format in formats:
             if format is None or format.code == PLAIN:
                 return PlainExperts()
-            if not self.packs:
+            if not self.packs_experts:
                 return PlainExperts("codes of experts are kept on GPUs alone, for activations of 16 bits")
             if (why := refusal(format)) is not None:
                 return PlainExperts(why)
@@ -123,8 +124,9 @@ def choose_quantization(
     name = asked if asked is None or isinstance(asked, str) else "a mapping"
     rules = rules_of(stored, name)
     if rules is not None:
-        return AsStored(rules, served_codes(platform, dtype), packs_codes(platform, dtype))
-    found = online(asked)
+        packs = packs_codes(platform, dtype), packs_experts(platform, dtype)
+        return AsStored(rules, served_codes(platform, dtype), *packs)
+    found = online(asked, platform.device)
     if found is not None:
         return found
     known = ", ".join(ONLINE)
@@ -146,6 +148,11 @@ def served_codes(platform: Platform, dtype: torch.dtype) -> frozenset[Code]:
 def packs_codes(platform: Platform, dtype: torch.dtype) -> bool:
     """Whether codes of all kinds are kept and multiplied: by kernels, or by native code."""
     return serves(dtype) if platform.device == "cpu" else dtype.itemsize == 2
+
+
+def packs_experts(platform: Platform, dtype: torch.dtype) -> bool:
+    """Whether codes of experts are: by kernels alone."""
+    return platform.device == "cuda" and dtype.itemsize == 2
 
 
 def native_format(format: LayerFormat) -> Fp8Format | str | None:

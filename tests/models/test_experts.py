@@ -74,7 +74,7 @@ PACKS = pytest.mark.parametrize("packs", [False, True], ids=["decoded", "packed"
 
 def let_pack(monkeypatch: pytest.MonkeyPatch, *, packs: bool) -> None:
     """As on a GPU: codes of experts stay codes."""
-    monkeypatch.setattr(quantization, "packs_codes", lambda platform, dtype: packs)
+    monkeypatch.setattr(quantization, "packs_experts", lambda platform, dtype: packs)
 
 
 def assert_alike(actual: Tensor, expected: Tensor, *, packs: bool) -> None:
