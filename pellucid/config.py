@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from pellucid.no_effect import ENGINE, tell_ignored
+from pellucid.no_effect import ENGINE, SPECULATIVE, UNSERVED_SPECULATIVE, tell_ignored
 
 
 def option(default: object, text: str, choices: tuple[str, ...] = (), alias: tuple[str, ...] = ()) -> Any:
@@ -361,7 +361,11 @@ class SpeculativeConfig:
     @classmethod
     def _from_fields(cls, given: Mapping[str, object]) -> SpeculativeConfig:
         known = [f.name for f in fields(cls)]
+        tell_ignored(name for name in given if name in SPECULATIVE)
+        given = {name: value for name, value in given.items() if name not in SPECULATIVE}
         for name in given:
+            if name in UNSERVED_SPECULATIVE:
+                raise ValueError(f"{name} in speculative_config: {UNSERVED_SPECULATIVE[name]}")
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"

@@ -41,6 +41,15 @@ SERVER = {
     "max_log_len": NO_LOG,
     "uvicorn_log_level": "say --access-log or --verbose",
 }
+SPECULATIVE = {  # keys of speculative_config
+    "disable_padded_drafter_batch": "a drafter runs on the rows of the step",
+    "enable_adaptive_verification": "drafts are dealt by what they bring, see adaptive",
+    "num_speculative_tokens_per_batch_size": "drafts are dealt by what they bring, see adaptive",
+    "speculative_disable_by_batch_size": "drafts are dealt by what they bring, see adaptive",
+    "suffix_decoding_max_spec_factor": "each request has as many drafts as stand, see adaptive",
+    "suffix_decoding_min_token_prob": "each request has as many drafts as stand, see adaptive",
+    "use_local_argmax_reduction": "ranks exchange a number and a token each",
+}
 WITH_VALUE = {  # the others are flags
     *("block_manager", "compilation_config", "cuda_graph_sizes"),
     *("guided_decoding_backend", "limit_mm_per_prompt", "max_parallel_loading_workers", "tokenizer_mode"),
@@ -93,7 +102,16 @@ UNSERVED = {
 }
 
 
+UNSERVED_SPECULATIVE = {  # keys of speculative_config
+    "attention_backend": "a drafter's layers attend as the model's do; say --attention-backend for both",
+    "draft_sample_method": "drafts are drawn with the request's own temperature; leave it out",
+    "kv_cache_dtype": "a drafter's KV lies in the model's pages; say --kv-cache-dtype for both",
+    "max_model_len": "a drafter knows the model's texts to their end; say --max-model-len for both",
+    "use_heterogeneous_vocab": "take a draft model of the same vocabulary",
+}
+
+
 def tell_ignored(names: Iterable[str]) -> None:
     """Say of each of these that it has no effect, and why."""
     for name in names:
-        logger.warning("%s has no effect: %s", name, {**ENGINE, **SERVER}[name])
+        logger.warning("%s has no effect: %s", name, {**ENGINE, **SERVER, **SPECULATIVE}[name])

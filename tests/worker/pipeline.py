@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pellucid.dist.collectives import ALONE, Channels, Links
 from pellucid.dist.mesh import Mesh
-from pellucid.executor.base import EXECUTORS, Capacity, Pending, Seat
+from pellucid.executor.base import EXECUTORS, Capacity, Hear, Pending, Seat
 from pellucid.executor.local import LocalTicket
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -106,6 +106,9 @@ class LazyPipeline:
 
     def check(self) -> None:
         pass
+
+    def listen(self, hear: Hear) -> None:
+        """Nobody says anything out of turn."""
 
     def shutdown(self) -> None:
         for worker in self.workers:
