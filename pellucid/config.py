@@ -163,6 +163,37 @@ class ParallelConfig:
         300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
     )
 
+    nnodes: int = option(1, "machines, each with as many ranks; the others run `pellucid agent`")
+    node_rank: int = option(0, "which of them this is; the server or script runs on 0")
+    master_addr: str = option(
+        "127.0.0.1", "address of the node of rank 0, for the others", alias=("data_parallel_address",)
+    )
+    master_port: int = option(29501, "port there, at which they join", alias=("data_parallel_rpc_port",))
+    node_addr: str | None = option(
+        None, "this node's address, if it is not rank 0; default the one from which it reaches that"
+    )
+    data_parallel_size_local: int | None = option(
+        None, "engines on each machine, instead of nnodes; the same on all"
+    )
+    data_parallel_start_rank: int = option(0, "the first engine of this machine, instead of node_rank")
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines."""
+        local = self.data_parallel_size_local
+        return self.data_parallel_size // local if local and self.nnodes == 1 else self.nnodes
+
+    @property
+    def own_node(self) -> int:
+        """Which of them this is."""
+        local = self.data_parallel_size_local
+        return self.node_rank or (self.data_parallel_start_rank // local if local else 0)
+
+    @property
+    def head(self) -> tuple[str, int]:
+        """Where the node of rank 0 is reached."""
+        return self.master_addr, self.master_port
+
     @property
     def shares_model(self) -> bool:
         """Does an engine have several workers?"""
@@ -174,10 +205,11 @@ class ParallelConfig:
         return self.prefill_engines + self.decode_engines or self.data_parallel_size
 
     def first_gpu(self, replica: int) -> int | None:
-        """Index of the first GPU of an engine, from 0 on; None for the only one, which may be anywhere."""
-        if self.num_engines == 1:
+        """Index on its machine of an engine's first GPU; None for the only one, which may be anywhere."""
+        if self.num_engines * self.num_nodes == 1:
             return None
-        return replica * self.tensor_parallel_size * self.pipeline_parallel_size
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        return replica * num_ranks % max(1, num_ranks * self.data_parallel_size // max(1, self.num_nodes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
-"""A process that serves another one: `python -m pellucid.member IN OUT NAME`.
+"""A process that serves another one: `python -m pellucid.member IN OUT NOTES NAME`.
 
-IN and OUT are its end of the line to its owner, whose first word says what it is to do.  It ends when its
-owner does, however that ends, and whatever it is doing then itself.
+IN and OUT are its end of the line to its owner, whose first word says what it is to do; NOTES is memory that
+its owner can read.  It ends when its owner does, however that ends, and whatever it is doing then itself.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import signal
 import sys
@@ -17,9 +18,9 @@ from tqdm import tqdm
 
 from pellucid import registry
 from pellucid.cluster.desk import Desk, OwnerGone
-from pellucid.cluster.launchers.local import TITLE
 from pellucid.cluster.line import Line
 from pellucid.cluster.messages import Start, untagged
+from pellucid.nodes.local import NOTES, TITLE
 
 LOOK_EVERY = 1.0  # seconds
 
@@ -28,10 +29,15 @@ def main() -> None:
     """The process's life."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # its owner's to answer; this process ends with it
-    reads, writes, title = sys.argv[1:]
+    reads, writes, notes, title = sys.argv[1:]
     line = Line(int(reads), int(writes))
+    live(line, title.removeprefix(TITLE), memoryview(mmap.mmap(int(notes), NOTES)))
+
+
+def live(line: Line, name: str, notes: memoryview) -> None:
+    """Do what the other end of the line says, and end this process."""
     threading.Thread(target=_leave_with_owner, args=(line,), daemon=True).start()
-    desk = Desk(line, title.removeprefix(TITLE))
+    desk = Desk(line, name, notes)
     try:
         start = desk.next()
         assert isinstance(start, Start), start

@@ -17,6 +17,7 @@ from pellucid.connectors.config import KVTransferConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import Draft
+from pellucid.nodes.place import Node
 from pellucid.platform import Platform, check_platform
 
 VLLM_EXECUTORS = {"mp": "multiproc", "uni": "local"}  # its names of ours
@@ -45,6 +46,7 @@ class Resolved:
     executor: str
     stage_layers: tuple[int, ...]  # of each pipeline stage
     replica: int = 0  # which of the data-parallel engines this is
+    nodes: tuple[Node, ...] = ()  # the machines, if there are several
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
     # All that requests may ask for: their order gives each its bit, the same one in every process.
@@ -81,9 +83,10 @@ class Resolved:
         return self.user.parallel.tensor_parallel_size * self.num_pipeline_stages
 
     @property
-    def num_workers_of_all(self) -> int:
-        """Processes of all data-parallel engines: on a CPU, they share its cores and its memory."""
-        return self.num_workers * self.user.parallel.num_engines
+    def num_workers_of_node(self) -> int:
+        """Processes of all engines on one machine: on a CPU, they share its cores and its memory."""
+        parallel = self.user.parallel
+        return self.num_workers * parallel.num_engines // parallel.num_nodes
 
     def table(self) -> str:
         """The resolved choices in one line, for the log."""
@@ -107,11 +110,13 @@ def resolve(
     draft: Draft | None = None,
     *,
     replica: int = 0,
+    nodes: tuple[Node, ...] = (),
 ) -> Resolved:
     """Fill in every default that depends on hardware or model.  Pure.
 
     draft: what proposes, read from its checkpoint; None: nothing.  replica: which of the data-parallel
-    engines it is for.  Raises ValueError, naming value, limit and way out, for wishes that cannot be met.
+    engines it is for.  nodes: the machines, if there are several.  Raises ValueError,
+    naming value, limit and way out, for wishes that cannot be met.
     """
     on_gpu = platform.device == "cuda"
     check_platform(platform)
@@ -123,7 +128,8 @@ def resolve(
     num_batched = _positive("max_num_batched_tokens", wish, default, least=2)  # an answer's and a prompt's
     stage_layers = _resolve_stages(user.parallel, checkpoint.num_layers)
     num_workers = user.parallel.tensor_parallel_size * len(stage_layers)
-    num_threads = max(1, platform.num_cores // (num_workers * user.parallel.num_engines))
+    num_here = num_workers * user.parallel.num_engines // user.parallel.num_nodes
+    num_threads = max(1, platform.num_cores // num_here)
     depth = len(stage_layers) + (1 if on_gpu else 0)
     block_size = user.cache.block_size
     if block_size not in (16, 32, 64, 128, 256):
@@ -147,6 +153,7 @@ def resolve(
         num_threads=_positive("num_threads", user.device.num_threads, num_threads),
         executor=_resolve_executor(user.device.executor, num_workers),
         replica=replica,
+        nodes=nodes,
         stage_layers=stage_layers,
         speculative=_resolve_speculation(user, draft, max_model_len),
         draft=draft and draft.checkpoint,
@@ -181,6 +188,7 @@ def _check_supported(user: EngineConfig) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         _positive(name, getattr(parallel, name), 1)
     _check_roles(parallel)
+    check_nodes(parallel)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")
     listed = user.scheduler.max_listed_tokens
@@ -203,6 +211,39 @@ def _check_supported(user: EngineConfig) -> None:
         raise ValueError(f"cpu_kv_cache_gib is {cpu_gib}, must be above 0 (GiB)")
     if not 0 < user.cache.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization is {user.cache.gpu_memory_utilization}, must be in (0, 1]")
+
+
+def check_nodes(parallel: ParallelConfig) -> None:
+    """Raise ValueError if ranks cannot be dealt out to the machines evenly."""
+    size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
+    if local is not None and (local < 1 or size % local):
+        raise ValueError(
+            f"data_parallel_size_local is {local}, and data_parallel_size {size}, of which it must be a "
+            "part: each machine has as many engines"
+        )
+    if local and parallel.nnodes not in (1, size // local):
+        raise ValueError(
+            f"nnodes is {parallel.nnodes}, but {size} engines, {local} on each machine, are {size // local}; "
+            "leave one of these out"
+        )
+    if local and parallel.data_parallel_start_rank % local:
+        raise ValueError(
+            f"data_parallel_start_rank is {parallel.data_parallel_start_rank}, must be a multiple of "
+            f"data_parallel_size_local, {local}"
+        )
+    if parallel.num_nodes > 1 and parallel.num_engines != size:
+        raise ValueError(
+            f"nnodes is {parallel.num_nodes}, but engines with roles (prefill_engines) hand KV on "
+            "through memory of one machine; run a server on each, see kv_transfer_config"
+        )
+    num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * size
+    if parallel.nnodes < 1 or num_ranks % parallel.num_nodes:
+        raise ValueError(
+            f"nnodes is {parallel.nnodes}, and there are {num_ranks} ranks: each machine has equally many; "
+            "change nnodes, or a parallel size"
+        )
+    if not 0 <= parallel.own_node < parallel.num_nodes:
+        raise ValueError(f"node_rank is {parallel.own_node}, must be in [0, {parallel.num_nodes})")
 
 
 def _check_lora(lora: LoraConfig) -> None:

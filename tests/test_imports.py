@@ -32,8 +32,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "config": {"types", "platform", "no_effect"},
     "collector": set[str](),
     "resolve": {
-        *("types", "platform", "config", "models.checkpoint", "models.draft", "features.base"),
-        "connectors.config",
+        *("types", "platform", "config", "nodes.place", "models.checkpoint", "models.draft"),
+        *("features.base", "connectors.config"),
     },
     "kv": {"types", "config"},
     "schedule": {*DATA, "config", "kv"},
@@ -107,16 +107,19 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "graphs": {"worker.inputs", "sample.state", "features.base", "features.worker", *PLAIN},
     # Processes and what they say; what members do is known by name only.
-    "cluster": {"config", "registry", "platform"},
+    "cluster": {"config", "registry", "platform", "nodes.local"},
     "cluster.messages": {
         *("schedule.plan", "observe.statistics", "observe.xray", "types", "registry"),
     },
-    "member": {"cluster", "registry"},
+    "member": {"cluster", "registry", "nodes.local"},
     "sleep": set[str](),
     "sleep.weights": {"worker.abridged"},
+    # Other machines: members are started there, and known by name only.
+    "nodes": {"cluster", "config", "platform", "progress", "registry"},
     # It knows its worker by name only.
     "executor": {
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
+        "nodes.place",
     },
     "engine": {
         *(
@@ -131,7 +134,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
             "interrupts",
             "bell",
         ),
-        *("collector", "sleep.host"),
+        *("collector", "sleep.host", "nodes.place"),
     },
     "engine.client": {"engine", "observe", "router.replicas", "sleep.state", "types", "config", "resolve"},
     "observe": {"schedule", "kv", "sleep.state", *DATA},
@@ -141,21 +144,11 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.peer.params": set[str](),
     "connectors.peer.shelf": {"connectors.peer.wire"},
     "router": {
-        *(
-            "connectors.peer.params",
-            "engine",
-            "observe",
-            "cluster",
-            "kv",
-            "schedule.news",
-            "executor.base",
-            *DATA,
-            "config",
-            "resolve",
-        ),
+        *("engine", "observe", "cluster", "kv", "schedule.news", "executor", *DATA, "config", "resolve"),
+        *("registry", "nodes.local", "nodes.place", "connectors.peer.params"),
     },
     "engine.build": {
-        *("engine", "observe", "schedule", "kv", "executor", "features.host"),
+        *("engine", "observe", "schedule", "kv", "executor", "nodes.place", "features.host"),
         *("models.checkpoint", "models.draft"),
         *("kernels.compilers", "config", "resolve", "platform"),
     },

@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "complete prompts and print the text",
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
+    "agent": "be one of several machines that serve a model together",
     "demo": "show the bundled model: thinking, a tool call, a completion",
     "run-batch": "answer a file of requests, in OpenAI's batch form",
     "replay": "run a recorded engine's scheduler again, with other limits, in virtual time",

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from pellucid.cli.agent import serve as serve_as_node
 from pellucid.cli.console import complain
 from pellucid.cli.options import add_engine_options, add_ignored, add_section, chosen, engine_options
+from pellucid.config import EngineConfig
 from pellucid.no_effect import SERVER, tell_ignored
 from pellucid.progress import tell
 from pellucid.registry import load_object
@@ -37,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_section(parser, "server", ServeOptions, several=LISTS)
     add_engine_options(parser)
+    parser.add_argument(
+        "--headless", action="store_true", help="be a node of another server, as `pellucid agent`"
+    )
     add_ignored(parser, SERVER)
 
 
@@ -46,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_options(args)
     if args.model_tag is not None and engine.setdefault("model", args.model_tag) != args.model_tag:
         raise ValueError(f"the model is {args.model_tag!r} and --model is {engine['model']!r}; give one")
+    parallel = EngineConfig.from_options(engine).parallel
+    if args.headless or parallel.own_node:
+        serve_as_node(parallel, rank=parallel.own_node or None)
+        return 0
     options = serve_options(args)
     tell_ignored(chosen(args, SERVER))
     tell(f"starting {engine.get('model', 'sprout')}")

@@ -20,8 +20,9 @@ class OwnerGone(Exception):
 class Desk:
     """One thread hears; any may speak."""
 
-    def __init__(self, line: Line, name: str) -> None:
-        self.name = name
+    def __init__(self, line: Line, name: str, notes: memoryview) -> None:
+        """notes: memory that the owner can read at any time."""
+        self.name, self.notes = name, notes
         self.standing: object = ""  # what says how far this member has come
         self._line = line
         self._lock = threading.Lock()

@@ -1,8 +1,9 @@
-"""A line between two processes: frames of bytes, each one whole and in order, over a pipe in each direction.
+"""A line between two processes: frames of bytes, each one whole and in order.
 
-Nothing here blocks but what is called `wait`.  What the other side does not read yet waits on this side,
-however much it is, so neither side ever stands still because the other one does.  Knows nothing of what
-frames say.  (Sockets would do, too; they take ten to thirty microseconds longer to wake whoever waits.)
+It is a pipe in each direction, or between machines a connection.  (Within one, sockets take ten to thirty
+microseconds longer to wake whoever waits.)  Nothing here blocks but what is called `wait`.  What the other
+side does not read yet waits on this side, however much it is, so neither side ever stands still because the
+other one does.  Knows nothing of what frames say.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import socket
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +21,7 @@ from typing import Self
 LENGTH = struct.Struct("<Q")  # in front of each frame
 PIECE = 1 << 16  # bytes that are received at a time
 BUFFER = 1 << 20  # bytes that the system is asked to hold of what the other side has not read
+HUNG_UP = getattr(select, "POLLRDHUP", 0)  # what a connection's end is, where a pipe's tells by itself
 
 
 class Line:
@@ -40,6 +43,12 @@ class Line:
         """An end, and the descriptors that the other one reads and writes, to hand to a process."""
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
         return cls(our_in, our_out), (their_in, their_out)
+
+    @classmethod
+    def over(cls, connection: socket.socket) -> Self:
+        """An end that is a connection, which is this line's from now on."""
+        reads = connection.detach()
+        return cls(reads, os.dup(reads))
 
     def fileno(self) -> int:
         """Readable when there is something to receive, also the end; level-triggered."""
@@ -75,12 +84,12 @@ class Line:
         """The number of bytes that need no more sending."""
         try:
             return self._out.write(data) or 0
-        except BrokenPipeError:
+        except OSError:
             return len(data)  # whoever receives learns of the end
 
     def receive(self) -> list[bytes]:
         """The frames that have come.  Raises EOFError when the other side has gone, and all has been told."""
-        while not self._has_ended and (piece := self._in.read(PIECE)) is not None:
+        while not self._has_ended and (piece := self._read()) is not None:
             self._has_ended = not piece
             self._unread += piece
             if len(piece) < PIECE:
@@ -89,6 +98,13 @@ class Line:
         if self._has_ended and not frames:
             raise EOFError("the other side has gone")
         return frames
+
+    def _read(self) -> bytes | None:
+        """What there is, nothing of it at the end; None is nothing yet."""
+        try:
+            return self._in.read(PIECE)
+        except OSError:  # the other side's machine, or the way to it, has gone
+            return b""
 
     def _take_frames(self) -> list[bytes]:
         frames: list[bytes] = []
@@ -112,7 +128,7 @@ class Line:
     def wait_for_end(self, seconds: float) -> bool:
         """Whether the other side goes within so many seconds, whatever it has said before."""
         poll = select.poll()
-        poll.register(self._in, 0)
+        poll.register(self._in, HUNG_UP)
         return bool(poll.poll(1000 * seconds))
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pellucid.cluster.launchers.local import LocalLauncher
 from pellucid.cluster.line import Line, wait
 from pellucid.cluster.messages import Failed, Message, Ready, Start, Stop, decode, encode, tagged, untagged
+from pellucid.nodes.local import LocalLauncher
 from pellucid.registry import additions
 
 GRACE = 2.0  # seconds in which others' complaints wait for the cause, and the end of a line for an exit code
@@ -33,6 +33,11 @@ class Handle(Protocol):
     @property
     def is_stopped(self) -> bool: ...
 
+    @property
+    def is_lost(self) -> bool: ...
+
+    def notes(self) -> bytes: ...
+
     def exit_code(self, seconds: float = 0.0) -> int | None: ...
 
     def kill(self) -> None: ...
@@ -43,7 +48,7 @@ class Handle(Protocol):
 class Launcher(Protocol):
     """Gets processes going."""
 
-    def start(self, name: str, line: tuple[int, int], files: Sequence[int] = ()) -> Handle: ...
+    def start(self, name: str, node: int = 0) -> tuple[Handle, Line]: ...
 
 
 class Member:
@@ -84,12 +89,13 @@ class Member:
         """Its line has ended: has its process, or has that had time to?"""
         if self._gone_since is None:
             self._gone_since = time.monotonic()
-            return self.process.exit_code(BLINK) is not None
+            return self.process.exit_code(BLINK) is not None or self.process.is_lost
         return self.process.exit_code() is not None or time.monotonic() - self._gone_since > GRACE
 
     def _describe_death(self) -> str:
         code, standing = self.process.exit_code(), str(self.standing)
-        return f"{self.name} has died (exit code {code}){standing and ', '}{standing}"
+        how = f"has died (exit code {code})" if code is not None else "is lost (no exit code)"
+        return f"{self.name} {how}{standing and ', '}{standing}"
 
     def has_left(self) -> bool:
         """Has it ended?  What it says now is not heard any more."""
@@ -110,23 +116,17 @@ class Supervisor:
         self._launcher = launcher or LocalLauncher()
         weakref.finalize(self, end, self.members, FAREWELL, owner=os.getpid())
 
-    def start(
-        self, name: str, life: str, work: object, *, standing: object = "", files: Sequence[int] = ()
-    ) -> None:
+    def start(self, name: str, life: str, work: object, *, node: int = 0, standing: object = "") -> Member:
         """Start a member.
 
-        life: "module:function", which is given the member's desk and `work`.  files: descriptors that it gets
-        beside its line.
+        life: "module:function", which is given the member's desk and `work`.  node: where, by the launcher's
+        numbers.
         """
-        line, theirs = Line.pair()
-        try:
-            process = self._launcher.start(name, theirs, files)
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-        self.members.append(Member(name, process, line, standing))
+        member = Member(name, *self._launcher.start(name, node), standing)
+        self.members.append(member)
         level = logging.getLogger("pellucid").getEffectiveLevel()
-        self.send(Start(life, tagged(work), level, additions()), to=self.members[-1:])
+        self.send(Start(life, tagged(work), level, additions()), to=[member])
+        return member
 
     def send(self, message: Message, *, to: Sequence[Member] | None = None) -> None:
         """Tell all members, or these.  Never waits."""

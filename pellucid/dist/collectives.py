@@ -1,8 +1,9 @@
 """What ranks say to each other: sums, gathers, messages.  The one place that calls torch.distributed.
 
 A group of one is `SingleRank`, which says nothing, so nobody asks whether there are others.  Ranks meet at a
-port that the system has chosen, and that no other machine can reach.  GPUs that can write into each other's
-memory have mailboxes there, through which little goes faster than through NCCL.
+port that the system has chosen, at the address of the first one's node; if that is the only one, no other
+machine can reach it.  GPUs that can write into each other's memory have mailboxes there, through which little
+goes faster than through NCCL.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,7 +32,19 @@ logger = logging.getLogger(__name__)
 
 # Gloo and NCCL give up long after whoever started the ranks has missed them and said which one is silent.
 _PATIENCE = timedelta(days=1)
-LOOPBACK = "127.0.0.1"  # all ranks are on this machine
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a rank is."""
+
+    node: int = 0
+    address: str | None = None  # of its node, for ranks on others; None: all ranks are on this machine
+    first: str = LOOPBACK  # of rank 0's node
+
+
+HERE = Site()
 
 
 class PeerError(RuntimeError):
@@ -88,11 +102,15 @@ class TorchGroup:
         self._group = _new_group(ranks)
         self.mailbox: Mailbox | None = None
 
-    def open_mailbox(self) -> None:
-        """Let the ranks write into each other's memory, if all of them can.  Call it once, on every rank."""
+    def open_mailbox(self, node: int) -> None:
+        """Let the ranks write into each other's memory, if all of them can.  Call it once, on every rank.
+
+        node: which this rank is on.
+        """
         assert self._group is not None, "this rank is not in the group"
         index = torch.tensor([self._device.index], device=self._device)
-        can_reach = all(
+        on_one_node = self.minimum(node) == -self.minimum(-node)
+        can_reach = on_one_node and all(
             torch.cuda.can_device_access_peer(self._device.index, peer)
             for peer in self.gather(index).flatten().tolist()
             if peer != self._device.index
@@ -233,7 +251,7 @@ UNLINKED = Links(mesh=Mesh(), world=ALONE, tp=ALONE)
 
 def connect(
     mesh: Mesh, meet: Callable[[int | None], int], device: torch.device, *,
-    entered: Callable[[str], None], waiting: Callable[[bool], None],
+    entered: Callable[[str], None], waiting: Callable[[bool], None], site: Site = HERE,
 ) -> Links:  # fmt: skip
     """Meet the other ranks of the mesh.
 
@@ -243,29 +261,45 @@ def connect(
     """
     if mesh.world == 1:
         return UNLINKED
-    if device.type == "cpu":  # all ranks are on this host, whatever its name resolves to
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    _choose_interface(device, site)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        store=_make_store(mesh, meet), rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
+        store=_make_store(mesh, meet, site.first), rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
     )  # fmt: skip
     # Every rank makes every group, also those that it is not in: torch asks for that.
     made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
     world = _group(tuple(range(mesh.world)), mesh.rank, device, entered)
     tp = made[mesh.ranks("tp")]
     if isinstance(tp, TorchGroup) and device.type == "cuda":
-        tp.open_mailbox()
+        tp.open_mailbox(site.node)
     return Links(mesh=mesh, world=world, tp=tp, channels=_channels(mesh, device, waiting))
 
 
-def _make_store(mesh: Mesh, meet: Callable[[int | None], int]) -> TCPStore:
-    """Where ranks leave their addresses: a server in rank 0's process."""
+def _choose_interface(device: torch.device, site: Site) -> None:
+    """Gloo and NCCL speak where this node is reached, unless the user has said otherwise."""
+    if site.address is None:
+        if device.type == "cpu":  # all ranks are on this host, whatever its name resolves to
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        # All of 127.0.0.0/8 is the loopback interface's, which lists one address.
+        if any(site.address == a.address or _are_loopback(site.address, a.address) for a in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def _are_loopback(*addresses: str) -> bool:
+    return all(address.startswith("127.") for address in addresses)
+
+
+def _make_store(mesh: Mesh, meet: Callable[[int | None], int], host: str) -> TCPStore:
+    """Where ranks leave their addresses: a server in rank 0's process, on its node."""
     if mesh.rank:
-        return TCPStore(LOOPBACK, meet(None), mesh.world, timeout=_PATIENCE)
-    with socket.create_server((LOOPBACK, 0)) as listener:  # the store's own would listen to all machines
+        return TCPStore(host, meet(None), mesh.world, timeout=_PATIENCE)
+    with socket.create_server((host, 0)) as listener:  # the store's own would listen at all addresses
         port = meet(listener.getsockname()[1])
         return TCPStore(
-            LOOPBACK, port, mesh.world, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
+            host, port, mesh.world, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import open_draft
+from pellucid.nodes.place import Node
 from pellucid.observe.trace import StepTrace
 from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
@@ -39,27 +40,29 @@ class RunningEngine(Generic[E_co]):
     capacity: Capacity
 
 
-def start_engine(config: EngineConfig, *, replica: int = 0) -> RunningEngine[Engine]:
+def start_engine(
+    config: EngineConfig, *, replica: int = 0, nodes: tuple[Node, ...] = ()
+) -> RunningEngine[Engine]:
     """Start everything below text.
 
-    replica: which of the data-parallel engines this is.  Raises ValueError for what the user can mend: model,
-    options, memory.
+    replica: which of the data-parallel engines this is.  nodes: the machines, if there are several.  Raises
+    ValueError for what the user can mend: model, options, memory.
     """
     if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
         num_engines = config.parallel.num_engines
         start_early(str(config), len(os.sched_getaffinity(0)) // num_engines, Share(replica, num_engines))
     try:
-        return _start(config, replica)
+        return _start(config, replica, nodes)
     finally:
         end_early()
 
 
-def _start(config: EngineConfig, replica: int) -> RunningEngine[Engine]:
+def _start(config: EngineConfig, replica: int, nodes: tuple[Node, ...]) -> RunningEngine[Engine]:
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
     draft = open_draft(config, checkpoint)
     platform = detect(config.device.device, config.parallel.first_gpu(replica))
-    resolved = resolve(config, platform, checkpoint, draft, replica=replica)
+    resolved = resolve(config, platform, checkpoint, draft, replica=replica, nodes=nodes)
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
     capacity = executor.start(resolved)

@@ -60,11 +60,11 @@ class EngineClient(Protocol):
 
 
 def start_client(config: EngineConfig) -> RunningEngine[EngineClient]:
-    """Start one engine in this process, or `data_parallel_size` of them in processes of their own.
+    """Start one engine in this process; several, or on several machines, in processes of their own.
 
     Raises ValueError for what the user can mend.
     """
-    if config.parallel.num_engines > 1:
+    if config.parallel.num_engines > 1 or config.parallel.num_nodes > 1:
         from pellucid.router.replicas import start_replicas
 
         return start_replicas(config)

@@ -31,6 +31,7 @@ from pellucid.config import EngineConfig
 from pellucid.engine.build import start_engine
 from pellucid.engine.core import Engine
 from pellucid.executor.base import Capacity
+from pellucid.nodes.place import Node
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import LiveXRay, NullXRay
 from pellucid.resolve import Resolved
@@ -45,6 +46,7 @@ class Work(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     replica: int
+    nodes: tuple[Node, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 def live(desk: Desk, work: Work) -> None:
     """Load, and serve until told to stop."""
-    started = start_engine(work.config, replica=work.replica)
+    started = start_engine(work.config, replica=work.replica, nodes=work.nodes)
     desk.send(Ready(tagged(Facts(started.resolved, started.capacity, started.engine.stats()))))
     collector.spare()  # while its owner gets ready to listen
     serve(started.engine, desk)

@@ -51,6 +51,9 @@ class Seat:
 
     rank: int = 0
     device: int | None = None  # index of its GPU; None is torch's current one
+    node: int = 0  # which machine it is on
+    address: str | None = None  # of that; None if there is one machine
+    first: str | None = None  # of rank 0's
     # Where they meet: rank 0 says the port that it listens at, the others say None and are told it.
     meet: Callable[[int | None], int] = _alone
     entered: Callable[[str], None] = _nothing  # told each collective's name before it begins

@@ -27,7 +27,8 @@ from pellucid.cluster.messages import (
     untagged,
 )
 from pellucid.executor.base import Capacity, Pending, Seat, Ticket
-from pellucid.executor.progress import Progress
+from pellucid.executor.progress import Progress, Standing
+from pellucid.nodes.place import Place
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan
@@ -38,9 +39,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str  # "module:Class"
     rank: int
-    device: int  # index of its GPU
+    place: Place
+    addresses: tuple[str | None, str | None]  # of its machine, and of rank 0's, if there are several
     resolved: Resolved
-    progress: int  # descriptor of what its owner can read of it
 
 
 class Worker(Protocol):
@@ -60,11 +61,14 @@ class Worker(Protocol):
 
 def live(desk: Desk, work: Work) -> None:
     """Load, and serve until told to stop."""
-    progress = Progress(work.progress)
-    desk.standing = progress
+    progress = Progress(desk.notes)
+    desk.standing = Standing(lambda: bytes(desk.notes))
     seat = Seat(
         rank=work.rank,
-        device=work.device,
+        device=work.place.device,
+        node=work.place.node,
+        address=work.addresses[0],
+        first=work.addresses[1],
         meet=lambda port: _meet(desk, port),
         entered=progress.enter,
         waiting=progress.wait,

@@ -7,7 +7,6 @@ ended, for a step needs every one.  The workers' own side is in member.py.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -25,16 +24,18 @@ from pellucid.cluster.messages import (
     tagged,
     untagged,
 )
-from pellucid.cluster.place import arrange
-from pellucid.cluster.supervisor import Supervisor
+from pellucid.cluster.supervisor import Launcher, Supervisor
 from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, WorkersLost
 from pellucid.executor.member import Work
-from pellucid.executor.progress import Progress
+from pellucid.executor.progress import Standing
 from pellucid.interrupts import held_back
+from pellucid.nodes.place import Place, arrange, named
+from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
+NODES = "pellucid.nodes.launcher:NodesLauncher"  # which reaches other machines; few need it
 FAREWELL = 5.0  # seconds that workers have to leave by themselves
 PATIENCE = 0.1  # seconds that are waited at a time: a Ctrl-C that is held back is heard in between
 
@@ -61,7 +62,7 @@ class MultiprocExecutor:
     def __init__(self, worker: str = WORKER) -> None:
         self._worker = worker  # "module:Class"
         self._team = Supervisor()
-        self._progress: list[Progress] = []  # by rank
+        self._standings: list[Standing] = []  # by rank
         self._results: dict[int, StepResult] = {}  # by plan id, until they are asked for
         self._answers: dict[int, object] = {}  # by rank
         self._ended_because: str | None = None
@@ -78,23 +79,30 @@ class MultiprocExecutor:
         """Start the processes and wait until all have loaded their part."""
         self._timeout = resolved.user.parallel.worker_timeout
         places = [place for place in arrange(resolved.user.parallel) if place.dp == resolved.replica]
+        self._team = Supervisor(self.launcher(resolved, places))
         try:
             for rank, place in enumerate(places):
-                self._start_worker(resolved, rank, place.device)
+                self._start_worker(resolved, rank, place, places[0])
             return cast(Capacity, self._team.await_ready(self._hear)[0])
         except BaseException:  # Ctrl-C, too: a loading worker holds memory that others may want
             self._end("the engine has not started")
             raise
 
-    def _start_worker(self, resolved: Resolved, rank: int, device: int) -> None:
-        progress, file = Progress.shared()
-        with file:
-            work = Work(
-                worker=self._worker, rank=rank, device=device, resolved=resolved, progress=file.fileno()
-            )
-            life, files = "pellucid.executor.member:live", (file.fileno(),)
-            self._team.start(f"worker {rank}", life, work, standing=progress, files=files)
-        self._progress.append(progress)
+    def launcher(self, resolved: Resolved, places: list[Place]) -> Launcher | None:
+        """What starts workers in these places; None is for those of this machine."""
+        if all(place.node == places[0].node for place in places):
+            return None
+        launcher: Launcher = load_object(NODES)(resolved.nodes, here=places[0].node)
+        return launcher
+
+    def _start_worker(self, resolved: Resolved, rank: int, place: Place, first: Place) -> None:
+        nodes = resolved.nodes
+        at = (nodes[place.node].address, nodes[first.node].address) if nodes else (None, None)
+        work = Work(worker=self._worker, rank=rank, place=place, addresses=at, resolved=resolved)
+        name, life = named(f"worker {rank}", place, nodes), "pellucid.executor.member:live"
+        member = self._team.start(name, life, work, node=place.node)
+        member.standing = Standing(member.process.notes)
+        self._standings.append(member.standing)
 
     def submit(self, plan: StepPlan) -> MultiprocTicket:
         self._send(Plan.of(plan))
@@ -116,7 +124,7 @@ class MultiprocExecutor:
     def call(self, name: str, *args: object) -> object:
         self._answers.clear()
         self._send(Call(name, [*map(tagged, args)]))
-        self._wait_until(lambda: len(self._answers) == len(self._team.members), math.inf)
+        self._wait_until(lambda: len(self._answers) == len(self._team.members), is_long=True)
         return self._answers[0]
 
     def check(self) -> None:
@@ -138,10 +146,14 @@ class MultiprocExecutor:
             raise RuntimeError(self._ended_because)
         self._team.send(message)
 
-    def _wait_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
-        until = time.monotonic() + (self._timeout if seconds is None else seconds)
+    def _wait_until(self, is_done: Callable[[], bool], *, is_long: bool = False) -> None:
+        """is_long: it may take any time, as loading weights does, but nobody may be stopped."""
+        until = time.monotonic() + self._timeout
         while not is_done():
             left = until - time.monotonic()
+            if left <= 0 and is_long and not any(m.process.is_stopped for m in self._team.members):
+                left = self._timeout
+                until += left
             if left <= 0:
                 self._fail(Failed(self._describe_silence(), is_lost=True))
             self._receive(min(left, PATIENCE))
@@ -175,14 +187,15 @@ class MultiprocExecutor:
 
     def _describe_silence(self) -> str:
         """Who is stopped, or else furthest behind: the others wait for it."""
-        ranks = range(len(self._progress))
+        ranks = range(len(self._standings))
         stopped = [rank for rank in ranks if self._team.members[rank].process.is_stopped]
-        least = min(progress.value for progress in self._progress)
-        late = [rank for rank in ranks if self._progress[rank].value == least]
-        named = "; ".join(f"worker {rank}, {self._progress[rank]}" for rank in stopped or late)
+        values = [standing.value for standing in self._standings]
+        late = [rank for rank in ranks if values[rank] == min(values)]
+        names = [member.name for member in self._team.members]
+        said = "; ".join(f"{names[rank]}, {self._standings[rank]}" for rank in stopped or late)
         state = " (stopped by a signal)" if stopped else ""
         return (
-            f"no result for {self._timeout:g} s, waiting for {named}{state}; "
+            f"no result for {self._timeout:g} s, waiting for {said}{state}; "
             "raise --worker-timeout if steps may take as long"
         )
 

@@ -1,47 +1,24 @@
-"""How far a worker has come, in memory that its owner shares: legible when the worker is stuck, or dead."""
+"""How far a worker has come, in memory that its owner can read: legible when the worker is stuck, or dead."""
 
 from __future__ import annotations
 
-import mmap
-import tempfile
-from typing import IO, Self
+from collections.abc import Callable
 
 NUMBERS, NAME = 4 * 8, 32  # bytes
 
 
 class Progress:
-    """Four numbers and the name of a collective, in a file without a name."""
+    """Four numbers and the name of a collective, as the worker writes them."""
 
-    def __init__(self, descriptor: int) -> None:
-        memory = memoryview(mmap.mmap(descriptor, NUMBERS + NAME))
-        # Last plan finished, whether it waits for another stage, last plan begun, collectives entered since.
-        self._numbers = memory[:NUMBERS].cast("q")
-        self._name = memory[NUMBERS:]
-
-    @classmethod
-    def shared(cls) -> tuple[Self, IO[bytes]]:
-        """That of a worker to be started, and the file to hand to it."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (which is its user's to close)
-        file.truncate(NUMBERS + NAME)
-        progress = cls(file.fileno())
-        progress._numbers[0] = progress._numbers[2] = -1
-        return progress, file
-
-    @property
-    def value(self) -> tuple[int, ...]:
-        """Whoever is behind has less; with as many plans finished, one that waits is not behind."""
-        return tuple(self._numbers)
-
-    def __str__(self) -> str:
-        _, _, plan, collectives = self._numbers
-        said = f"its last plan was {plan}" if plan >= 0 else "before its first plan"
-        if not collectives:
-            return said
-        name = bytes(self._name).rstrip(b"\0").decode()
-        return f"{said}, its last collective there number {collectives}, {name}"
+    def __init__(self, notes: memoryview) -> None:
+        """notes: zeros at first."""
+        # One more than the last plan finished, whether it waits for another stage, one more than the last
+        # plan begun, collectives entered since.
+        self._numbers = notes[:NUMBERS].cast("q")
+        self._name = notes[NUMBERS : NUMBERS + NAME]
 
     def begin(self, plan_id: int) -> None:
-        self._numbers[2], self._numbers[3] = plan_id, 0
+        self._numbers[2], self._numbers[3] = plan_id + 1, 0
 
     def end(self) -> None:
         """The plan is finished, or on a GPU all of it launched."""
@@ -55,3 +32,24 @@ class Progress:
         """Note a collective by its name, before it begins.  (A CUDA graph's are not seen.)"""
         self._name[:] = collective.encode()[:NAME].ljust(NAME, b"\0")
         self._numbers[3] += 1
+
+
+class Standing:
+    """The same, as the owner reads it."""
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        """read: the worker's notes as they are, empty if they cannot be had."""
+        self._read = read
+
+    @property
+    def value(self) -> tuple[int, ...]:
+        """Whoever is behind has less; with as many plans finished, one that waits is not behind."""
+        return tuple(memoryview(self._read().ljust(NUMBERS, b"\0")[:NUMBERS]).cast("q"))
+
+    def __str__(self) -> str:
+        _, _, plan, collectives = self.value
+        said = f"its last plan was {plan - 1}" if plan > 0 else "before its first plan"
+        if not collectives:
+            return said
+        name = self._read()[NUMBERS:].rstrip(b"\0").decode()
+        return f"{said}, its last collective there number {collectives}, {name}"

@@ -11,12 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 import numpy as np
 
-from pellucid.cluster.launchers.local import own_cpus
 from pellucid.cluster.line import Line, wait
 from pellucid.cluster.messages import (
     Abort,
@@ -40,9 +39,13 @@ from pellucid.connectors.peer.params import KVParams
 from pellucid.engine.build import RunningEngine
 from pellucid.engine.member import Facts, Work
 from pellucid.executor.base import Capacity
+from pellucid.executor.multiproc import NODES
+from pellucid.nodes.local import own_cpus
+from pellucid.nodes.place import Node, Place, arrange, named
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame
-from pellucid.resolve import Resolved
+from pellucid.registry import load_object
+from pellucid.resolve import Resolved, check_nodes
 from pellucid.router.lenders import Lenders
 from pellucid.router.router import Move, Router
 from pellucid.schedule.news import Going
@@ -65,6 +68,14 @@ def start_replicas(
     replicas = Replicas(config)
     capacity = replicas.start(is_wanted)
     return RunningEngine(engine=replicas, resolved=replicas.resolved, capacity=capacity)
+
+
+class Muster(Protocol):
+    """Machines that have come together."""
+
+    nodes: tuple[Node, ...]
+
+    def close(self) -> None: ...
 
 
 class Replica:
@@ -139,21 +150,39 @@ class Replicas:
         self._answers: list[SeqUpdate] = []  # to requests that no engine answers
         self._team = Supervisor()
         self._replicas: list[Replica] = []
+        self._dismiss: Callable[[], None] = lambda: None  # lets other machines go
 
     def start(self, is_wanted: Callable[[], bool]) -> Capacity:
         """Start the engines; what each of them can hold."""
-        num_engines = self._config.parallel.num_engines
+        parallel = self._config.parallel
+        num_engines, nodes = parallel.num_engines, self._gather(is_wanted)
+        homes = {place.dp: place for place in reversed(arrange(parallel))}  # of each one's first rank
         try:
             for index in range(num_engines):
                 with own_cpus(index, num_engines):
-                    work = Work(self._lenders.config(index), index)
-                    self._team.start(f"engine {index}", "pellucid.engine.member:live", work)
+                    self._start_engine(index, homes[index], nodes)
                 self._replicas.append(Replica(self._team.members[index], self._config))
             ready = self._team.await_ready(hear_early, is_wanted)
         except BaseException:
             self._team.end()
+            self._dismiss()
             raise
         return self._begin(cast("list[Facts]", ready))
+
+    def _start_engine(self, index: int, home: Place, nodes: tuple[Node, ...]) -> None:
+        work, name = Work(self._lenders.config(index), index, nodes), named(f"engine {index}", home, nodes)
+        self._team.start(name, "pellucid.engine.member:live", work, node=home.node)
+
+    def _gather(self, is_wanted: Callable[[], bool]) -> tuple[Node, ...]:
+        """The machines, if there are several: then their agents start what is to run there."""
+        parallel = self._config.parallel
+        check_nodes(parallel)
+        if parallel.num_nodes == 1:
+            return ()
+        muster: Muster = load_object("pellucid.nodes.muster:gather")(self._config, is_wanted)
+        self._dismiss = muster.close
+        self._team = Supervisor(load_object(NODES)(muster.nodes, here=0))
+        return muster.nodes
 
     def _begin(self, ready: Sequence[Facts]) -> Capacity:
         self.resolved, capacity = ready[0].resolved, least([facts.capacity for facts in ready])
@@ -261,6 +290,7 @@ class Replicas:
     def shutdown(self) -> None:
         """End the engines; whoever still reads hears that its requests have ended, too."""
         self._team.end(FAREWELL)
+        self._dismiss()
         for index, replica in enumerate(self._replicas):
             if replica.error is None:
                 replica.error = self.error = "the engine was shut down"
@@ -351,7 +381,7 @@ class Replicas:
             if update.error == turn.error:  # it has not ended, but its engine
                 update.error = update.finish_reason = None
         updates = [update for update in self.router.note(index, news) if update.says_anything]
-        error = f"engine {index}: {turn.error}"
+        error = f"{self._team.members[index].name}: {turn.error}"
         return updates + self._hand_on(index, self._close(index, error), error, is_suspect=not turn.is_lost)
 
     def _tell_where(self, index: int, news: list[SeqUpdate]) -> None:

@@ -33,7 +33,7 @@ def cpu_budget(resolved: Resolved, layout: Layout) -> int:
 
     It is at most what all slots can use.
     """
-    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers_of_all
+    said, num_workers = resolved.user.cache.cpu_kv_cache_gib, resolved.num_workers_of_node
     if said is not None:
         return int(said * GIB) // num_workers
     useful = (1 + resolved.max_num_seqs * needed_pages(resolved, layout)) * layout.page_bytes  # 1 is padding

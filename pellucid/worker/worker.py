@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import nn
 
-from pellucid.dist.collectives import connect, disconnect
+from pellucid.dist.collectives import LOOPBACK, Site, connect, disconnect
 from pellucid.dist.mesh import Mesh, Stage
 from pellucid.executor.base import Capacity, Pending, Seat
 from pellucid.features.base import WorkerFacts
@@ -92,7 +92,10 @@ class Worker:
         else:
             torch.cuda.set_device(self.device)
         seat = self.seat
-        self.links = connect(self.mesh, seat.meet, self.device, entered=seat.entered, waiting=seat.waiting)
+        site = Site(node=seat.node, address=seat.address, first=seat.first or LOOPBACK)
+        self.links = connect(
+            self.mesh, seat.meet, self.device, entered=seat.entered, waiting=seat.waiting, site=site
+        )
         phases = Phases()
         with self._compilers() as compilers:
             self._tell("loading weights")

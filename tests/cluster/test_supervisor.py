@@ -98,7 +98,7 @@ def test_one_that_dies_is_named_with_what_is_known_of_it(team: Supervisor, how: 
     started(team)
     began = time.monotonic()
     failed = ask(team, 1, how)
-    assert failed == Failed(f"toy 1 has died (exit code {code}), that came so far")
+    assert failed == Failed(f"toy 1 has died (exit code {code}), that came so far", is_lost=True)
     assert time.monotonic() - began < 5
     assert ask(team, 0, "echo", 1) == 1, "another one lives on"
     assert team.failures == [failed] and team.cause() == failed
@@ -107,7 +107,7 @@ def test_one_that_dies_is_named_with_what_is_known_of_it(team: Supervisor, how: 
 def test_one_that_hangs_up_and_does_not_end_is_named_in_time(team: Supervisor) -> None:
     started(team)
     began = time.monotonic()
-    assert ask(team, 0, "hang up") == Failed("toy 0 has died (exit code None)")
+    assert ask(team, 0, "hang up") == Failed("toy 0 is lost (no exit code)", is_lost=True)
     assert GRACE <= time.monotonic() - began < GRACE + 5
 
 
@@ -117,7 +117,7 @@ def test_one_that_dies_is_named_also_if_a_fork_of_its_holds_the_line(team: Super
     pid = team.members[1].process.pid
     (fork,) = psutil.Process(pid).children()
     os.kill(pid, signal.SIGKILL)
-    assert heard(team) == [(1, Failed("toy 1 has died (exit code -9), that came so far"))]
+    assert heard(team) == [(1, Failed("toy 1 has died (exit code -9), that came so far", is_lost=True))]
     fork.kill()
 
 

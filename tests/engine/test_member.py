@@ -53,7 +53,7 @@ def serving(dies_in: str = "", **options: int) -> Iterator[Owner]:
     engine, executor = make_engine(**options)
     executor.dies_in = dies_in
     ours, theirs = Line.pair()
-    thread = threading.Thread(target=serve, args=(engine, Desk(Line(*theirs), "engine 0")))
+    thread = threading.Thread(target=serve, args=(engine, Desk(Line(*theirs), "engine 0", memoryview(b""))))
     thread.start()
     yield Owner(ours)
     ours.send(encode(Stop()))

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from pellucid.cluster.place import Place, arrange
 from pellucid.config import ParallelConfig
 from pellucid.dist.mesh import Mesh
+from pellucid.nodes.place import Place, arrange
 
 
 def test_tensor_parallel_ranks_are_neighbours_then_stages_then_engines() -> None:

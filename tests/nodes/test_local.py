@@ -8,17 +8,14 @@ import psutil
 import pytest
 
 from pellucid import platform
-from pellucid.cluster.launchers.local import LocalLauncher, own_cpus
-from pellucid.cluster.line import Line
+from pellucid.nodes.local import LocalLauncher, own_cpus
 
 
 def test_a_member_is_found_by_its_name_and_leaves_when_nobody_has_a_line_to_it() -> None:
-    line, theirs = Line.pair()
-    process = LocalLauncher().start("engine 7", theirs)
-    for descriptor in theirs:
-        os.close(descriptor)
+    process, line = LocalLauncher().start("engine 7")
     assert "pellucid engine 7" in psutil.Process(process.pid).cmdline()
     assert process.exit_code() is None and not process.is_stopped
+    assert process.notes() == bytes(64)
     line.close()
     assert process.exit_code(60) == 1
     process.kill()

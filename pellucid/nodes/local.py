@@ -6,25 +6,29 @@ They import what their owner could import, in its folder and environment, and ne
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import tempfile
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 
 import psutil
 
+from pellucid.cluster.line import Line
 from pellucid.platform import share_of_cpus
 
 TITLE = "pellucid "  # in front of a member's name, on its command line
+NOTES = 64  # bytes of memory that a member writes and its owner can read at any time
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class LocalProcess:
     """A member's process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], notes: mmap.mmap) -> None:
+        self._process, self._notes = process, notes
 
     @property
     def pid(self) -> int:
@@ -36,6 +40,12 @@ class LocalProcess:
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).status() in STOPPED
         return False
+
+    is_lost = False  # and nobody will ever know how it ended
+
+    def notes(self) -> bytes:
+        """What it has noted; `NOTES` bytes, zeros at first."""
+        return self._notes[:]
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         """How it ended, a signal's number negative; None if it has not within `seconds`."""
@@ -54,26 +64,38 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Starts `python -m pellucid.member`."""
+    """Starts them."""
 
-    def start(self, name: str, line: tuple[int, int], files: Sequence[int] = ()) -> LocalProcess:
-        """Start a member.
+    def start(self, name: str, node: int = 0) -> tuple[LocalProcess, Line]:
+        """Start a member, whose name the command line shows; there is one node."""
+        line, theirs = Line.pair()
+        try:
+            return spawn(name, theirs), line
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
 
-        name: which the command line shows.  line, files: descriptors that the process gets under the same
-        numbers, its end of the line and others.
-        """
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+def spawn(name: str, line: tuple[int, int], environment: Mapping[str, str] | None = None) -> LocalProcess:
+    """Start `python -m pellucid.member`.
+
+    line: the descriptors of its end, which the process gets under the same numbers.  environment: in place of
+    this process's.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(NOTES)
         process = subprocess.Popen(
             # -P: only what its owner could import, which need not be what lies in the current folder.
-            [sys.executable, "-P", "-m", "pellucid.member", *map(str, line), TITLE + name],
-            env=os.environ | {"PYTHONPATH": path},
+            [sys.executable, "-P", "-m", "pellucid.member", *map(str, (*line, file.fileno())), TITLE + name],
+            env={**(os.environ if environment is None else environment), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
-            pass_fds=(*line, *files),
+            pass_fds=(*line, file.fileno()),
             # Ctrl-C is its owner's to hear.  And should that end while this one is stopped, then the system
             # wakes it, as a group of processes that nobody could wake any more.
             process_group=0,
         )
-        return LocalProcess(process)
+        return LocalProcess(process, mmap.mmap(file.fileno(), NOTES))
 
 
 @contextmanager
