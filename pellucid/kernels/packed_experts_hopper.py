@@ -50,7 +50,7 @@ from pellucid.kernels.packed_weight import PackedWeight
 from pellucid.kernels.silu_mul import activate
 from pellucid.kernels.tiles import RING_BYTES
 
-PROGRAMS = 132  # as many as a Hopper GPU has multiprocessors
+PROGRAMS = 112  # that leave few of a Hopper GPU's 132 multiprocessors without one
 STAGES = 4  # of steps: more were slower
 
 
@@ -78,8 +78,9 @@ class Work(NamedTuple):
 
 def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int = PROGRAMS) -> ExpertTile:
     """For so many tiles of rows, and experts of so many blocks of 64 outputs."""
-    fits = [n for n in (3, 2) if num_blocks % n == 0 and num_blocks // n * num_tiles >= PROGRAMS]
-    groups = next(iter(fits), 2 if rows >= 64 else 1)
+    groups = 2 if rows >= 64 else 1
+    if num_blocks % 3 == 0 and (rows >= 64 or num_blocks // 3 * num_tiles >= PROGRAMS):
+        groups = 3
     codes = CODES.value * bits // 4
     stage = groups * codes + 2 * rows * LINE_BYTES.value
     whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results

@@ -27,7 +27,7 @@ from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
 WIDE_TILE = 16, 64, 64  # tokens, experts, inputs
 MOST_WIDE, WIDE_PROGRAMS = 512, 256
-BLOCK, FEW = 8192, 1024  # pairs that a program counts at a time, at most and at least
+BLOCKS = 1024, 2048, 8192  # pairs that a program counts at a time: the last where there are more
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tiles = torch.empty((num_tiles, 2), dtype=torch.int32, device=device)
     assert ids.is_contiguous()
-    block = min(BLOCK, max(FEW, triton.next_power_of_2(num_pairs)))
+    block = next((size for size in BLOCKS if num_pairs <= size), BLOCKS[-1])
     if num_pairs:
         sort_kernel[(num_experts + 1,)](
             ids,
@@ -236,7 +236,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
             E=num_experts,
             TILE=tile,
             BLOCK=block,
-            num_warps=4 if block < BLOCK else 8,
+            num_warps=4 if block < BLOCKS[-1] else 8,
             **dependent(),
         )
     return Sorted(order, starts, tiles)

@@ -464,6 +464,20 @@ def test_prompt_chunks_match_on_hopper(dtype: torch.dtype, head_dim: int, heads:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks_of_prompts_match_on_hopper(window: int | None) -> None:
+    shape = {"heads": (64, 8), "head_dim": 64, "block_size": 64, "dtype": torch.bfloat16, "window": window}
+    rows = make_rows([(300, 1000), (1500, 1500), (20, 20)], **shape, device="cuda")
+    view, out = paged(rows, rows.fwd.max_query), torch.full_like(rows.q, torch.nan)
+    sinks = torch.linspace(-3, 4, 64, device="cuda").bfloat16()
+    how = {"scale": rows.scale, "window": window, "sinks": sinks}
+    prefill_attention(rows.q, rows.kv_cache, view, tiles=tiles_of(rows, view), **how, out=out)
+    expected = decode_attention_ref(rows.q, rows.kv_cache, view, **how)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("num_query,keys", [(1, 450), (1, 2000), (8, 500), (8, 2000), (8, 9000)])
 @pytest.mark.parametrize("is_fp8", [False, True])
 def test_who_merges_finds_what_others_have_written(num_query: int, keys: int, is_fp8: bool) -> None:

@@ -16,7 +16,13 @@ from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding, quantize_fp8_ref, round_rows_ref
+from pellucid.kernels.quantize_fp8 import (
+    Rounded,
+    Rounding,
+    quantize_fp8_ref,
+    round_rows,
+    round_rows_ref,
+)
 from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.layers.activation import Act
 from pellucid.layers.leaf import PLAIN
@@ -427,3 +433,19 @@ def test_rows_for_the_vendors_product_are_whole_sixteens(
     scales = blocks.repeat_interleave(128, 0)
     expected = scaled_matmul_ref(x.values, x.scales, weight, scales, block=128, dtype=torch.float32)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_rows", [130, 256, 1001])
+def test_the_vendors_product_of_blocks_matches(num_rows: int) -> None:
+    if not fp8_product.knows_blocks(torch.device("cuda")):
+        pytest.skip("this GPU or torch has no such product")
+    x = round_rows(torch.randn(num_rows, 640, device="cuda").bfloat16(), Rounding(128))
+    weight = torch.randn(384, 640, device="cuda").to(torch.float8_e4m3fn)
+    scale = (torch.rand(3, 5, device="cuda") + 0.5).repeat_interleave(128, 0)
+    blocks = fp8_product.scales_of_blocks(weight, scale)
+    assert blocks is not None
+    y = fp8_product.multiply_blocks(x, weight, blocks).float()
+    expected = scaled_matmul_ref(x.values, x.scales, weight, scale, block=128, dtype=torch.float32)
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
