@@ -61,34 +61,28 @@ class NativeAttention(TorchAttention):
     def metadata(self, fwd: ForwardInput, table: int) -> NativeMetadata:
         """Who sees what of the step's rows; prompts' part of it is torch's."""
         assert fwd.tree is None, "supports_trees is false"
-        blocks = fwd.block_tables[table]
+        blocks, slots = fwd.block_tables[table], fwd.slot_mappings[table]
         return NativeMetadata(
+            positions=fwd.positions,
+            slots=slots,
+            blocks=blocks,
             query_lens=fwd.cu_seqlens_q.diff().tolist(),
             seq_lens=fwd.seq_lens.tolist(),
             block_table=blocks.numpy(),
-            slot_mapping=fwd.slot_mappings[table].numpy(),
+            slot_mapping=slots.numpy(),
             device=blocks.device,
             sight=CAUSAL,
         )
 
     def forward(self, qkv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> Tensor:
         """Write k, v of qkv [T, (N + 2K) * H] to the cache, then attend with q.  Returns [T, N * H]."""
-        metadata, blocks = fwd.attn[layer.table], fwd.block_tables[layer.table]
+        metadata = fwd.attn[layer.table]
         assert isinstance(metadata, NativeMetadata)
-        bound = self._bound(layer, qkv)
-        fields, q = bound.fields, torch.empty(len(qkv), bound.num, bound.dim, dtype=qkv.dtype)
-        qkv = qkv.contiguous()
-        slots = fwd.slot_mappings[layer.table]
-        self.code.heads(
-            fields, qkv.data_ptr(), q.data_ptr(), address(fwd.positions), address(slots), len(qkv)
-        )
-        work = metadata.native_work(layer, bound.shape)
+        bound, qkv = self._bound(layer, qkv), qkv.contiguous()
+        work = metadata.native_work(bound.shape)
+        q = qkv.new_empty(qkv.shape[0], bound.num, bound.dim)
         out = torch.empty_like(q) if work.is_whole else torch.zeros_like(q)
-        if len(work.queries):
-            self.code.attend(
-                *(fields, q.data_ptr(), out.data_ptr(), address(blocks), blocks.stride(0)),
-                *(work.queries.ctypes.data, len(work.queries)),
-            )
+        self.code.attend(bound.fields, qkv.data_ptr(), q.data_ptr(), out.data_ptr(), *work.arguments)
         for row in work.long:
             row.attend(q, layer, out)
         return out.flatten(1)
@@ -143,9 +137,12 @@ class Bound:
 class NativeMetadata(TorchMetadata):
     """One step's rows with one block table."""
 
+    positions: Tensor  # [T] int64
+    slots: Tensor  # [T] int64
+    blocks: Tensor  # [B, M] int32
     native: dict[Shape, NativeWork] = field(default_factory=dict)
 
-    def native_work(self, layer: AttentionLayer, shape: Shape) -> NativeWork:
+    def native_work(self, shape: Shape) -> NativeWork:
         """The step's work for layers of this shape: made for the first of them, shared by the rest."""
         work = self.native.get(shape)
         if work is None:
@@ -167,7 +164,14 @@ class NativeMetadata(TorchMetadata):
                 first = 0 if shape.window is None else max(0, end - shape.window)
                 queries.append((row.token + i, row.index, first, end))
         table = np.array(queries, dtype=np.int32).reshape(-1, 4)
-        return NativeWork(queries=table, long=long, is_whole=num_tokens == sum(self.query_lens))
+        places = address(self.positions), address(self.slots), self.positions.shape[0]
+        keys = address(self.blocks), self.blocks.stride(0), table.ctypes.data, len(table)
+        return NativeWork(
+            queries=table,
+            arguments=(*places, *keys),
+            long=long,
+            is_whole=num_tokens == self.positions.shape[0],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,5 +179,6 @@ class NativeWork:
     """What the layers of one shape and window share in a step."""
 
     queries: np.ndarray  # [num, 4] int32: token, row, and the keys first .. end that it sees
+    arguments: tuple[int | None, ...]  # what native code is told of the step
     long: list[LongRow]
     is_whole: bool  # there is no token but those of rows

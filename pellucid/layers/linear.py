@@ -30,6 +30,7 @@ class Linear(nn.Module):
         self.lora = lora
         self.shape = shape
         self.method = method
+        self.gates = method if isinstance(method, Gates) else None  # asked once: protocols answer slowly
         for name, weight in weights.items():
             self.register_parameter(name, weight)
         self.bias = bias
@@ -75,9 +76,9 @@ class Linear(nn.Module):
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where that takes a pass of its own."""
         has_adapters = self.lora is not None and fwd.adapters is not None
-        if isinstance(x, Rounded) or has_adapters or not isinstance(self.method, Gates):
+        if self.gates is None or isinstance(x, Rounded) or has_adapters:
             return None
-        return self.method.apply_gated(self, x, act)
+        return self.gates.apply_gated(self, x, act)
 
 
 class Unmerged(nn.Module):

@@ -18,6 +18,7 @@ def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     code = library()
     if code is None or not takes(x) or weight.dtype not in (x.dtype, torch.float32):
         return None
+    num_tokens, dim = x.shape
     if residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype):
         return None
     out = torch.empty_like(x)
@@ -26,7 +27,8 @@ def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
         None if residual is None else residual.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
-        *x.shape,
+        num_tokens,
+        dim,
         eps,
         weight.dtype == torch.float32,
         TYPES[x.dtype],

@@ -1228,20 +1228,16 @@ SYMBOL void pellucid_highest(const void* x, int64_t* places, int64_t rows, int64
                                       : highest((const Half*)x + row * num, num);
 }
 
-// qkv [T, (num + 2 num_kv) * dim] -> q [T, num, dim], normalized and turned; keys and values into the cache
-SYMBOL void pellucid_heads(const Heads* h, const void* qkv, void* q, const int64_t* positions, const int64_t* slots,
-                           int64_t tokens) {
-    if (h->type == IS_BF16)
-        write_heads(*h, (const Bf16*)qkv, (Bf16*)q, positions, slots, tokens);
-    else
-        write_heads(*h, (const Half*)qkv, (Half*)q, positions, slots, tokens);
-}
-
-// Attention of single queries q [T, num, dim] over their rows' blocks, tables [rows, width], into out
-SYMBOL void pellucid_attend(const Heads* h, const void* q, void* out, const int32_t* tables, int64_t width,
+// qkv [T, (num + 2 num_kv) * dim] -> q [T, num, dim], normalized and turned; keys and values into the cache.  Then
+// attention of single queries over their rows' blocks, tables [rows, width], into out [T, num, dim]
+SYMBOL void pellucid_attend(const Heads* h, const void* qkv, void* q, void* out, const int64_t* positions,
+                            const int64_t* slots, int64_t tokens, const int32_t* tables, int64_t width,
                             const Query* queries, int64_t num) {
-    if (h->type == IS_BF16)
+    if (h->type == IS_BF16) {
+        write_heads(*h, (const Bf16*)qkv, (Bf16*)q, positions, slots, tokens);
         attend_all(*h, (const Bf16*)q, (Bf16*)out, tables, width, queries, num);
-    else
+    } else {
+        write_heads(*h, (const Half*)qkv, (Half*)q, positions, slots, tokens);
         attend_all(*h, (const Half*)q, (Half*)out, tables, width, queries, num);
+    }
 }

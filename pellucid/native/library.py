@@ -91,8 +91,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "add_norm": (*[c_void_p] * 4, c_int64, c_int64, c_float, c_int32, c_int32),
     "gate": (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32),
     "highest": (c_void_p, c_void_p, c_int64, c_int64, c_int32),
-    "heads": (POINTER(HeadsFields), *[c_void_p] * 4, c_int64),
-    "attend": (POINTER(HeadsFields), *[c_void_p] * 3, c_int64, c_void_p, c_int64),
+    "attend": (POINTER(HeadsFields), *[c_void_p] * 5, c_int64, c_void_p, c_int64, c_void_p, c_int64),
 }
 
 
@@ -113,7 +112,7 @@ class Library:
         self.panels, self.product = code.pellucid_panels, code.pellucid_product
         self.add_norm, self.gate = code.pellucid_add_norm, code.pellucid_gate
         self.highest = code.pellucid_highest
-        self.heads, self.attend = code.pellucid_heads, code.pellucid_attend
+        self.attend = code.pellucid_attend
 
     def __str__(self) -> str:
         named = [ability.name for ability in Ability if ability in self.abilities and ability.name]

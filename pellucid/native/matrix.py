@@ -78,23 +78,23 @@ class NativeMatrix:
         return sum(tensor.nbytes for tensor in self.kept if tensor is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [M, K] -> [M, N]."""
-        x = self._whole(x)
-        y = torch.empty(len(x), self.num_out, dtype=self.dtype)
-        self._multiply(self._fields, x.data_ptr(), y.data_ptr(), len(x), 0)
-        return y
+        """x [..., K] -> [..., N]."""
+        return self._product(x, self.num_out, 0)
 
     def of_gate(self, x: Tensor, act: str) -> Tensor:
-        """act(gate) * up, [M, N / 2]."""
+        """act(gate) * up, [..., N / 2]."""
         assert self.gated, self.num_out
-        x = self._whole(x)
-        y = torch.empty(len(x), self.num_out // 2, dtype=self.dtype)
-        self._multiply(self._fields, x.data_ptr(), y.data_ptr(), len(x), GATES[act])
-        return y
+        return self._product(x, self.num_out // 2, GATES[act])
 
-    def _whole(self, x: Tensor) -> Tensor:
-        assert x.dtype == self.dtype and x.shape[1] == self.num_used, (x.dtype, x.shape, self.dtype)
-        return x if x.is_contiguous() else x.contiguous()
+    def _product(self, x: Tensor, num_out: int, gate: int) -> Tensor:
+        *rows, num_in = x.shape
+        assert x.dtype is self.dtype and num_in == self.num_used, (x.dtype, x.shape, self.dtype)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty(*rows, num_out)
+        num_rows = rows[0] if len(rows) == 1 else math.prod(rows)
+        self._multiply(self._fields, x.data_ptr(), y.data_ptr(), num_rows, gate)
+        return y
 
     def _by_turns(self, panels: Tensor) -> Tensor:
         """Panels [P, ...]: of gates and of what they open by turns, if they are to be gated."""

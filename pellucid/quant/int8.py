@@ -73,7 +73,7 @@ class Int8:
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         if self._native is not None:
-            return self._native(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
+            return self._native(x)
         assert self._multiply is not None, "finish() was not called after loading"
         y = self._multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
         return y if layer.bias is None else y + layer.bias
@@ -81,8 +81,7 @@ class Int8:
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         if self._native is None or not self._native.gated:
             return None
-        y = self._native.of_gate(x.reshape(-1, x.shape[-1]), act)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return self._native.of_gate(x, act)
 
 
 def native_matrix(weight: Tensor, scale: Tensor, layer: LinearLayer) -> NativeMatrix:

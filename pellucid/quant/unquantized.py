@@ -83,15 +83,11 @@ class NativeProduct:
         self._matrix = NativeMatrix(code, numbers, weight.dtype, bias=layer.bias, gated=gated)
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        y = self._matrix(x.reshape(-1, x.shape[-1]))
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return self._matrix(x)
 
     def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         """act(gate) * up, or None where the outputs do not divide into such."""
-        if not self._matrix.gated:
-            return None
-        y = self._matrix.of_gate(x.reshape(-1, x.shape[-1]), act)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return self._matrix.of_gate(x, act) if self._matrix.gated else None
 
 
 def is_pair(shape: LinearShape) -> bool:
