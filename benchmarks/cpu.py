@@ -27,7 +27,7 @@ from pathlib import Path
 
 ENVIRONMENT = dict(os.environ)  # as it is before pellucid is imported
 SHAPE = "shape:qwen3-0.6b"
-PROMPT, REQUESTS, SHORT = 512, 16, 64  # tokens, requests, tokens of each of theirs
+PROMPT, REQUESTS, SHORT = 512, 16, 8  # tokens, requests, tokens of each of theirs
 PAIRS = {  # weights: Pellucid's option, llama.cpp's file
     "bf16": ("none", "BF16"),
     "int8": ('{"linear": "int8", "head": "int8"}', "Q8_0"),
