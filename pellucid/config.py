@@ -78,6 +78,16 @@ class CacheConfig:
     cpu_kv_cache_gib: float | None = option(
         None, "KV cache on a CPU, in GiB; default a quarter of free memory, at most 8"
     )
+    kv_offloading_size: float | None = option(
+        None,
+        "GiB of host memory, of all ranks, that keep KV which the cache has no room for",
+        alias=("kv_offload",),
+    )
+    kv_offloading_path: str | None = option(
+        None, "a folder that keeps KV behind host memory, and over restarts; default none"
+    )
+    kv_offloading_disk_size: float = option(64.0, "most GiB of files in kv_offloading_path")
+    kv_offloading_backend: str = option("native", "native, the only one", ("native",))
     kv_transfer_config: Mapping[str, object] | str | None = option(
         None, 'where KV comes from and goes to, JSON: {"kv_connector": ...}; see docs/serving.md'
     )

@@ -43,6 +43,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     # How KV comes from elsewhere.  The halves beside the scheduler are as free of torch as it is.
     "connectors": {"kv", "schedule.plan", "features.base", "registry", "resolve", "types"},
     "connectors.config": {"config", "no_effect"},
+    "connectors.worker": {"connectors", "features.base", "registry"},
+    "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
     # As free of torch: how many drafts rows want.
     "spec.wants": {"spec.switch", "schedule"},

@@ -180,5 +180,8 @@ KV_CONNECTORS: Registry[Connector] = Registry(
         "NixlConnector": "pellucid.connectors.peer:PEER",
         "NixlPullConnector": "pellucid.connectors.peer:PEER",
         "P2pNcclConnector": "pellucid.connectors.peer:PEER",
+        "OffloadingConnector": "pellucid.connectors.tiers:TIERS",
+        "SimpleCPUOffloadConnector": "pellucid.connectors.tiers:TIERS",
+        "ExampleConnector": "pellucid.connectors.tiers:TIERS",
     },
 )

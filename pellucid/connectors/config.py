@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from pellucid.config import CacheConfig, json_object
 from pellucid.no_effect import tell_ignored
 
+GIB = 1 << 30
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
 MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size")  # to our connectors
@@ -37,14 +39,35 @@ class KVTransferConfig:
     @classmethod
     def of(cls, cache: CacheConfig) -> KVTransferConfig | None:
         """None: KV stays in this engine's pool."""
-        if cache.kv_transfer_config is None:
+        given = cls._given(cache)
+        if given is None:
             return None
         if not cache.enable_prefix_caching:
             raise ValueError(
                 "enable_prefix_caching is False, but KV from elsewhere comes through the prefix cache; "
-                "leave out kv_transfer_config, or let prefixes be cached"
+                "leave out kv_transfer_config and kv_offloading_size, or let prefixes be cached"
             )
-        return cls.from_fields(json_object("kv_transfer_config", cache.kv_transfer_config))
+        return cls.from_fields(given)
+
+    @classmethod
+    def _given(cls, cache: CacheConfig) -> Mapping[str, object] | None:
+        """What was said, in the long way."""
+        size, folder = cache.kv_offloading_size, cache.kv_offloading_path
+        if cache.kv_transfer_config is not None:
+            if size is not None or folder is not None:
+                raise ValueError("kv_transfer_config says all of it; leave out kv_offloading_size and _path")
+            return json_object("kv_transfer_config", cache.kv_transfer_config)
+        if size is None and folder is None:
+            return None
+        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
+            value = getattr(cache, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}, must be above 0 (GiB)")
+        extra: dict[str, object] = {} if size is None else {"cpu_bytes_to_use": int(size * GIB)}
+        if folder is not None:
+            disk = int(cache.kv_offloading_disk_size * GIB)
+            extra |= {"shared_storage_path": folder, "disk_bytes_to_use": disk}
+        return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
 
     @classmethod
     def from_fields(cls, given: Mapping[str, object]) -> KVTransferConfig:

@@ -91,6 +91,11 @@ COMPANIES = {
     "three plans in flight, small chunks": {"depth": 3, "max_num_batched_tokens": 24},
     "no prefix cache": {"enable_prefix_caching": False},
     "a pool that runs dry": {"num_gpu_blocks_override": 16, "depth": 2},
+    "a pool that runs dry, and host memory behind it": {
+        "num_gpu_blocks_override": 16,
+        "depth": 2,
+        "kv_offloading_size": 0.01,
+    },
     "few slots": {"max_num_seqs": 3},
     "large blocks": {"block_size": 64},
     "drafts from the text": {"speculative_config": NGRAM},

@@ -595,7 +595,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "most = t.limit[slots] + num_spec", "most = t.limit[slots]")
     ],
     "10 the last one waits for spare blocks": [
-        ("scheduler", "alone = self.kv.lacking(hit, num_tokens, 0)", "lacking")
+        ("scheduler", "alone = self.kv.lacking(hit, num_tokens, 0)", "alone = lacking")
     ],
     "3 a slot's blocks travel apart": [("step", 'np.argsort(slots, kind="stable")', "np.arange(len(slots))")],
     "3 a slot's blocks change their order": [
