@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from pellucid.config import CacheConfig, json_object
-from pellucid.no_effect import tell_ignored
 
+logger = logging.getLogger(__name__)
 GIB = 1 << 30
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
@@ -72,7 +73,8 @@ class KVTransferConfig:
     @classmethod
     def from_fields(cls, given: Mapping[str, object]) -> KVTransferConfig:
         """As the user wrote it."""
-        tell_ignored(name for name in given if name in MEANINGLESS)
+        for name in sorted(given.keys() & set(MEANINGLESS)):
+            logger.warning("%s in kv_transfer_config has no effect: every rank has its own connector", name)
         given = {name: value for name, value in given.items() if name not in MEANINGLESS}
         known = [f.name for f in fields(cls)]
         for name in given:

@@ -222,6 +222,9 @@ class Tiers:
     def poll(self) -> None:
         """Nothing depends on the time."""
 
+    def close(self) -> None:
+        """Files stay."""
+
     # Disk
 
     def _write(self, blocks: Iterable[Block]) -> None:

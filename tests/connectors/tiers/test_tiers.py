@@ -206,3 +206,13 @@ def test_who_clears_the_prefix_cache_clears_the_tiers(tiny: Path, expected: list
 def test_what_makes_no_sense_is_refused(tiny: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make_llm(tiny, **options)
+
+
+def test_keys_of_vllms_that_mean_nothing_are_told(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = {
+        "kv_connector": "OffloadingConnector",
+        "kv_rank": 0,
+        "kv_connector_extra_config": {"num_cpu_blocks": 4},
+    }
+    make_llm(tiny, kv_transfer_config=said).shutdown()
+    assert "kv_rank in kv_transfer_config has no effect" in caplog.text
