@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test test-all test-parallel test-clients lint mutants eval clean
+.PHONY: install demo test test-all test-parallel test-clients lint mutants eval check-deploy clean
 
 install: $(VENV)/.installed
 
@@ -44,6 +44,10 @@ lint: install
 
 mutants: install
 	$(BIN)/python -m tests.ring0.mutants
+
+# What is in deploy/, by the tools that it is for, those that are installed.
+check-deploy:
+	sh deploy/check.sh
 
 eval: install
 	$(BIN)/pellucid eval

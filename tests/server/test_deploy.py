@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,16 @@ def test_compose_takes_its_file() -> None:
 def test_kubernetes_takes_the_manifests() -> None:
     built = list(yaml.safe_load_all(checked("kubectl", "kustomize", str(DEPLOY / "kubernetes"))))
     assert {each["kind"] for each in built} == {"Deployment", "Service", "PersistentVolumeClaim"}
+
+
+def test_every_tool_that_is_here_finds_no_fault() -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", str(DEPLOY / "check.sh")], capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0 and "FAULT" not in done.stdout, done.stdout + done.stderr
+    assert "ok: the board is JSON" in done.stdout
 
 
 def test_a_pod_has_time_to_drain() -> None:
