@@ -43,7 +43,7 @@ from pellucid.server.renderer import Renderer, tools_of
 from pellucid.server.respond import answer_id, respond, running_usage, usage_facts, usage_of_chunk
 from pellucid.server.route import Route
 from pellucid.server.stream import Envelope, event
-from pellucid.server.structured import check_wish, thinking_in, wish_of
+from pellucid.server.structured import check_wish, thinking_in, wish_of, within_markup
 from pellucid.server.tools import ToolUse, forced_calls, strict_calls
 from pellucid.text.prompts import TokenPrompt
 from pellucid.text.tokenizer import check_text
@@ -128,6 +128,7 @@ async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
         parser = server.parsers.tools
         wish = wish_of(body, forced=forced_calls(use, parser), strict=strict_calls(use, parser))
         if wish is not None:
+            wish = within_markup(wish, body, server)
             wish.thinking = thinking_in(prompt, body, server)
             sampling.structured_outputs = wish
     grammar = await check_wish(body, sampling, server, request)

@@ -13,6 +13,7 @@ from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.server.context import Server, client_of
 from pellucid.server.errors import ApiError
 from pellucid.server.parsers.compose import CHANNELS
+from pellucid.server.parsers.harmony import CHANNEL, MESSAGE, START
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
 from pellucid.server.stream import while_there
 from pellucid.text.prompts import TokenPrompt
@@ -66,15 +67,7 @@ async def check_wish(
 
 
 def thinking_in(prompt: TokenPrompt, body: ChatRequest, server: Server) -> tuple[str | None, str] | None:
-    """The tokens around what the answer's language does not hold for; None if the answer does not think.
-
-    Raises ValueError for a model that cannot be held to one.
-    """
-    if server.parsers.reasoning == CHANNELS:
-        raise ValueError(
-            "structured_outputs, response_format and a forced tool_choice cannot hold for this model, whose "
-            "answer begins behind several tokens of markup (harmony); ask for the form in words"
-        )
+    """The tokens around what the answer's language does not hold for; None if the answer does not think."""
     tags = server.parsers.thinking
     if tags is None or any(server.llm.tokenizer.token_to_id(tag) is None for tag in tags):
         return None
@@ -86,6 +79,49 @@ def thinking_in(prompt: TokenPrompt, body: ChatRequest, server: Server) -> tuple
     if text.endswith(end):
         return None
     return (None if text.endswith(start) else start, end)
+
+
+def within_markup(
+    wish: StructuredOutputsParams, body: ChatRequest, server: Server
+) -> StructuredOutputsParams:
+    """The same language, of what the model writes around its answer, too, where that is more than a tag."""
+    has_channels = server.parsers.reasoning == CHANNELS and not body.continue_final_message
+    return in_final_channel(wish) if has_channels else wish
+
+
+def in_final_channel(wish: StructuredOutputsParams) -> StructuredOutputsParams:
+    """A language of harmony's channel `final`, behind a thought of any kind, or none."""
+    final = {"type": "tag", "begin": f"{CHANNEL}final{MESSAGE}", "content": _format_of(wish), "end": ""}
+    thought = {
+        "type": "tag",
+        "begin": f"{CHANNEL}analysis{MESSAGE}",
+        "content": {"type": "any_text"},
+        "end": "<|end|>",
+    }
+    next_message = {"type": "const_string", "value": f"{START}assistant"}
+    behind = {"type": "sequence", "elements": [thought, next_message, final]}
+    form = {"type": "or", "elements": [final, behind]}
+    said = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    return StructuredOutputsParams(structural_tag=said)
+
+
+def _format_of(wish: StructuredOutputsParams) -> Mapping[str, object]:
+    """A language as a part of xgrammar's structural tags."""
+    text = wish.text
+    match wish.kind:
+        case "json":
+            return {"type": "json_schema", "json_schema": msgspec.json.decode(text)}
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object", "additionalProperties": True}}
+        case "regex":
+            return {"type": "regex", "pattern": text}
+        case "choice":
+            choices = [{"type": "const_string", "value": choice} for choice in msgspec.json.decode(text)]
+            return {"type": "or", "elements": choices} if len(choices) > 1 else choices[0]
+        case "grammar":
+            return {"type": "grammar", "grammar": text}
+        case _:
+            return msgspec.json.decode(text)["format"]
 
 
 def _from_fields(said: Mapping[str, object] | None) -> StructuredOutputsParams | None:

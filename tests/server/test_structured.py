@@ -18,6 +18,10 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
+from pellucid.sampling_params import StructuredOutputsParams
+from pellucid.server.parsers.base import Content, ParserSetting
+from pellucid.server.parsers.harmony import HarmonyParser
+from pellucid.server.structured import in_final_channel
 from tests.patience import eventually
 from tests.server.conftest import Running, running
 
@@ -238,3 +242,42 @@ def test_the_process_that_compiles_runs_before_it_is_needed() -> None:
 
     with running() as server:
         eventually(is_there)
+
+
+WISHES = {
+    "json": (StructuredOutputsParams(json={"type": "integer"}), "12", "hm"),
+    "json_object": (StructuredOutputsParams(json_object=True), '{"a": [1]}', "[1]"),
+    "regex": (StructuredOutputsParams(regex=r"\d+ km"), "12 km", "km"),
+    "choice": (StructuredOutputsParams(choice=["red", "blue"]), "blue", "green"),
+    "one choice": (StructuredOutputsParams(choice=["red"]), "red", "blue"),
+    "grammar": (StructuredOutputsParams(grammar='root ::= "yes" | "no"'), "no", "perhaps"),
+    "structural tag": (
+        StructuredOutputsParams(
+            structural_tag='{"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}'
+        ),
+        "x",
+        "y",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WISHES)
+def test_harmonys_final_channel_is_held_to_a_language(kind: str) -> None:
+    import xgrammar
+
+    wish, right, wrong = WISHES[kind]
+    tag = in_final_channel(wish).structural_tag
+    assert tag is not None
+    grammar = xgrammar.Grammar.from_structural_tag(tag)
+
+    def accepts(text: str) -> bool:
+        return xgrammar.testing._is_grammar_accept_string(grammar, text)
+
+    thought = "<|channel|>analysis<|message|>Well, {thinking}.<|end|><|start|>assistant"
+    for before in ("", thought):
+        assert accepts(f"{before}<|channel|>final<|message|>{right}")
+        assert not accepts(f"{before}<|channel|>final<|message|>{wrong}")
+    assert not accepts(right) and not accepts(f"{thought}{right}")
+    parser = HarmonyParser(ParserSetting())
+    events = [*parser.feed(f"{thought}<|channel|>final<|message|>{right}"), *parser.finish()]
+    assert "".join(event.text for event in events if isinstance(event, Content)) == right
