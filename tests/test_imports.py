@@ -202,6 +202,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("llm", "llm_engine", "async_llm", "server", "engine", "observe", "text", "models.checkpoint"),
         *("models.draft", "progress", "no_effect", *PLAIN),
     },
+    "proxy": {"cli.load.http", "router.router"},
+    "cli.route": {"cli", "proxy", "server"},
     "cli.merge": {"cli", "lora.merge", "models.checkpoint", "config"},
     "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
     "cli.quantize": {"cli", "models.checkpoint", "quantize", "text", *PLAIN},

@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, to clients of OpenAI's API",
     "agent": "be one of several machines that serve a model together",
     "demo": "show the bundled model: thinking, a tool call, a completion",
+    "route": "one address for servers that compute prompts and servers that go on from there",
     "run-batch": "answer a file of requests, in OpenAI's batch form",
     "replay": "run a recorded engine's scheduler again, with other limits, in virtual time",
     "bench": "measure throughput, latency, or a server under load",
@@ -31,6 +32,7 @@ COMMANDS = {
     "eval": "measure a model on the bundled held-out tasks",
 }
 
+ALIASES = {"proxy": "route"}
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -40,7 +42,9 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"pellucid {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        aliases = [alias for alias, meant in ALIASES.items() if meant == name]
+        described = f"{text[0].upper()}{text[1:]}."
+        command = commands.add_parser(name, aliases=aliases, help=text, description=described)
         command.add_argument("-v", "--verbose", action="store_true", help="log what the engine decides")
         load_object(f"{_module(name)}:add_arguments")(command)
     return parser
@@ -78,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _module(command: str) -> str:
-    return "pellucid.cli." + command.replace("-", "_")
+    return "pellucid.cli." + ALIASES.get(command, command).replace("-", "_")
 
 
 def _open_standard_files() -> None:

@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from pellucid import LLM, RequestOutput, SamplingParams
+from pellucid.connectors.peer.params import KVParams
 from pellucid.router import replicas
 from pellucid.router.replicas import Replicas
 from tests.llm.test_invariance import BASE, random_requests
@@ -94,3 +96,38 @@ def test_a_place_that_is_too_small_for_all_costs_time_alone(tiny: Path, expected
     few = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 30_000}}
     with LLM(str(tiny), prefill_engines=1, decode_engines=1, kv_transfer_config=few, **BASE) as llm:
         assert shown(llm.generate(*mixed(3), use_tqdm=False)) == expected
+
+
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def test_two_engines_of_one_device_hand_a_prompt_over(tiny: Path, device: str) -> None:
+    prompt = [3 + i * 37 % 300 for i in range(100)]
+    options = BASE | {"device": device, "gpu_memory_utilization": 0.3}
+    lends = {"kv_connector": "PeerConnector", "kv_role": "kv_producer", "engine_id": f"test-{os.getpid()}"}
+    borrows = lends | {"kv_role": "kv_consumer", "engine_id": None}
+    with (
+        LLM(str(tiny), kv_transfer_config=lends, **options) as first,
+        LLM(str(tiny), kv_transfer_config=borrows, **options) as second,
+    ):
+        _, name = answer(first, prompt, 1, KVParams(do_remote_decode=True))
+        expected, _ = answer(first, prompt, 20)
+        where = KVParams(
+            do_remote_prefill=True, remote_engine_id=str(lends["engine_id"]), remote_request_id=name
+        )
+        brought, _ = answer(second, prompt, 20, where)
+    assert brought.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert brought.num_cached_tokens == 96
+
+
+def answer(
+    llm: LLM, prompt: list[int], num: int, params: KVParams | None = None
+) -> tuple[RequestOutput, str]:
+    """And what the engine calls the request."""
+    engine = llm.llm_engine
+    sampling = engine.own_sampling(SamplingParams(temperature=0, max_tokens=num, ignore_eos=True))
+    (tokens,) = engine.tokenize([{"prompt_token_ids": prompt}])
+    name = engine.queue(tokens, sampling, kv_transfer=None if params is None else params.encode())
+    last = [output for _ in iter(engine.has_unfinished_requests, False) for output in engine.step()][-1]
+    return last, name

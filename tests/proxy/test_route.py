@@ -1,0 +1,145 @@
+"""`pellucid route` before two servers: what one server says, and what becomes of who was at a lost one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of
+from tests.patience import PATIENCE, eventually
+from tests.server.conftest import Running, running
+
+PROMPT = "Sort these: 5 1 4 2 9 7. " * 12
+BODY = {"model": "sprout", "prompt": PROMPT, "temperature": 0, "max_tokens": 24}
+QUESTION: list[Any] = [{"role": "user", "content": PROMPT}]
+
+
+@contextmanager
+def routing(*options: str) -> Generator[str, None, None]:
+    """The router's address."""
+    command = [sys.executable, "-m", "pellucid", "route", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    alarm = threading.Timer(PATIENCE, process.kill)
+    alarm.start()
+    assert process.stdout is not None
+    ready = re.match(r"ready: (http://\S+) routes", process.stdout.readline())
+    alarm.cancel()
+    assert ready
+    yield ready[1]
+    process.terminate()
+    process.wait(PATIENCE)
+
+
+def config(role: str) -> tuple[str, ...]:
+    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
+    return "--dtype", "float32", "--kv-transfer-config", transfer
+
+
+@pytest.fixture(scope="module")
+def servers() -> Generator[tuple[Running, Running, str], None, None]:
+    with (
+        running(*config("kv_producer")) as prefill,
+        running(*config("kv_consumer")) as decode,
+        routing("--prefill", prefill.url, "--decode", decode.url) as url,
+    ):
+        yield prefill, decode, url
+
+
+def complete(url: str, **changes: object) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json=BODY | changes, timeout=PATIENCE)
+
+
+def text(answer: httpx.Response) -> str:
+    return answer.json()["choices"][0]["text"]
+
+
+def test_an_answer_is_that_of_one_server(servers: tuple[Running, Running, str]) -> None:
+    prefill, decode, url = servers
+    expected = complete(prefill.url)
+    before = decode.metric("vllm:prompt_tokens_total"), decode.metric("vllm:prefix_cache_hits_total")
+    answer = complete(url)
+    assert answer.status_code == 200 and text(answer) == text(expected)
+    asked, found = (
+        decode.metric(f"vllm:{name}_total") - old
+        for name, old in zip(("prompt_tokens", "prefix_cache_hits"), before, strict=True)
+    )
+    assert found > 0.7 * asked > 0, "its KV has come along"
+    assert "kv_transfer_params" not in answer.json()
+
+
+def test_streams_and_chats_pass_through(servers: tuple[Running, Running, str]) -> None:
+    prefill, _, url = servers
+    clients = [
+        openai.OpenAI(base_url=f"{each}/v1", api_key="none", timeout=PATIENCE) for each in (prefill.url, url)
+    ]
+    texts = []
+    for client in clients:
+        whole = client.chat.completions.create(
+            model="sprout", messages=QUESTION, temperature=0, max_tokens=20
+        )
+        chunks = client.chat.completions.create(
+            model="sprout", messages=QUESTION, temperature=0, max_tokens=20, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        parts = list(chunks)
+        assert parts[-1].usage is not None and parts[-1].usage.completion_tokens == 20
+        texts.append(
+            (whole.choices[0].message.content, "".join(c.choices[0].delta.content or "" for c in parts[:-1]))
+        )
+    assert texts[0] == texts[1]
+    assert [model.id for model in clients[1].models.list()] == ["sprout"]
+
+
+def test_what_is_wrong_with_a_request_is_told_by_the_server(servers: tuple[Running, Running, str]) -> None:
+    _, _, url = servers
+    answer = complete(url, temperature=-1)
+    assert answer.status_code == 400 and "temperature" in answer.json()["error"]["message"]
+    assert complete(url, model="nobody").status_code == 404
+    assert httpx.post(f"{url}/v1/completions", content=b"[", timeout=PATIENCE).status_code == 400
+
+
+def test_who_goes_away_has_nothing_computed(servers: tuple[Running, Running, str]) -> None:
+    _, decode, url = servers
+    body = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+        next(answer.iter_lines())
+    decode.wait_until_idle()
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 8}, timeout=0.4)
+    decode.wait_until_idle()
+
+
+def test_while_one_server_is_left_requests_are_answered(servers: tuple[Running, Running, str]) -> None:
+    """The last test: nobody is left behind it."""
+    prefill, decode, url = servers
+    expected = text(complete(prefill.url))
+    decode.process.kill()
+    assert text(complete(url)) == expected, "the server for prompts goes on itself"
+    eventually(
+        lambda: httpx.get(f"{url}/health", timeout=PATIENCE).json()["decode"][decode.url]["is_up"] is False
+    )
+    prefill.process.kill()
+    assert complete(url).status_code == 503
+    eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503)
+
+
+def test_prompts_go_where_their_beginning_is_known_while_nobody_has_less_to_do() -> None:
+    fleet = Fleet([Server("http://127.0.0.1:1"), Server("http://127.0.0.1:2")], [])
+    first, second = fleet.prefill
+    digests = digests_of({"prompt": "x" * 5 * PIECE})
+    second.known.add(digests)
+    assert fleet.for_prompt(digests) == [second, first]
+    second.load = 100 * PIECE * len(digests)
+    assert fleet.for_prompt(digests) == [first, second]
+    second.is_up = False
+    assert fleet.for_prompt(digests) == [first]
