@@ -187,6 +187,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         "async_llm",
         "connectors.peer.params",
         "llm_engine",
+        "judging",
         "pooling",
         "lora.request",
         "engine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
+from pellucid.judging import chance, judgements
 from pellucid.pooling import PoolingParams, pooling_of, vector_of
 from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import AnswerFailedError
@@ -23,6 +24,7 @@ from pellucid.server.protocol.embeddings import (
     EmbeddingBody,
     EmbeddingRequest,
     EmbeddingUsage,
+    JudgedRequest,
     PooledRequest,
     RerankBody,
     RerankRequest,
@@ -66,6 +68,7 @@ class PooledWork:
     body: PooledRequest
     model: str
     prompts: list[TokenPrompt]
+    judgements: tuple[SamplingParams, ...] = ()  # to ask behind each prompt, which is a pair then
 
     @property
     def usage(self) -> EmbeddingUsage:
@@ -89,11 +92,29 @@ def prepare_scores(body: ScoreRequest, renderer: Renderer) -> PooledWork:
             f"text_1 has {len(first)} texts for {len(second)} of text_2; give one, or as many",
             param="text_1",
         )
-    return _prepare(body, [*first, *second], "text_2", renderer)
+    work = _prepare(body, [*first, *second], "text_2", renderer)
+    return work if body.classifier_from_token is None else _judged(work, body, len(first), second, renderer)
 
 
 def prepare_rerank(body: RerankRequest, renderer: Renderer) -> PooledWork:
-    return _prepare(body, [body.query, *body.texts()] if body.documents else [], "documents", renderer)
+    texts = body.texts()
+    work = _prepare(body, [body.query, *texts] if texts else [], "documents", renderer)
+    return work if body.classifier_from_token is None else _judged(work, body, 1, texts, renderer)
+
+
+def _judged(
+    work: PooledWork, body: JudgedRequest, num_first: int, second: list[str], renderer: Renderer
+) -> PooledWork:
+    """The same work in pairs, each one prompt: the first text's tokens, then the second's."""
+    with users_fault(type(body).model_fields):
+        if body.truncate_prompt_tokens is not None:
+            raise ValueError("truncate_prompt_tokens cuts no pairs; leave out it or classifier_from_token")
+        asked = judgements(body.classifier_from_token or (), renderer.tokenizer)
+        left = work.prompts[:num_first] * (len(second) // num_first)
+        right = renderer.tokenize([{"prompt": text} for text in second], add_special_tokens=False)
+        pairs = zip(left, right, strict=True)
+        prompts = renderer.tokenize([{"prompt_token_ids": [*a.token_ids, *b.token_ids]} for a, b in pairs])
+        return replace(work, prompts=prompts, judgements=tuple(asked))
 
 
 def _prepare(
@@ -127,34 +148,58 @@ async def answer_embeddings(work: PooledWork, request: Request) -> Response:
 
 
 async def answer_scores(work: PooledWork, request: Request) -> Response:
-    vectors = await _vectors(work, request, PoolingParams())
-    if vectors is None:
+    scores = await _scores(work, request, len(cast("ScoreRequest", work.body).pairs()[0]))
+    if scores is None:
         return Response(status_code=CLIENT_GONE)
-    first, second = cast("ScoreRequest", work.body).pairs()
-    left, right = vectors[: len(first)] * (len(second) // len(first)), vectors[len(first) :]
-    data = [Score(i, float(a @ b)) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    data = [Score(i, score) for i, score in enumerate(scores)]
     name = answer_id("score", request, work.body)
     return json_response(ScoreBody(name, int(time.time()), work.model, data, work.usage))
 
 
 async def answer_rerank(work: PooledWork, request: Request) -> Response:
-    vectors = await _vectors(work, request, PoolingParams())
-    if vectors is None:
+    scores = await _scores(work, request, 1)
+    if scores is None:
         return Response(status_code=CLIENT_GONE)
     body = cast("RerankRequest", work.body)
-    scores = np.stack(vectors[1:]) @ vectors[0]
-    order = np.argsort(-scores, kind="stable").tolist()[: body.top_n or None]
+    order = np.argsort(-np.array(scores), kind="stable").tolist()[: body.top_n or None]
     texts = body.texts()
-    results = [Result(i, {"text": texts[i]}, float(scores[i])) for i in order]
+    results = [Result(i, {"text": texts[i]}, scores[i]) for i in order]
     name = answer_id("rerank", request, body)
     return json_response(RerankBody(name, work.model, work.usage, results))
 
 
+async def _scores(work: PooledWork, request: Request, num_first: int) -> list[float] | None:
+    """Of each pair: what the model says, or the cosine of their vectors; None: the client has gone."""
+    if work.judgements:
+        sides = [await _outputs(work, request, sampling) for sampling in work.judgements]
+        against, for_it = sides
+        if against is None or for_it is None:
+            return None
+        return [chance(a, b) for a, b in zip(against, for_it, strict=True)]
+    vectors = await _vectors(work, request, PoolingParams())
+    if vectors is None:
+        return None
+    second = vectors[num_first:]
+    left = vectors[:num_first] * (len(second) // num_first)
+    return [float(a @ b) for a, b in zip(left, second, strict=True)]
+
+
 async def _vectors(work: PooledWork, request: Request, params: PoolingParams) -> Vectors | None:
     """Of each text; None: the client has gone."""
-    server = server_of(request)
     with users_fault():
-        sampling = pooling_of(server.llm.resolved.checkpoint.path)
+        sampling = pooling_of(server_of(request).llm.resolved.checkpoint.path)
+    outputs = await _outputs(work, request, sampling)
+    if outputs is None:
+        return None
+    with users_fault({"dimensions": None}):
+        return [vector_of(output, params) for output in outputs]
+
+
+async def _outputs(
+    work: PooledWork, request: Request, sampling: SamplingParams
+) -> list[RequestOutput] | None:
+    """The answer to each prompt; None: the client has gone."""
+    server = server_of(request)
     mailbox = server.submit(
         work.prompts, sampling, priority=work.body.priority, is_streamed=False, model=work.model
     )
@@ -164,10 +209,7 @@ async def _vectors(work: PooledWork, request: Request, params: PoolingParams) ->
             if output.error is not None:
                 raise AnswerFailedError(503 if output.error == SHUTTING_DOWN else 500, output.error)
             found[output.request_id] = output
-    if len(found) < len(names):
-        return None
-    with users_fault({"dimensions": None}):
-        return [vector_of(found[name], params) for name in names]
+    return None if len(found) < len(names) else [found[name] for name in names]
 
 
 def _spelled(vector: NDArray[np.float32], encoding: str | None) -> list[float] | str:

@@ -55,6 +55,18 @@ def test_scores_and_ranks_are_by_cosines(server: Running, vectors: np.ndarray) -
     assert ranks[1]["relevance_score"] == pytest.approx(max(cosines[1:]), abs=2e-2)
 
 
+def test_scores_may_be_how_likely_a_word_is_against_another(server: Running) -> None:
+    words = ["0", "1"]
+    with LLM("sprout", device="cpu", cpu_kv_cache_gib=0.05, max_num_seqs=16, num_threads=1) as llm:
+        scores = llm.score(TEXTS[0], TEXTS, use_tqdm=False, classifier_from_token=words)
+    expected = [each.outputs.score for each in scores]
+    asked = {"classifier_from_token": words}
+    got = post(server, "/v1/score", text_1=TEXTS[0], text_2=TEXTS, **asked).json()["data"]
+    assert [each["score"] for each in got] == pytest.approx(expected, abs=2e-2)
+    ranks = post(server, "/v1/rerank", query=TEXTS[0], documents=TEXTS, **asked).json()["results"]
+    assert [each["relevance_score"] for each in ranks] == pytest.approx(sorted(expected)[::-1], abs=2e-2)
+
+
 @pytest.mark.parametrize(
     "path,body,words",
     [
@@ -63,6 +75,7 @@ def test_scores_and_ranks_are_by_cosines(server: Running, vectors: np.ndarray) -
         ("/v1/embeddings", {"input": [-1]}, "-1"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1 has 2 texts for 3"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents is empty"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "classifier_from_token": ["0"]}, "must be two words"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(server: Running, path: str, body: dict, words: str) -> None:

@@ -30,7 +30,13 @@ class EmbeddingRequest(PooledRequest):
     normalize: bool | None = True
 
 
-class ScoreRequest(PooledRequest):
+class JudgedRequest(PooledRequest):
+    """Texts in pairs; with two words, as ["no", "yes"], how likely the second one is behind a pair."""
+
+    classifier_from_token: Texts | None = None
+
+
+class ScoreRequest(JudgedRequest):
     """POST /v1/score: one text with each of others, or pairs."""
 
     text_1: str | Texts
@@ -48,7 +54,7 @@ class TextDocument(ApiRequest):
     text: str
 
 
-class RerankRequest(PooledRequest):
+class RerankRequest(JudgedRequest):
     """POST /v1/rerank."""
 
     query: str
