@@ -17,6 +17,7 @@ from torch import Tensor
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.output import SampleOutput
+from pellucid.spec.draft_probs import DraftProbs
 from pellucid.spec.tree import depth_of, max_new
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Drafts:
     """Proposed tokens, valid ids all: where there is nothing to propose, any id will do."""
 
     tokens: Tensor  # [B, num_drafts] int32, device; a chain may be as short as what is wanted
-    probs: Tensor | None = None  # [B, num_drafts, V] float32: what each was drawn from; None: it was certain
+    probs: DraftProbs | None = None  # of [B, num_drafts]: what each was drawn from; None: it was certain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pellucid.sample.state import READ_TEXT, SamplingState
 from pellucid.spec.base import Drafts, Known
+from pellucid.spec.draft_probs import DraftProbs
 from pellucid.spec.draws import DraftDraw, Drawn
 from pellucid.spec.passes import Passes
 
@@ -41,8 +42,11 @@ class Chain:
         probs = [drawn.probs for drawn in chain if drawn.probs is not None]
         return Drafts(
             torch.stack([drawn.tokens for drawn in chain], dim=1),
-            probs=torch.stack(probs, dim=1) if probs else None,
-        )
+            probs=DraftProbs(
+                torch.stack([each.blocks for each in probs], dim=1),
+                torch.stack([each.probs for each in probs], dim=1),
+            ) if probs else None,
+        )  # fmt: skip
 
 
 def _write(known: Known, slots: Tensor, places: Tensor, tokens: Tensor) -> None:

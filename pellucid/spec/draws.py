@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.sample.noise import Purpose, gumbel
+from pellucid.sample.noise import Purpose, gumbel_of, keys
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import Column, LogitsBatch, Trait
+from pellucid.spec.draft_probs import DraftProbs, ids_of, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Drawn:
     """One token for every row."""
 
     tokens: Tensor  # [B] int32
-    probs: Tensor | None = None  # [B, V] float32: what each was drawn from; None: it was certain
+    probs: DraftProbs | None = None  # of [B]: what each was drawn from; None: it was certain
 
 
 class DraftDraw(Protocol):
@@ -54,6 +55,7 @@ class AlikeDraw:
 class OwnDraw:
     """From softmax(logits / T) with noise of its own: what the textbook's rejection test wants to see.
 
+    Of the likeliest blocks of tokens alone (draft_probs.py), so that what was drawn from can be kept.
     Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", 2023.
     """
 
@@ -66,10 +68,14 @@ class OwnDraw:
         temperature = params.floats(Column.TEMPERATURE)[:, None]
         is_greedy = temperature == 0
         scaled = self.sampler.vocabulary.whole(logits).float() / torch.where(is_greedy, 1.0, temperature)
-        noise = gumbel(params.ints(Column.SEED), batch.positions, state.codes, Purpose.DRAFT)
-        tokens = torch.where(is_greedy, scaled, scaled + noise).argmax(-1)
-        certain = torch.zeros_like(scaled).scatter_(1, tokens[:, None], 1.0)
-        return Drawn(tokens.int(), torch.where(is_greedy, certain, scaled.softmax(-1)))
+        blocks, kept = likeliest(scaled)
+        ids = ids_of(blocks)
+        codes = state.codes[ids.clamp(max=scaled.shape[1] - 1)]
+        noise = gumbel_of(keys(params.ints(Column.SEED), batch.positions, Purpose.DRAFT), codes)
+        chosen = torch.where(is_greedy, kept, kept + noise).argmax(-1, keepdim=True)
+        certain = torch.zeros_like(kept).scatter_(1, chosen, 1.0)
+        probs = DraftProbs(blocks, torch.where(is_greedy, certain, kept.softmax(-1)))
+        return Drawn(ids.gather(1, chosen)[:, 0].int(), probs)
 
 
 def draw_for(rejection_sample_method: str, sampler: Sampler) -> DraftDraw:

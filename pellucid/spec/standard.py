@@ -24,6 +24,7 @@ from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import Column, LogitsBatch, Trait
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY
 from pellucid.spec.base import Drafts, DraftShape
+from pellucid.spec.draft_probs import DraftProbs
 from pellucid.spec.verify import VerifyRows, check_is_chain, verify
 
 # Elements of one [R, V] tensor: 64 MiB of each of half a dozen.
@@ -49,8 +50,8 @@ class StandardVerifier:
 
     def __init__(self, sampler: Sampler, num_drafts: int) -> None:
         self.sampler, self.num_drafts = sampler, num_drafts
-        # [slots, K, V] float32; made when a proposer first brings some, so one that is certain costs nothing.
-        self.probs: Tensor | None = None
+        # Of [slots, K]; made when a proposer first brings some, so one that is certain costs nothing.
+        self.probs: DraftProbs | None = None
 
     @classmethod
     def of(cls, config: SpeculativeConfig, sampler: Sampler, shape: DraftShape) -> Self:
@@ -60,10 +61,14 @@ class StandardVerifier:
     def keep(self, slots: Tensor, drafts: Drafts) -> None:
         if drafts.probs is None:
             return
+        blocks, probs = drafts.probs.blocks, drafts.probs.probs
         if self.probs is None:
-            num_slots, vocab_size = len(self.sampler.state.table), drafts.probs.shape[2]
-            self.probs = drafts.probs.new_zeros((num_slots, self.num_drafts, vocab_size), dtype=torch.float32)
-        self.probs[slots, : drafts.probs.shape[1]] = drafts.probs
+            shape = len(self.sampler.state.table), self.num_drafts
+            self.probs = DraftProbs(
+                blocks.new_zeros((*shape, blocks.shape[2])), probs.new_zeros((*shape, probs.shape[2]))
+            )
+        self.probs.blocks[slots, : blocks.shape[1]] = blocks
+        self.probs.probs[slots, : probs.shape[1]] = probs
 
     def __call__(
         self, logits: Tensor, batch: LogitsBatch, rows: VerifyRows, token_ids: Tensor
@@ -104,7 +109,8 @@ class StandardVerifier:
         if self.probs is None:
             sure = torch.zeros((len(drafts), vocab_size), dtype=torch.float32, device=drafts.device)
             return sure.scatter_(1, drafts[:, None], 1.0)
-        return self.probs[slots, node.clamp(max=self.probs.shape[1] - 1)]
+        at = slots, node.clamp(max=self.num_drafts - 1)
+        return DraftProbs(self.probs.blocks[at], self.probs.probs[at]).dense(vocab_size)
 
 
 def pick(trial: Trial, codes: Tensor) -> Tensor:

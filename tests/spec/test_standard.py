@@ -22,6 +22,7 @@ from pellucid.sample.state import SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, SplitVocabulary, Vocabulary
 from pellucid.spec import standard
 from pellucid.spec.base import Drafts, DraftShape
+from pellucid.spec.draft_probs import BLOCK, DraftProbs
 from pellucid.spec.registry import VERIFIERS
 from pellucid.spec.standard import StandardVerifier
 from pellucid.spec.verify import VerifyRows
@@ -35,6 +36,13 @@ STANDARD = SpeculativeConfig(method="toy", num_speculative_tokens=K, rejection_s
 MODEL = torch.randn(V, V, generator=torch.Generator().manual_seed(3)) * 1.5  # logits given the last token
 FAR = torch.softmax(torch.randn(V, V, generator=torch.Generator().manual_seed(4)) * 2, -1)  # the drafter's
 WIDE = torch.randn(100, 100, generator=torch.Generator().manual_seed(5)) * 2  # a model of more tokens
+
+
+def all_of(probs: Tensor) -> DraftProbs:
+    """Of [N, K, V] all tokens."""
+    num_blocks = -(-probs.shape[2] // BLOCK)
+    blocks = torch.arange(num_blocks, dtype=torch.int32).expand(*probs.shape[:2], -1)
+    return DraftProbs(blocks, F.pad(probs, (0, num_blocks * BLOCK - probs.shape[2])))
 
 
 class Texts:
@@ -66,7 +74,7 @@ class Texts:
             last = self.token_ids[self.slots, at[:, i]].long()
             guess, probs[:, i] = self.guess(last, at[:, i] + 1)
             self.token_ids[self.slots, at[:, i + 1]] = guess.int()
-        drafts = Drafts(self.token_ids.gather(1, at[:, 1:]), None if self.q is None else probs)
+        drafts = Drafts(self.token_ids.gather(1, at[:, 1:]), None if self.q is None else all_of(probs))
         self.verifier.keep(self.slots, drafts)
         inputs = self.token_ids.gather(1, at).flatten()
         rows = VerifyRows(
@@ -156,7 +164,7 @@ def test_the_first_drafts_may_be_fewer_than_later_ones() -> None:
     """A step may want less than the most; the room for what is kept is for the most."""
     texts = Texts(SamplingParams(), 500, torch.softmax(MODEL, -1))
     texts.verifier.keep(
-        texts.slots, Drafts(torch.zeros(500, 1, dtype=torch.int32), torch.ones(500, 1, V) / V)
+        texts.slots, Drafts(torch.zeros(500, 1, dtype=torch.int32), all_of(torch.ones(500, 1, V) / V))
     )
     texts.step()
     assert (texts.output.num_new == 1 + K).all()
