@@ -50,7 +50,7 @@ from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
 from pellucid.platform import platform_of
 
 SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
-FOLDED = 2.0**126  # see packed_hopper.py, which needs Triton
+RAISED = 126  # powers of two that bfloat16's exponents lack when they are E2M1's bits
 MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
 ROWS_UNPACKED = {False: 64, True: 1 << 30}  # on average; from so many on numbers are written (True: Hopper)
 GATHER_BLOCK = 1024
@@ -95,11 +95,11 @@ def pack_experts(
 
 
 def folded(weight: PackedWeight) -> PackedWeight:
-    """The same with a factor of E2M1's numbers in their scales, if these stay finite."""
+    """The same with scales raised by what E2M1's numbers lack, if these stay finite."""
     largest = float(weight.scale.abs().max())
     if weight.numbers is not Numbers.E2M1 or weight.dtype != torch.bfloat16 or largest > 1:
         return weight
-    return replace(weight, scale=weight.scale * FOLDED, factor=FOLDED)
+    return replace(weight, scale=weight.scale * 2.0**RAISED, raised=RAISED)
 
 
 def kind_of(weight: PackedWeight) -> tuple[object, ...]:
@@ -327,7 +327,7 @@ def multiply_packed(
 ) -> Tensor:
     """Every pair's row times its expert's W; as `experts.grouped`."""
     assert weight.gated == (gating is not None) and out.is_contiguous() and x.shape[1] == weight.num_in
-    assert weight.factor == 1, "for Hopper's kernel"
+    assert not weight.raised, "for Hopper's kernel"
     num_blocks = weight.words.shape[0] // num_experts
     if len(places.tiles):
         packed_grouped_kernel[(len(places.tiles) * num_blocks,)](

@@ -35,7 +35,6 @@ from pellucid.kernels.hopper_matmul import EIGHT, LINE_BYTES, LINES, rounded, se
 from pellucid.kernels.hopper_prefill import barrier, boxes_of, copy_box
 from pellucid.kernels.packed_hopper import (
     CODES,
-    FOLDED,
     HALF,
     ask_for,
     assembly,
@@ -138,7 +137,7 @@ def packed_experts_hopper(
         ASM=assembly(
             *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
             has_offset=weight.offset is not None,
-            is_folded=weight.factor == FOLDED,
+            is_folded=weight.raised > 0,
         ),
         ADD=f"add.rn.{type_of(weight.dtype)} $0, $1, $2;",
         MIDDLE=middle_of(weight.middle, weight.bits, weight.dtype),

@@ -171,7 +171,6 @@ def doubled(pair):
 
 
 E2M1 = {"bf16x2": (6, 0x01C001C0, 0x7E807E80), "f16x2": (9, 0x0E000E00, 0x74007400)}  # and 2^126, 2^14
-FOLDED = 2.0**126  # what bfloat16's exponents lack when they are E2M1's bits
 ABOVE = {"bf16x2": 0x4300, "f16x2": 0x6400}  # 128 and 1,024, whose last bits are units
 
 
@@ -202,7 +201,7 @@ def assembly(
     """PTX that makes eight numbers of a word: $0 to $7, of the word $8; or four of 8 bits, of the word $4.
 
     The next arguments are scales of rows r and r + 8, what is subtracted from their codes, and what is added
-    in the end, each twice in an int32.  is_folded: scales of E2M1 have FOLDED as a factor.
+    in the end, each twice in an int32.  is_folded: scales of E2M1 are raised already.
     """
     type = type_of(dtype)
     lines, num = [".reg .b32 n<4>, s, t, u<8>;"], 4

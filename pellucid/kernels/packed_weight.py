@@ -129,7 +129,7 @@ class PackedWeight:
     group: int  # inputs: a multiple of 64 or 16 or 32
     num_out: int
     num_in: int
-    factor: float = 1.0  # of scales: a power of two, by which numbers are made from fewer bits
+    raised: int = 0  # powers of two that scales have as a factor, and that kernels need not multiply by
     gated: bool = False  # of each tile's outputs eight are gates, and eight what they open, by turns
 
     @property
@@ -293,7 +293,7 @@ def numbers_of(weight: PackedWeight, first: int = 0, last: int | None = None) ->
         numbers=weight.numbers,
         bits=weight.bits,
         group=weight.group,
-        scale=scale / weight.factor,
+        scale=scale / 2.0**weight.raised,
         middle=weight.middle,
         zero=of_groups(weight.zero),
         offset=of_groups(weight.offset),

@@ -103,3 +103,18 @@ def test_adapters_of_experts_are_refused_by_name(sparse: Path, tmp_path: Path) -
     with LLM(str(sparse), **BASE, enable_lora=True) as llm:
         (output,) = llm.generate([[1, 2]], lora_request=LoRARequest("mine", 1, str(tmp_path)), use_tqdm=False)
     assert "experts.0.up_proj" in (output.error or "") and "not of mixtures of experts" in output.error
+
+
+def test_tokens_of_packed_experts_are_the_same_in_company_and_on_ranks(
+    sparse: Path,
+) -> None:
+    prompts, params = random_requests(8, seed=6)
+    packed = {"quantization": {"experts": "nf4"}}
+    with LLM(str(sparse), **BASE, **packed, enable_prefix_caching=False) as llm:
+        expected = [
+            llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
+    for options in ({}, COMPANIES["whole experts on two ranks"]):
+        tokens = run(sparse, prompts, params, **packed, **options)
+        assert_same(sparse, prompts, params, tokens, expected)
