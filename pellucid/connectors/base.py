@@ -120,6 +120,10 @@ class KVConnector(Protocol):
         """Time has passed."""
         ...
 
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for stats and metrics."""
+        ...
+
     def close(self) -> None:
         """Give everything back; nothing else is called any more."""
         ...

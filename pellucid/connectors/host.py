@@ -128,6 +128,9 @@ class KVTransfer(HostFeature):
     def is_busy(self) -> bool:
         return len(self._transfers) > 0
 
+    def counters(self) -> dict[str, int]:
+        return self.connector.counters()
+
     def forget(self) -> None:
         self._transfers.forget()
         self.connector.forget()

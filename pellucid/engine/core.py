@@ -346,6 +346,7 @@ class Engine:
             num_verifying_steps=counters.num_verifying_steps,
             draft_seconds_saved=scheduler.wants.switch.saved,
             sleep=self.rest.state,
+            of_features=self._features.counters(),
         )
 
     def stats_per_engine(self) -> list[EngineStats]:

@@ -28,6 +28,7 @@ Some hooks are called whoever asks, for what concerns all requests or none:
     host    hear            what a rank has said so
             poll            once in each turn of the loop
             is_busy         does a feature have something under way that the loop must wait for?
+            counters        what it has counted, for stats and metrics
             forget          prefixes are worth nothing any more
     both    bind            the KV cache is there
 
@@ -173,6 +174,10 @@ class HostFeature:
     def is_busy(self) -> bool:
         """Will `hear` or `poll` bring something that the loop is not to end before?"""
         return False
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, under names that no other feature has."""
+        return {}
 
     def forget(self) -> None:
         """What is known of prefixes is to be used no more."""

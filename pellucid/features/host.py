@@ -117,6 +117,11 @@ class HostFeatures:
         """Is there something to wait for beside plans?"""
         return any(feature.is_busy() for _, feature in self._hooks.of(FEATURE_BITS, "is_busy"))
 
+    def counters(self) -> dict[str, int]:
+        """What all have counted."""
+        hooks = self._hooks.of(FEATURE_BITS, "counters")
+        return {name: num for _, feature in hooks for name, num in feature.counters().items()}
+
     def forget(self) -> None:
         """Prefixes are worth nothing any more."""
         for _, feature in self._hooks.of(FEATURE_BITS, "forget"):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pellucid.sleep.state import AWAKE, GONE, SleepState
@@ -42,6 +42,7 @@ class EngineStats:
     num_verifying_steps: int = 0  # with drafts in them
     draft_seconds_saved: float = 0.0  # by steps with drafts against plain ones; less than 0: they have cost
     sleep: SleepState = AWAKE
+    of_features: dict[str, int] = field(default_factory=dict[str, int])  # totals that they count, by name
 
     @property
     def spec_decode(self) -> dict[str, int | tuple[int, ...]]:
@@ -84,6 +85,7 @@ class EngineStats:
             num_verifying_steps=sum(part.num_verifying_steps for part in parts),
             draft_seconds_saved=sum(part.draft_seconds_saved for part in parts),
             sleep=SleepState.total([part.sleep for part in parts]),
+            of_features=dict(sum((Counter(part.of_features) for part in parts), Counter[str]())),
         )
 
 

@@ -256,6 +256,11 @@ class Metrics:
             for state, num in (("on", stats.num_verifying_steps), ("off", num_off)):
                 family.add_metric([*self._labels(index), state], num)
         yield family
+        for name in sorted({name for stats in engines for name in stats.of_features}):
+            family = CounterMetricFamily(f"pellucid:{name}", "Counted by a feature.", labels=LABELS)
+            for index, stats in enumerate(engines):
+                family.add_metric(self._labels(index), stats.of_features.get(name, 0))
+            yield family
         family = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Tokens of prompts.", labels=[*LABELS, "source"]
         )

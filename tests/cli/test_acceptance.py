@@ -12,7 +12,11 @@ from pellucid.sleep.state import AWAKE
 
 
 def stats(num_drafts: int, num_tokens: int, num_accepted: int, per_position: tuple[int, ...]) -> EngineStats:
-    rest = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {"is_synthetic": False, "sleep": AWAKE}
+    rest = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {
+        "is_synthetic": False,
+        "sleep": AWAKE,
+        "of_features": {},
+    }
     drafts = {
         "num_drafts": num_drafts,
         "num_draft_tokens": num_tokens,

@@ -16,7 +16,12 @@ from pellucid.sleep.state import AWAKE
 from tests.schedule.device import Device, make_request, make_scheduler
 
 TEXT = list(range(500, 532))
-NOTHING: Any = {**dict.fromkeys(EngineStats.__dataclass_fields__, 0), "is_synthetic": False, "sleep": AWAKE}
+NOTHING: Any = {
+    **dict.fromkeys(EngineStats.__dataclass_fields__, 0),
+    "is_synthetic": False,
+    "sleep": AWAKE,
+    "of_features": {},
+}
 STATS = EngineStats(**{**NOTHING, "num_accepted_per_position": (), "num_steps_by_tokens": ()})
 
 

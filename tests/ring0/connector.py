@@ -126,6 +126,9 @@ class ToyConnector:
     def forget(self) -> None:
         pass
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def poll(self) -> None:
         while self.kept and self.rng.random() < 0.2:
             self.feature.end(self.kept.pop())

@@ -20,13 +20,21 @@ from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 def test_the_statistics_of_several_engines_are_summed() -> None:
     numbers = {f.name: 2 for f in fields(EngineStats)}
     numbers |= {"num_accepted_per_position": (3, 1), "num_steps_by_tokens": (0, 5)}  # type: ignore[dict-item]
-    numbers |= {"is_synthetic": True, "sleep": AWAKE}  # type: ignore[dict-item]
+    numbers |= {"is_synthetic": True, "sleep": AWAKE, "of_features": {"a": 2}}  # type: ignore[dict-item]
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
     assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
     assert total.kv_usage == 2, "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
-    others = ("kv_usage", "num_accepted_per_position", "num_steps_by_tokens", "is_synthetic", "sleep")
+    assert total.of_features == {"a": 6}
+    others = (
+        "kv_usage",
+        "num_accepted_per_position",
+        "num_steps_by_tokens",
+        "is_synthetic",
+        "sleep",
+        "of_features",
+    )
     sums = {getattr(total, name) for name in numbers if name not in others}
     assert sums == {6}
 

@@ -52,6 +52,9 @@ class Store:
     def forget(self) -> None:
         self.num_forgotten += 1
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def poll(self) -> None:
         pass
 

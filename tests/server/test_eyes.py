@@ -124,7 +124,7 @@ def test_prompts_are_shown_only_with_their_requests() -> None:
 def stats(**changes: Any) -> EngineStats:
     none = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
     empty: Any = {**none, "num_accepted_per_position": (), "num_steps_by_tokens": (), "is_synthetic": False}
-    empty["sleep"] = AWAKE
+    empty |= {"sleep": AWAKE, "of_features": {}}
     return EngineStats(**{**empty, **changes})
 
 

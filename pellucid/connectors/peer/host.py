@@ -101,6 +101,9 @@ class PeerHost:
         if self._lender is not None:
             self._lender.shelf.forget()
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def poll(self) -> None:
         if self._lender is not None and (num := self._lender.shelf.expire()):
             logger.warning("nobody has asked for the KV of %d requests in time", num)

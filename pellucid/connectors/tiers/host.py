@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,13 +35,15 @@ MOST_WRITES = 8  # blocks that wait to be written to disk hold a share of host m
 class TierStats:
     """What came of it, since the start."""
 
-    num_lookups: int = 0
-    num_hits: int = 0  # that could bring something
-    num_host_blocks: int = 0  # loaded from host memory
-    num_disk_blocks: int = 0  # and from disk
-    num_saved: int = 0  # blocks that have come to host memory
-    num_written: int = 0  # and to disk
-    num_failed: int = 0  # loads
+    lookups: int = 0
+    hits: int = 0  # that could bring something
+    host_blocks_loaded: int = 0  # from host memory
+    disk_blocks_loaded: int = 0
+    host_blocks_saved: int = 0
+    disk_blocks_saved: int = 0
+    failed_loads: int = 0
+    host_bytes_loaded: int = 0  # of all ranks
+    disk_bytes_loaded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Tiers:
         self._begin(
             door, tiers.num_host_pages(capacity, num_ranks), folder, tiers.num_disk_pages(capacity, num_ranks)
         )
-        size = capacity.page_bytes * num_ranks / 2**30
+        self._bytes = capacity.page_bytes * num_ranks
+        size = self._bytes / 2**30
         logger.info(
             "KV tiers: %.2f GiB of host memory%s",
             self.pool.num_pages * size,
@@ -102,7 +105,7 @@ class Tiers:
         ends = np.cumsum([0, *(kind.stripes for kind in self.kinds)]).tolist()
         self._columns = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
         self.pool = PagePool(num_pages, len(self.kinds))
-        self.stats = TierStats()
+        self.stats, self._bytes = TierStats(), 0  # of a page, of all ranks
         self._coming: set[tuple[int, bytes]] = set()  # to host memory
         self._generation = 0
         self._has_disk, self._max_disk = folder is not None, max_disk  # pages
@@ -117,14 +120,14 @@ class Tiers:
 
     def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
         size = self._door.block_size
-        self.stats.num_lookups += 1
+        self.stats.lookups += 1
         here = set(digests[: num_cached // size])
         for disk in (self.disk, {}):
             found = self._reach(digests, here, disk)
             if found * size <= num_cached:
                 return 0
             if self._has_room_for(digests[num_cached // size : found]):
-                self.stats.num_hits += 1
+                self.stats.hits += 1
                 return found * size
         return 0
 
@@ -159,8 +162,13 @@ class Tiers:
         for kind, digest in missing:
             pages = self.pool.take(self.kinds[kind].stripes).reshape(1, -1)
             plan.blocks.append(Block(kind, digest, pages, is_new=True))
-        self.stats.num_host_blocks += len(plan.blocks) - len(missing)
-        self.stats.num_disk_blocks += len(missing)
+        self.stats.host_blocks_loaded += len(plan.blocks) - len(missing)
+        self.stats.disk_blocks_loaded += len(missing)
+        for block in plan.blocks:
+            if block.is_new:
+                self.stats.disk_bytes_loaded += block.pages.size * self._bytes
+            else:
+                self.stats.host_bytes_loaded += block.pages.size * self._bytes
         by_key = {(block.kind, block.digest): block for block in plan.blocks}
         order = [by_key[kind, digest].pages[0].tolist() for kind, digest, _ in self._parts(transfer)]
         plan.names = [name_of(*key) for key in missing]
@@ -200,12 +208,12 @@ class Tiers:
             if not transfer.is_load:
                 self._coming.discard((block.kind, block.digest))
         if transfer.is_load:
-            self.stats.num_failed += not ok
+            self.stats.failed_loads += not ok
             if not ok:
                 for name in plan.names:
                     self._drop(name)
         else:
-            self.stats.num_saved += len(plan.blocks) * is_of_use
+            self.stats.host_blocks_saved += len(plan.blocks) * is_of_use
         if is_of_use and self._has_disk:
             self._write(plan.blocks)
         for block in reversed(plan.blocks):  # a prefix is of use without what is behind it
@@ -221,6 +229,9 @@ class Tiers:
 
     def poll(self) -> None:
         """Nothing depends on the time."""
+
+    def counters(self) -> dict[str, int]:
+        return {f"kv_tiers_{name}": num for name, num in asdict(self.stats).items()}
 
     def close(self) -> None:
         """Files stay."""
@@ -259,7 +270,7 @@ class Tiers:
             if is_of_use:
                 self.disk[name] = None
                 self._num_disk += self._disk_pages(name)
-                self.stats.num_written += 1
+                self.stats.disk_blocks_saved += 1
 
     def _drop(self, name: Name) -> None:
         if name in self.disk:

@@ -146,6 +146,6 @@ def test_a_block_that_is_on_disk_alone_is_found_there_and_comes_up() -> None:
     assert list(door.disk) == [name_of(0, b"a")] == list(door.tiers.disk)
     door.tiers.pool.reset()
     door.load([b"a"], 0)
-    assert door.num_loads == 1 and door.tiers.stats.num_disk_blocks == 1
+    assert door.num_loads == 1 and door.tiers.stats.disk_blocks_loaded == 1
     door.finish_one()
     assert b"a" in door.tiers.pool.index(0)

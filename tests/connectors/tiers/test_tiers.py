@@ -65,7 +65,9 @@ def test_what_the_cache_has_lost_comes_back_from_the_host(
     assert answers(llm, PROMPTS) == expected
     assert llm.llm_engine.engine.stats().num_cached_tokens >= before + 3 * 96
     stats = tiers_of(llm).stats
-    assert stats.num_hits >= 3 and stats.num_host_blocks >= 18 and not stats.num_failed
+    told = llm.llm_engine.engine.stats().of_features
+    assert told["kv_tiers_hits"] == stats.hits and told["kv_tiers_host_bytes_loaded"] > 0
+    assert stats.hits >= 3 and stats.host_blocks_loaded >= 18 and not stats.failed_loads
     llm.shutdown()
 
 
@@ -81,7 +83,7 @@ def test_a_folder_outlives_the_engine(
     assert len(tiers_of(again).disk) >= 18
     assert answers(again, PROMPTS) == expected
     stats = tiers_of(again).stats
-    assert stats.num_disk_blocks >= 18 and stats.num_failed == 0
+    assert stats.disk_blocks_loaded >= 18 and stats.failed_loads == 0
     again.shutdown()
 
 
@@ -100,7 +102,7 @@ def test_a_changed_file_costs_a_recomputation_and_one_line(
     caplog.set_level(logging.WARNING)
     again = make_llm(tiny, **options)
     assert answers(again, PROMPTS) == expected
-    assert tiers_of(again).stats.num_failed >= 1
+    assert tiers_of(again).stats.failed_loads >= 1
     again.shutdown()
     lines = [record for record in caplog.records if "left out" in record.message]
     assert len(lines) == 1
@@ -132,7 +134,7 @@ def test_fp8_kv_and_a_small_host_that_forgets(tiny: Path) -> None:
     for _ in range(2):
         assert answers(llm, PROMPTS) == expected
         assert answers(llm, PROMPTS[2:3]) == expected[2:3]
-    assert tiers_of(llm).stats.num_host_blocks >= 6
+    assert tiers_of(llm).stats.host_blocks_loaded >= 6
     tiers_of(llm).check()
     llm.shutdown()
 
@@ -155,7 +157,7 @@ def test_other_kinds_of_cache_come_back_too(kind: str, tmp_path: Path) -> None:
     llm = make_llm(model, num_gpu_blocks_override=18 if kind == "windows" else 9, **options)
     for _ in range(2):
         assert answers(llm, PROMPTS) == expected
-    assert tiers_of(llm).stats.num_host_blocks >= 18
+    assert tiers_of(llm).stats.host_blocks_loaded >= 18
     settle(llm)
     tiers_of(llm).check()
     llm.shutdown()
@@ -176,10 +178,10 @@ def test_what_is_loaded_on_a_gpu_is_what_was_saved(tiny: Path, tmp_path: Path) -
     expected = answers(llm, PROMPTS)
     for _ in range(2):
         assert answers(llm, PROMPTS) == expected
-    assert tiers_of(llm).stats.num_host_blocks >= 18
+    assert tiers_of(llm).stats.host_blocks_loaded >= 18
     llm.shutdown()
     again = make_llm(tiny, **few)
-    assert answers(again, PROMPTS) == expected and tiers_of(again).stats.num_disk_blocks >= 18
+    assert answers(again, PROMPTS) == expected and tiers_of(again).stats.disk_blocks_loaded >= 18
     again.shutdown()
 
 
@@ -188,7 +190,7 @@ def test_who_clears_the_prefix_cache_clears_the_tiers(tiny: Path, expected: list
     answers(llm, PROMPTS)
     llm.llm_engine.engine.clear_prefix_cache()
     assert answers(llm, PROMPTS) == expected
-    assert tiers_of(llm).stats.num_host_blocks == 0
+    assert tiers_of(llm).stats.host_blocks_loaded == 0
     llm.shutdown()
 
 
