@@ -14,8 +14,9 @@ Where items are few, programs share some: each gives what it has made of its key
 newest ones, by way of memory.  A group of heads that is no power of two is attended with as if it were: the
 heads beyond it cost time and are not written.
 
-Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two.  The
-reference is `paged_attention_ref`.
+Keys are taken from the newest to the oldest: what the diagonal hides lies in the first tile or two, what a
+window hides in the last; tiles that no query's window shows are in no plan.  A sink's weight is added to
+those of keys when an item ends.  The reference is `paged_attention_ref`.
 
 Reaches on an H200, bfloat16, head dim 128, 32 heads on 8: 549 TFLOP/s for a prompt of 8,192 tokens, 512 for
 four of 2,048 and 348 for sixteen of 512; 543 for 2,048 tokens behind 6,144 (benchmarks/kernels.py); with 16
