@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pellucid.executor.base import Capacity
 
 logger = logging.getLogger(__name__)
-Event = torch.Event | None
+Event = torch.cuda.Event | None
 
 
 class HostPages:
@@ -89,7 +89,7 @@ class Tiers:
     def start(self, jobs: Sequence[Job]) -> None:
         behind = None
         if self._door.device.type == "cuda":
-            behind = torch.Event("cuda")
+            behind = torch.cuda.Event()
             behind.record()
         for job in jobs:
             if "write" in job.what:
@@ -203,8 +203,8 @@ class Copies:
         self._stream, self._event = stream, event
 
     def __enter__(self) -> None:
-        if self._stream is not None:
-            self._stream.wait_event(self._event)  # type: ignore[arg-type]
+        if self._stream is not None and self._event is not None:
+            self._stream.wait_event(self._event)
             self._entered = torch.cuda.stream(self._stream)
             self._entered.__enter__()
 
