@@ -219,7 +219,7 @@ class ParallelConfig:
         if self.num_engines * self.num_nodes == 1:
             return None
         num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
-        return replica * num_ranks % max(1, num_ranks * self.data_parallel_size // max(1, self.num_nodes))
+        return replica * num_ranks % max(1, num_ranks * self.num_engines // max(1, self.num_nodes))
 
 
 @dataclass(frozen=True, kw_only=True)

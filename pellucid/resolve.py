@@ -175,6 +175,11 @@ def _check_roles(parallel: ParallelConfig) -> None:
             f"prefill_engines is {prefill} and decode_engines {decode}: prompts need one of each at least; "
             "leave out both for engines that do all"
         )
+    if prefill and parallel.num_nodes > 1:
+        raise ValueError(
+            f"prefill_engines is {prefill} on {parallel.num_nodes} machines: engines with roles share one; "
+            "start a server on each with kv_transfer_config, and `pellucid route` before them"
+        )
     if prefill and parallel.data_parallel_size not in (1, prefill + decode):
         raise ValueError(
             f"data_parallel_size is {parallel.data_parallel_size} beside {prefill} prefill and {decode} "

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pellucid import LLM, RequestOutput, SamplingParams
+from pellucid.config import ParallelConfig
 from pellucid.connectors.peer.params import KVParams
 from pellucid.router import replicas
 from pellucid.router.replicas import Replicas
@@ -77,6 +78,11 @@ def test_an_engine_of_either_role_may_be_lost(
                 os.kill(pids.pop(who), how)
         assert who not in pids
     assert shown([found[i] for i in ids]) == expected
+
+
+def test_each_engine_has_gpus_of_its_own() -> None:
+    parallel = ParallelConfig(prefill_engines=1, decode_engines=2, tensor_parallel_size=2)
+    assert [parallel.first_gpu(replica) for replica in range(3)] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
