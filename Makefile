@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test test-all test-parallel test-clients lint mutants eval check-deploy clean
+.PHONY: install demo test test-all test-parallel test-clients test-ray lint mutants eval check-deploy clean
 
 install: $(VENV)/.installed
 
@@ -35,7 +35,12 @@ test-clients: install
 	$(BIN)/python -m pip install --quiet --editable ".[clients]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_clients.py tests/server/test_load_clients.py
 
-test-all: test test-parallel test-clients
+# Ray is heavy, and nothing else here needs it.
+test-ray: install
+	$(BIN)/python -m pip install --quiet --editable ".[ray]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/nodes/test_ray.py
+
+test-all: test test-parallel test-clients test-ray
 
 lint: install
 	$(BIN)/ruff check .

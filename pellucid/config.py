@@ -141,7 +141,7 @@ class DeviceConfig:
     num_threads: int | None = option(None, "CPU threads; default the physical cores")
     executor: str | None = option(
         None,
-        "how plans reach workers: local or multiproc (uni, mp); default local for one, multiproc for more",
+        "how plans reach workers: local, multiproc (uni, mp) or ray; default local for one, else multiproc",
         alias=("distributed_executor_backend",),
     )
     quantization: Mapping[str, object] | str | None = option(

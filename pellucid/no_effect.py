@@ -28,7 +28,7 @@ ENGINE = {  # and why
     "swap_space": "preempted requests are computed anew, nothing is swapped",
     "tokenizer_mode": "there is one, by the tokenizers library",
     "use_v2_block_manager": ALONE,
-    "worker_use_ray": "workers are processes of this machine",
+    "worker_use_ray": "say --distributed-executor-backend ray",
 }
 SERVER = {
     "api_server_count": "one process speaks HTTP",

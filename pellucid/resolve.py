@@ -300,8 +300,6 @@ def _read_split(split: str | Sequence[int], num_stages: int, num_layers: int) ->
 
 def _resolve_executor(wish: str | None, num_workers: int) -> str:
     wish = VLLM_EXECUTORS.get(wish or "", wish)
-    if wish == "ray":
-        raise ValueError("executor is 'ray', which is not served; on the GPUs of one host use 'mp'")
     if wish == "local" and num_workers > 1:
         raise ValueError(f"executor is 'local', which runs one worker, not {num_workers}; use 'multiproc'")
     return wish or ("local" if num_workers == 1 else "multiproc")

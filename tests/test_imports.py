@@ -118,6 +118,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "sleep.weights": {"worker.abridged"},
     # Other machines: members are started there, and known by name only.
     "nodes": {"cluster", "config", "platform", "progress", "registry"},
+    "nodes.ray": {"nodes", "cluster", "executor.multiproc", "member", "resolve"},
     # It knows its worker by name only.
     "executor": {
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),

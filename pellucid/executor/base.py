@@ -117,5 +117,6 @@ EXECUTORS: Registry[type[Executor]] = Registry(
     {
         "local": "pellucid.executor.local:LocalExecutor",
         "multiproc": "pellucid.executor.multiproc:MultiprocExecutor",
+        "ray": "pellucid.nodes.ray:ray_executor",
     },
 )

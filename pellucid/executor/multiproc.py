@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from pellucid.cluster.messages import (
     Answer,
@@ -40,6 +40,25 @@ FAREWELL = 5.0  # seconds that workers have to leave by themselves
 PATIENCE = 0.1  # seconds that are waited at a time: a Ctrl-C that is held back is heard in between
 
 
+class Arrangement(NamedTuple):
+    """Where the ranks of an engine are, and what starts them there; None: on this machine."""
+
+    launcher: Launcher | None
+    resolved: Resolved
+    places: list[Place]
+
+
+Arrange = Callable[[Resolved, list[Place]], Arrangement]
+
+
+def on_nodes(resolved: Resolved, places: list[Place]) -> Arrangement:
+    """Ranks are where the configuration says."""
+    launcher: Launcher | None = None
+    if any(place.node != places[0].node for place in places):
+        launcher = load_object(NODES)(resolved.nodes, here=places[0].node)
+    return Arrangement(launcher, resolved, places)
+
+
 class MultiprocTicket:
     """A plan that the workers have been sent."""
 
@@ -59,8 +78,8 @@ class MultiprocTicket:
 class MultiprocExecutor:
     """Workers in processes of their own, one for each rank of the mesh."""
 
-    def __init__(self, worker: str = WORKER) -> None:
-        self._worker = worker  # "module:Class"
+    def __init__(self, worker: str = WORKER, arrange: Arrange = on_nodes) -> None:
+        self._worker, self._arrange = worker, arrange  # "module:Class"; finds places for ranks
         self._team = Supervisor()
         self._standings: list[Standing] = []  # by rank
         self._results: dict[int, StepResult] = {}  # by plan id, until they are asked for
@@ -79,7 +98,8 @@ class MultiprocExecutor:
         """Start the processes and wait until all have loaded their part."""
         self._timeout = resolved.user.parallel.worker_timeout
         places = [place for place in arrange(resolved.user.parallel) if place.dp == resolved.replica]
-        self._team = Supervisor(self.launcher(resolved, places))
+        launcher, resolved, places = self._arrange(resolved, places)
+        self._team = Supervisor(launcher)
         try:
             for rank, place in enumerate(places):
                 self._start_worker(resolved, rank, place, places[0])
@@ -87,13 +107,6 @@ class MultiprocExecutor:
         except BaseException:  # Ctrl-C, too: a loading worker holds memory that others may want
             self._end("the engine has not started")
             raise
-
-    def launcher(self, resolved: Resolved, places: list[Place]) -> Launcher | None:
-        """What starts workers in these places; None is for those of this machine."""
-        if all(place.node == places[0].node for place in places):
-            return None
-        launcher: Launcher = load_object(NODES)(resolved.nodes, here=places[0].node)
-        return launcher
 
     def _start_worker(self, resolved: Resolved, rank: int, place: Place, first: Place) -> None:
         nodes = resolved.nodes

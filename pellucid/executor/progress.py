@@ -48,6 +48,8 @@ class Standing:
 
     def __str__(self) -> str:
         _, _, plan, collectives = self.value
+        if not self._read():
+            return ""
         said = f"its last plan was {plan - 1}" if plan > 0 else "before its first plan"
         if not collectives:
             return said

@@ -86,7 +86,7 @@ class Replica:
     def __init__(self, member: Member, config: EngineConfig) -> None:
         self.error: str | None = None  # why it takes no more requests
         self._member, self._max_silence = member, config.parallel.worker_timeout
-        has_workers = config.parallel.shares_model or config.device.executor == "multiproc"
+        has_workers = config.parallel.shares_model or config.device.executor in ("multiproc", "mp", "ray")
         self._grace = GRACE if has_workers else 0.0
         self._outbox: list[Order] = []
         self._num_sent = 0  # `Orders`

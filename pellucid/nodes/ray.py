@@ -1,0 +1,190 @@
+"""Workers as Ray's actors: Ray finds places for them and starts them, and no plan passes it.
+
+One bundle for each stage of a pipeline holds all its ranks, so those that share layers share a machine.  An
+actor dials the engine, and is a member from then on; Ray starts none again.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pellucid import member
+from pellucid.cluster.line import Line
+from pellucid.executor.multiproc import Arrangement, MultiprocExecutor
+from pellucid.nodes.connection import admit, dial, hear, listen, say
+from pellucid.nodes.launcher import inherited
+from pellucid.nodes.local import NOTES
+from pellucid.nodes.place import Node, Place
+from pellucid.resolve import Resolved
+
+PATIENCE = 30.0  # seconds in which an actor that runs dials
+ANSWER = 1.0  # seconds in which it tells what it has noted
+
+
+def ray_executor() -> MultiprocExecutor:
+    """Raises ValueError if Ray is not installed."""
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise ValueError("executor is 'ray', which is not installed: pip install 'pellucid[ray]'") from None
+    return MultiprocExecutor(arrange=on_ray)
+
+
+def on_ray(resolved: Resolved, places: list[Place]) -> Arrangement:
+    """Join the cluster that RAY_ADDRESS names or that runs on this machine, or start one; find places there.
+
+    Raises ValueError if there are none.
+    """
+    launcher = RayLauncher(resolved, places)
+    found, nodes = launcher.find()
+    return Arrangement(launcher, replace(resolved, nodes=nodes), found)
+
+
+class Rank:
+    """What an actor is before it is a member, and what it answers beside that."""
+
+    def __init__(self) -> None:
+        self._notes = mmap.mmap(-1, NOTES)
+
+    def where(self) -> tuple[str, int, int]:
+        """Its machine's address, its GPU's index there, and its process."""
+        import ray
+
+        gpus = ray.get_gpu_ids()
+        return ray.util.get_node_ip_address(), int(gpus[0]) if gpus else 0, os.getpid()
+
+    def notes(self) -> bytes:
+        return self._notes[:]
+
+    def live(self, name: str, address: str, port: int, secret: bytes) -> None:
+        """Dial the owner, and be a member until the end."""
+        connection = dial(address, port, secret)
+        say(connection, name)
+        connection.settimeout(None)
+        member.live(Line.over(connection), name, memoryview(self._notes))
+
+
+class RayLauncher:
+    """Ranks in the order in which they are started."""
+
+    def __init__(self, resolved: Resolved, places: list[Place]) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            try:
+                ray.init("auto", logging_level=logging.ERROR)  # or what RAY_ADDRESS says
+            except ConnectionError:
+                ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        self._ray, self._places, self._num_started = ray, places, 0
+        self._wants_gpu = resolved.platform.device == "cuda"
+        self._secret, self._address = secrets.token_bytes(32), str(ray.util.get_node_ip_address())
+        self._listener = listen(self._address)
+        self._listener.settimeout(PATIENCE)
+        self._group = self._reserve(resolved)
+        self._actors: list[Any] = [self._start_actor(place) for place in places]
+        self._pids: list[int] = []
+
+    def _reserve(self, resolved: Resolved) -> Any:
+        num_stages, size = len({place.pp for place in self._places}), 1 + max(p.tp for p in self._places)
+        bundle = {"CPU": size, **({"GPU": size} if self._wants_gpu else {})}
+        group = self._ray.util.placement_group([bundle] * num_stages, strategy="PACK")
+        seconds = resolved.user.parallel.worker_timeout
+        if not group.wait(seconds):
+            self._ray.util.remove_placement_group(group)
+            raise ValueError(
+                f"after {seconds:g} s Ray has no place for {num_stages} times {bundle}, each on one machine; "
+                f"it has {self._ray.available_resources()} free: lower the parallel sizes, or add machines"
+            )
+        return group
+
+    def _start_actor(self, place: Place) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        # Ranks see all GPUs of their machine: they reach each other's memory by these indices.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environment = {"PYTHONPATH": path, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", **inherited()}
+        options = {
+            "num_cpus": 1,
+            "num_gpus": int(self._wants_gpu),
+            "max_restarts": 0,
+            "max_concurrency": 2,  # a life, and a question beside it
+            "runtime_env": {"env_vars": environment},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=place.pp
+            ),
+        }
+        return self._ray.remote(Rank).options(**options).remote()
+
+    def find(self) -> tuple[list[Place], tuple[Node, ...]]:
+        """Where the actors are."""
+        facts = self._ray.get([actor.where.remote() for actor in self._actors])
+        addresses = list(dict.fromkeys(address for address, _, _ in facts))
+        self._pids = [pid for _, _, pid in facts]
+        places = [
+            place._replace(device=gpu, node=addresses.index(address))
+            for place, (address, gpu, _) in zip(self._places, facts, strict=True)
+        ]
+        return places, tuple(Node(address, 0) for address in addresses)
+
+    def start(self, name: str, node: int = 0) -> tuple[RayProcess, Line]:
+        """Make the next actor a member.  Raises RuntimeError if it does not dial."""
+        index, self._num_started = self._num_started, self._num_started + 1
+        actor = self._actors[index]
+        life = actor.live.remote(name, self._address, self._listener.getsockname()[1], self._secret)
+        try:
+            connection = admit(self._listener.accept()[0], self._secret)
+            assert hear(connection, str) == name, "actors dial one by one"
+        except (OSError, EOFError) as error:
+            raise RuntimeError(f"{name} has not dialled: {error}") from None
+        connection.settimeout(None)
+        return RayProcess(self, actor, life, self._pids[index]), Line.over(connection)
+
+    def release(self, actor: Any) -> None:
+        """End an actor; behind the last one give the places back."""
+        if actor not in self._actors:
+            return
+        self._actors.remove(actor)
+        self._ray.kill(actor)
+        if not self._actors:
+            self._listener.close()
+            self._ray.util.remove_placement_group(self._group)
+
+
+class RayProcess:
+    """An actor.  Ray does not tell how one has ended."""
+
+    is_stopped = False
+    is_lost = True
+
+    def __init__(self, launcher: RayLauncher, actor: Any, life: Any, pid: int) -> None:
+        self._launcher, self._actor, self._life, self._pid = launcher, actor, life, pid
+        self._last = b""
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def notes(self) -> bytes:
+        """As they are, or as they were last if the actor does not answer."""
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):
+            self._last = bytes(ray.get(self._actor.notes.remote(), timeout=ANSWER))  # type: ignore[arg-type]
+        return self._last
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        self._launcher.release(self._actor)
+
+    def wait(self) -> None:
+        """Whoever has been killed is gone, or out of reach."""
