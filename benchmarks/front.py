@@ -18,7 +18,7 @@ from pathlib import Path
 from host import NoDeviceExecutor
 
 from pellucid.cli.main import main
-from pellucid.executor.base import EXECUTORS, Capacity
+from pellucid.executor.base import EXECUTORS, Capacity, Hear
 from pellucid.executor.local import LocalTicket
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -69,6 +69,13 @@ class ClockExecutor:
 
     def check(self) -> None:
         """Nothing can fail."""
+
+    def listen(self, hear: Hear) -> None:
+        """Nobody speaks."""
+
+    @property
+    def lines(self) -> tuple[()]:
+        return ()
 
     def shutdown(self) -> None:
         """Nothing to give back."""

@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.layers.leaf import FUSED, PLAIN, choose_leaf
+from pellucid.layers.leaf import FUSED, NATIVE, PLAIN, choose_leaf
+from pellucid.native.library import library
 from tests.models.harness import Harness, load
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
@@ -43,6 +44,8 @@ def test_so_they_are_over_latents(tmp_path: Path) -> None:
     assert fused.generate(PROMPTS[::-1], 6) == plain.generate(PROMPTS[::-1], 6)  # decodes come first
 
 
-def test_a_cpu_gets_plain_torch_and_a_gpu_the_kernels() -> None:
+def test_a_cpu_gets_native_code_or_plain_torch_and_a_gpu_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_leaf(torch.device("cpu")) is (PLAIN if library() is None else NATIVE)
+    monkeypatch.setattr("pellucid.layers.leaf.library", lambda: None)
     assert choose_leaf(torch.device("cpu")) is PLAIN
     assert choose_leaf(torch.device("cuda", 0)) is FUSED

@@ -170,7 +170,7 @@ def test_a_row_draws_the_same_in_any_company() -> None:
         alone = LogitsBatch(
             slots=batch.slots[row : row + 1],
             positions=batch.positions[row : row + 1],
-            features=batch.traits,
+            traits=batch.traits,
         )
         assert draw_all(logits[row : row + 1], alone, WHOLE_VOCABULARY) == together[row]
         assert draw_all(logits[row : row + 1].float(), alone, WHOLE_VOCABULARY) == together[row]

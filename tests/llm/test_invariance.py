@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.patience import eventually
 from tests.spec import heads
 
 VOCAB = 320
@@ -44,7 +45,7 @@ def run(
 ) -> list[list[int]]:
     with LLM(str(folder), **(BASE | options)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        assert llm.llm_engine.stats.kv_usage == 0, "blocks were lost"
+        eventually(lambda: not llm.llm_engine.step() and llm.llm_engine.stats.kv_usage == 0)  # saves end
     return [output.outputs[0].token_ids for output in outputs]
 
 

@@ -46,7 +46,7 @@ def tokens_of(folder: Path, prompt: list[int], **options: object) -> list[int]:
 def test_tokens_are_pefts(case: Case, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    reference = Reference(case.family, case.options, tmp_path / "base")
+    reference = Reference(case, tmp_path / "base")
     config = LoraConfig(
         r=4, lora_alpha=8, target_modules=linear_layers(reference.model), init_lora_weights=False
     )
@@ -70,7 +70,7 @@ def test_tokens_are_pefts(case: Case, tmp_path: Path) -> None:
 def test_what_is_not_computed_is_not_changed_silently(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    reference = Reference("DeepseekV2", FIRST["DeepseekV2"].options, tmp_path / "base")
+    reference = Reference(FIRST["DeepseekV2"], tmp_path / "base")
     config = LoraConfig(r=4, target_modules=[UNSERVED], init_lora_weights=False)
     get_peft_model(reference.model, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(AssertionError, match="kv_b_proj; adapters of linear layers alone are served"):
