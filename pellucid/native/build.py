@@ -51,7 +51,7 @@ def build(
         with alone(folder / f"{name}.lock"):
             if not (folder / name).exists():
                 compile_into(folder / name, compiler, options)
-    except (OSError, subprocess.SubprocessError, TimeoutError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home, no compiler, no time
         said = getattr(error, "stderr", None) or error
         logger.warning("no native code, which makes a CPU slower: %s", str(said).strip()[:500])
         return None

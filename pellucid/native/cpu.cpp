@@ -250,12 +250,12 @@ struct Pool {
     int cpus[MOST_THREADS], num_cpus = 0;   // one for each thread, if it is known
 
     void take_parts(uint32_t number) {
-        const Work todo = work.load(std::memory_order_relaxed);
-        const void* data = task.load(std::memory_order_relaxed);
-        const int64_t parts = num.load(std::memory_order_relaxed);
+        const Work todo = work.load(std::memory_order_acquire);
+        const void* data = task.load(std::memory_order_acquire);
+        const int64_t parts = num.load(std::memory_order_acquire);
         uint64_t at = next.load(std::memory_order_acquire);
         while ((uint32_t)(at >> 32) == number && (int64_t)(uint32_t)at < parts) {
-            // What was read above is this job's, if it is not over: then this fails.
+            // What was read above is this job's, or `next` has been closed before it was written: then this fails.
             if (!next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel)) continue;
             todo(data, (int64_t)(uint32_t)at);
             done.fetch_add(1, std::memory_order_release);
@@ -292,9 +292,11 @@ struct Pool {
     void run(Work todo, const void* data, int64_t parts, int threads) {
         for (; started < threads - 1; started++) std::thread([this, i = started] { help(i); }).detach();
         const uint32_t number = job.load(std::memory_order_relaxed) + 1;
-        work.store(todo, std::memory_order_relaxed);
-        task.store(data, std::memory_order_relaxed);
-        num.store(parts, std::memory_order_relaxed);
+        // Closed first, so that nobody who is late for the last job takes a part of it by this one's numbers.
+        next.exchange((uint64_t)number << 32 | 0xffffffffu);
+        work.store(todo, std::memory_order_release);
+        task.store(data, std::memory_order_release);
+        num.store(parts, std::memory_order_release);
         done.store(0, std::memory_order_relaxed);
         helpers.store(threads - 1, std::memory_order_relaxed);
         next.store((uint64_t)number << 32, std::memory_order_release);

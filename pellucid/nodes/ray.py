@@ -13,6 +13,7 @@ import secrets
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from pellucid import member
@@ -28,10 +29,15 @@ PATIENCE = 30.0  # seconds in which an actor that runs dials
 ANSWER = 1.0  # seconds in which it tells what it has noted
 
 
+def of_ray(name: str = "ray") -> Any:
+    """A module of Ray, which is an extra."""
+    return import_module(name)
+
+
 def ray_executor() -> MultiprocExecutor:
     """Raises ValueError if Ray is not installed."""
     try:
-        import ray  # noqa: F401
+        of_ray()
     except ImportError:
         raise ValueError("executor is 'ray', which is not installed: pip install 'pellucid[ray]'") from None
     return MultiprocExecutor(arrange=on_ray)
@@ -55,8 +61,7 @@ class Rank:
 
     def where(self) -> tuple[str, int, int]:
         """Its machine's address, its GPU's index there, and its process."""
-        import ray
-
+        ray = of_ray()
         gpus = ray.get_gpu_ids()
         return ray.util.get_node_ip_address(), int(gpus[0]) if gpus else 0, os.getpid()
 
@@ -75,8 +80,7 @@ class RayLauncher:
     """Ranks in the order in which they are started."""
 
     def __init__(self, resolved: Resolved, places: list[Place]) -> None:
-        import ray
-
+        ray = of_ray()
         if not ray.is_initialized():
             try:
                 ray.init("auto", logging_level=logging.ERROR)  # or what RAY_ADDRESS says
@@ -105,8 +109,7 @@ class RayLauncher:
         return group
 
     def _start_actor(self, place: Place) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+        scheduling = of_ray("ray.util.scheduling_strategies")
         # Ranks see all GPUs of their machine: they reach each other's memory by these indices.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = {"PYTHONPATH": path, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", **inherited()}
@@ -116,7 +119,7 @@ class RayLauncher:
             "max_restarts": 0,
             "max_concurrency": 2,  # a life, and a question beside it
             "runtime_env": {"env_vars": environment},
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=place.pp
             ),
         }
@@ -173,11 +176,9 @@ class RayProcess:
 
     def notes(self) -> bytes:
         """As they are, or as they were last if the actor does not answer."""
-        import ray
-        from ray.exceptions import RayError
-
-        with suppress(RayError):
-            self._last = bytes(ray.get(self._actor.notes.remote(), timeout=ANSWER))  # type: ignore[arg-type]
+        ray = of_ray()
+        with suppress(ray.exceptions.RayError):
+            self._last = bytes(ray.get(self._actor.notes.remote(), timeout=ANSWER))
         return self._last
 
     def exit_code(self, seconds: float = 0.0) -> int | None:

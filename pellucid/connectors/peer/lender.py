@@ -10,8 +10,8 @@ import logging
 import mmap
 import os
 import socket
-import struct
 import threading
+import time
 from contextlib import suppress
 
 import msgspec
@@ -27,6 +27,7 @@ from pellucid.connectors.peer.wire import (
     Read,
     Welcome,
     local_address,
+    peer_user,
     receive,
     send,
 )
@@ -34,6 +35,7 @@ from pellucid.connectors.peer.wire import (
 logger = logging.getLogger(__name__)
 WAIT_SECONDS = 10.0  # that a reader waits for a page which is being written
 SEND_SECONDS = 60.0  # in which a reader takes something of what it is sent
+RETRY_SECONDS = 0.5  # between two tries to take up a connection
 
 
 class Lender:
@@ -78,13 +80,16 @@ class Lender:
         threading.Thread(target=self._accept, args=(listener,), name="kv lender", daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while listener.fileno() >= 0:
+            try:
                 connection, _ = listener.accept()
-                self._connections.add(connection)
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="kv reader", daemon=True
-                ).start()
+            except OSError as error:
+                if listener.fileno() >= 0:  # too many open files, say, or who asked has gone
+                    logger.warning("an engine that asks for KV is not served: %s", error)
+                    time.sleep(RETRY_SECONDS)
+                continue
+            self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="kv reader", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         held: list[Key] = []
@@ -92,7 +97,7 @@ class Lender:
             connection.settimeout(WAIT_SECONDS)
             rank = self._welcome(connection)
             while rank is not None:
-                connection.settimeout(None)  # it asks when it wants
+                connection.settimeout(SEND_SECONDS if held else None)  # it asks when it wants
                 word = receive(connection)
                 connection.settimeout(SEND_SECONDS)
                 if isinstance(word, Read):
@@ -141,6 +146,8 @@ class Lender:
         return None if 0 <= hello.rank < len(self._memories) else f"there is no rank {hello.rank}"
 
     def _find(self, connection: socket.socket, rank: int, read: Read) -> list[Key]:
+        if not 0 <= read.num_bytes <= self.stride:
+            raise EOFError(f"pages of {read.num_bytes:,} bytes are none of ours")
         places = self.shelf.find(read.keys, WAIT_SECONDS)
         if places is None:
             send(connection, Found("some of it is not there any more"))
@@ -172,9 +179,3 @@ class Lender:
         for memory in self._memories:
             os.close(memory)
         self._memories.clear()
-
-
-def peer_user(connection: socket.socket) -> int:
-    """Whose process is on the other side of a local socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1]

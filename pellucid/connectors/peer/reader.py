@@ -18,6 +18,7 @@ from pellucid.connectors.peer.wire import (
     Welcome,
     Word,
     local_address,
+    peer_user,
     receive,
     receive_with_descriptor,
     send,
@@ -32,7 +33,10 @@ class Refused(ValueError):
 
 
 class Reader:
-    """memory: the lender's, if it is on this node: bytes [places, stride]; else None."""
+    """memory: the lender's, if it is on this node: bytes [places, stride]; else None.
+
+    identity: of that memory; an engine that has been started again has another.
+    """
 
     def __init__(
         self,
@@ -44,10 +48,14 @@ class Reader:
     ) -> None:
         """address: on another node.  Raises OSError, EOFError, or Refused with both values."""
         self.memory: mmap.mmap | None = None
+        self.identity: tuple[int, int] | None = None
         self._connection = connect(engine_id, address, seconds)
         try:
+            is_local = self._connection.family == socket.AF_UNIX
+            if is_local and peer_user(self._connection) != os.getuid():
+                raise ConnectionRefusedError(f"engine {engine_id} on this node is another user's")
             send(self._connection, Hello(engine_id, rank, facts))
-            if self._connection.family == socket.AF_UNIX:
+            if is_local:
                 welcome, descriptor = receive_with_descriptor(self._connection)
             else:
                 welcome, descriptor = receive(self._connection), None
@@ -56,6 +64,8 @@ class Reader:
                 raise Refused(welcome.error)
             self.stride = welcome.stride
             if descriptor is not None:
+                status = os.fstat(descriptor)
+                self.identity = status.st_dev, status.st_ino
                 self.memory = mmap.mmap(descriptor, 0)
                 os.close(descriptor)
         except BaseException:

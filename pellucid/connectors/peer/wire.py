@@ -90,6 +90,8 @@ def receive_with_descriptor(connection: socket.socket) -> tuple[Word, int | None
     if len(head) < LENGTH.size:
         raise EOFError("the other side has gone")
     (size,) = LENGTH.unpack(head)
+    if size > MOST:
+        raise EOFError(f"a frame of {size:,} bytes is none of ours")
     return _decode(take(connection, size)), descriptors[0] if descriptors else None
 
 
@@ -112,3 +114,9 @@ def take_into(connection: socket.socket, view: memoryview) -> None:
 def local_address(engine_id: str) -> str:
     """Of a socket in the node's abstract name space (Linux), which ends with its process."""
     return f"\0pellucid-kv-{engine_id}"
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Whose process is on the other side of a local socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1]

@@ -34,8 +34,9 @@ class PeerWorker:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kv transfer")
         self._jobs: set[Future[None]] = set()
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Reader]] = {}  # connections to engines
-        self._memories: dict[str, Tensor] = {}  # of engines on this node: bytes [places, stride]
+        self._idle: dict[tuple[object, ...], list[Reader]] = {}  # connections to engines, by id and address
+        # Of engines on this node, the last that each had: bytes [places, stride].
+        self._memories: dict[str, tuple[object, Tensor]] = {}
         self._own: Tensor | None = None  # of these, this engine's
         self._has_own = threading.Event()  # whether it could be mapped has been seen
         self._refused: set[str] = set()  # engines of which that has been said
@@ -115,7 +116,7 @@ class PeerWorker:
         """Map this engine's own memory, which its lender has."""
         try:
             self._connect(peer).close()
-            self._own = self._memories[peer["engine_id"]]
+            self._own = self._memories[peer["engine_id"]][1]
         finally:
             self._has_own.set()
 
@@ -131,7 +132,7 @@ class PeerWorker:
     def _load(self, what: dict[str, Any], pages: list[int]) -> None:
         peer = what["peer"]
         with self._lock:
-            idle = self._idle.setdefault(peer["engine_id"], [])
+            idle = self._idle.setdefault((peer["engine_id"], peer["host"], peer["port"]), [])
             reader = idle.pop() if idle else None
         reader = reader or self._connect(peer)
         try:
@@ -146,8 +147,10 @@ class PeerWorker:
             idle.append(reader)
 
     def _read(self, reader: Reader, engine_id: str, keys: list[tuple[bytes, int]], pages: list[int]) -> None:
-        size, memory = self._page_bytes, self._memories.get(engine_id)
+        size, (identity, memory) = self._page_bytes, self._memories.get(engine_id, (None, None))
         if reader.memory is not None and memory is not None:
+            if reader.identity != identity:
+                raise LookupError(f"engine {engine_id} has been started again")
             for place, page in zip(reader.find(keys, 0), pages, strict=True):
                 self._pages[page].copy_(memory[place, :size], non_blocking=True)
             return
@@ -163,8 +166,10 @@ class PeerWorker:
         rank, seconds = self._door.rank, self._options.load_seconds
         reader = Reader(engine_id, address, rank, peer["facts"], seconds)
         with self._lock:
-            if reader.memory is not None and engine_id not in self._memories:
-                self._memories[engine_id] = self._mapped(reader.memory, reader.stride)
+            known = self._memories.get(engine_id, (None, None))[0]
+            if reader.memory is not None and reader.identity != known:
+                mapped = self._mapped(reader.memory, reader.stride)
+                self._memories[engine_id] = reader.identity, mapped
         return reader
 
     def _mapped(self, memory: mmap.mmap, stride: int) -> Tensor:

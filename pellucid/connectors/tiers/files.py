@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 MAGIC = b"pellucid-kv-1\0\0\0"
@@ -75,6 +76,7 @@ def listing(folder: Path, num_ranks: int) -> OrderedDict[Name, None]:
             continue
         name, _, rank = path.name.rpartition(".")
         if rank.isdigit() and int(rank) < num_ranks and "-" in name:
-            seen.setdefault(name, []).append(path.stat().st_mtime)
+            with suppress(FileNotFoundError):  # another engine has dropped it
+                seen.setdefault(name, []).append(path.stat().st_mtime)
     whole = {name: max(times) for name, times in seen.items() if len(times) == num_ranks}
     return OrderedDict.fromkeys(sorted(whole, key=whole.__getitem__))
