@@ -68,7 +68,7 @@ class ForwardInput:
     block_size: int = 0  # tokens
     tiles: TileMaps | None = None  # of a forward that is recorded for any rows: lengths are then bounds
 
-    # Set by the attention backend's plan(), per block table:
+    # Set by the attention backend's metadata(), per block table:
     attn: tuple[object, ...] = ()
 
     # Set by a feature: of each token its adapter's place in the banks, -1 for none; None: no token has one.

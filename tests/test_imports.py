@@ -152,7 +152,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "engine.build": {
         *("engine", "observe", "schedule", "kv", "executor", "nodes.place", "features.host"),
-        *("models.checkpoint", "models.draft"),
+        *("connectors.base", "models.checkpoint", "models.draft"),
         *("kernels.compilers", "config", "resolve", "platform"),
     },
     "text": {*DATA, "config"},

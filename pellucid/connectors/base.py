@@ -172,6 +172,7 @@ class Connector(NamedTuple):
 
     host: str
     worker: str
+    may_sleep: bool = True  # may its engine give its pages away, and take others?
 
 
 Options = Mapping[str, object]

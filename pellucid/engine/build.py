@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pellucid.config import KEEP_KV, EngineConfig
+from pellucid.connectors.base import KV_CONNECTORS
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity, Executor
 from pellucid.features.host import HostFeatures
@@ -106,13 +107,17 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
     features = HostFeatures.of(resolved)
     scheduler = Scheduler(options, kv, _prefill_budget(resolved), features)
     features.bind(scheduler, capacity)
-    return Engine(
+    engine = Engine(
         scheduler,
         executor,
         depth=resolved.depth,
         check_invariants=user.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )
+    transfer = resolved.kv_transfer
+    if transfer is not None and not KV_CONNECTORS.load(transfer.kv_connector).may_sleep:
+        engine.rest.forbid(f"its KV is lent by {transfer.kv_connector}; stop the engine, and start it again")
+    return engine
 
 
 def _prefill_budget(resolved: Resolved) -> PrefillBudget:

@@ -39,6 +39,7 @@ class Rest:
         self.state: SleepState = AWAKE
         self._workers, self._scheduler = workers, scheduler
         self._is_paused = False
+        self._why_not: str | None = None
         self._orders: deque[Callable[[], SleepState]] = deque()
 
     @property
@@ -55,6 +56,10 @@ class Rest:
         """Have no more steps planned, while all that there is stays as it is; or go on."""
         self._is_paused = is_on
 
+    def forbid(self, why: str) -> None:
+        """This engine never sleeps."""
+        self._why_not = why
+
     def sleep(self, level: int) -> None:
         self._orders.append(lambda: self._fall_asleep(level))
 
@@ -70,6 +75,8 @@ class Rest:
 
     def _fall_asleep(self, level: int) -> SleepState:
         num_running, state = self._scheduler.num_running, self.state
+        if self._why_not is not None:
+            return self._refuse(f"this engine cannot sleep: {self._why_not}")
         if num_running:
             return self._refuse(
                 f"{num_running} requests are running, and their KV would be lost; end them before"

@@ -7,16 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from mmap import mmap
 
 import pytest
+import torch
 
+from pellucid.connectors.base import WorkerDoor
 from pellucid.connectors.peer.lender import Lender
 from pellucid.connectors.peer.options import PeerOptions
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.reader import Reader, Refused
 from pellucid.connectors.peer.shelf import Shelf
 from pellucid.connectors.peer.wire import Key
+from pellucid.connectors.peer.worker import PeerWorker
 
 STRIDE, SIZE = 64, 48
 FACTS = {"the model": "tiny", "block_size": "16"}
@@ -203,6 +207,29 @@ def test_a_lender_that_says_nothing_is_waited_for_so_long() -> None:
         Reader(f"silent-{os.getpid()}", None, 0, FACTS, 0.3)
     assert time.monotonic() - began < 10
     silent.close()
+
+
+def test_an_engine_that_has_been_started_again_is_not_read_from_the_memory_that_it_had() -> None:
+    name = f"again-{os.getpid()}"
+    door = WorkerDoor(resolved=None, device=torch.device("cpu"), rank=0, num_ranks=1, done=lambda *_: None)  # type: ignore[arg-type]
+    worker, pages = PeerWorker(door, {}), torch.zeros(2, SIZE, dtype=torch.uint8)
+    worker.register(pages, None)  # type: ignore[arg-type]
+    job = {
+        "peer": {"engine_id": name, "host": None, "port": None, "facts": FACTS},
+        "keys": keys(1),
+        "request": "a",
+    }
+    for number in (17, 34):
+        lender = Lender(name, FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=STRIDE, host=None, port=None)
+        (place,) = lender.shelf.put(keys(1)).values()
+        mmap(lender._memories[0], 0)[place * STRIDE : place * STRIDE + SIZE] = bytes([number]) * SIZE
+        lender.shelf.written(keys(1), ok=True)
+        with suppress(OSError, EOFError, LookupError):  # over the connection to the one before
+            worker._load(job, [0])
+        worker._load(job, [1])
+        assert pages[1].tolist() == [number] * SIZE
+        lender.close()
+    worker.close()
 
 
 def test_a_port_that_is_taken_is_the_users_to_mend(lender: Lender) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pellucid import LLM
 from pellucid.sleep.host import Rest
 from pellucid.sleep.state import GONE, TAGS, SleepState, check_level, check_tags
 
@@ -45,6 +48,14 @@ def test_what_runs_is_not_lost() -> None:
     sleeper.turn(is_still=True)
     assert not toy.calls and not sleeper.is_on
     assert sleeper.state.num_orders == 1 and "2 requests are running" in (sleeper.state.error or "")
+
+
+def test_who_lends_its_kv_stays_awake(tiny: Path) -> None:
+    with (
+        LLM(str(tiny), device="cpu", kv_transfer_config={"kv_connector": "PeerConnector"}) as llm,
+        pytest.raises(ValueError, match="lent by PeerConnector"),
+    ):
+        llm.sleep(1)
 
 
 def test_it_comes_back_piece_by_piece() -> None:

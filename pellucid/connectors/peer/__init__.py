@@ -2,4 +2,6 @@
 
 from pellucid.connectors.base import Connector
 
-PEER = Connector("pellucid.connectors.peer.host:PeerHost", "pellucid.connectors.peer.worker:PeerWorker")
+PEER = Connector(
+    "pellucid.connectors.peer.host:PeerHost", "pellucid.connectors.peer.worker:PeerWorker", may_sleep=False
+)
