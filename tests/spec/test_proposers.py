@@ -19,7 +19,7 @@ WAYS: dict[str, dict[str, object]] = {
 }
 METHODS = ("ngram", "suffix", "draft_model", *heads.METHODS)
 # In a pipeline the last stage has neither other layers' streams nor the model's embedding.
-REFUSED = {"eagle3": "pipeline stages", "mtp": "pipeline stage"}
+REFUSED = {"eagle3": "pipeline stage", "mtp": "pipeline stage"}
 OFTEN = {  # in every run of the suite, the others with `make test-parallel`
     ("ngram", "an FP8 cache"), ("suffix", "hits and small chunks"), ("draft_model", "two stages"),
     ("pard", "hits and small chunks"), ("eagle", "two stages"), ("eagle3", "two ranks"),
