@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pellucid.kernels.experts import ExpertWeights, Gating, mix_experts
 from pellucid.kernels.packed_experts import PackedExperts, mix_packed, pack_experts
+from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.online import EXPERT_FORMATS
@@ -26,15 +27,15 @@ GATING = Gating("silu", 7.0, 1.702)
 
 
 def packed_layer(num: int, dim: int, hidden: int, format: Callable[[int], LayerFormat]) -> PackedExperts:
-    def codes(num_out: int, num_in: int) -> object:
+    def codes(num_out: int, num_in: int) -> GroupCodes:
         bits = torch.randint(256, (num_out, num_in), dtype=torch.uint8, device="cuda")
         return dummy(bits, format(num_in))
 
     gates = [(codes(hidden, dim), codes(hidden, dim)) for _ in range(num)]
     downs = [(codes(dim, hidden),) for _ in range(num)]
     return PackedExperts(
-        gate_up=pack_experts(gates, torch.bfloat16, gated=True),  # type: ignore[arg-type]
-        down=pack_experts(downs, torch.bfloat16),  # type: ignore[arg-type]
+        gate_up=pack_experts(gates, torch.bfloat16, gated=True),
+        down=pack_experts(downs, torch.bfloat16),
         num_experts=num,
         hidden=hidden,
         dim=dim,

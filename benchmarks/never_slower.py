@@ -127,7 +127,7 @@ def main() -> None:
             if config.get("model") == "":
                 config["model"] = write_eagle3(Path(folder), args.model)
             engines = {}
-            kinds = [kind for kind in (OFF, ADAPTIVE, FIXED) if kind in args.kinds]
+            kinds = [kind for kind in (OFF, ADAPTIVE, FIXED) if kind == OFF or kind in args.kinds]
             for number, kind in enumerate(kinds, start=1):
                 llm = stack.enter_context(LLM(**options(args, config, kind, number / len(kinds))))
                 engines[kind] = Engine.of(llm)
@@ -153,7 +153,7 @@ def parse() -> argparse.Namespace:
         "--clock", choices=("wall", "process"), default="wall",
         help="process: the processor's time, for one thread on a machine that others use, too",
     )  # fmt: skip
-    parser.add_argument("--kinds", nargs="+", default=[OFF, ADAPTIVE, FIXED])
+    parser.add_argument("--kinds", nargs="+", choices=(OFF, ADAPTIVE, FIXED), default=[OFF, ADAPTIVE, FIXED])
     return parser.parse_args()
 
 

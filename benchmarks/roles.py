@@ -31,8 +31,9 @@ def percentile(values: list[float], share: float) -> float:
 def measure(engine: LLMEngine, given: argparse.Namespace, *, has_prompts: bool) -> tuple[list[float], int]:
     """Seconds between tokens of streams; how many prompts were answered meanwhile."""
     rng = random.Random(0)
-    long, short = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (100_000, 2))
-    long.max_tokens = given.stream_tokens
+    long, short = (
+        SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (given.stream_tokens, 2)
+    )
 
     def prompt(num: int) -> dict[str, object]:
         return {"prompt_token_ids": [rng.randrange(100, 1000) for _ in range(num)]}

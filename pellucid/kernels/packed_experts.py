@@ -52,7 +52,7 @@ from pellucid.platform import platform_of
 SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
 RAISED = 126  # powers of two that bfloat16's exponents lack when they are E2M1's bits
 MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
-ROWS_UNPACKED = {False: 64, True: 1 << 30}  # on average; from so many on numbers are written (True: Hopper)
+ROWS_UNPACKED = 64  # of an expert on average; from so many on its numbers are written first
 GATHER_BLOCK = 1024
 
 
@@ -113,15 +113,7 @@ def kind_of(weight: PackedWeight) -> tuple[object, ...]:
 def whole_tiles(part: GroupCodes, *, gated: bool) -> GroupCodes:
     """Filled up with outputs of zeros, to whole tiles, of which gates are one half."""
     more = -len(part.q) % (int(TILE.value) // 2 if gated else int(TILE.value))
-
-    def fill(values: Tensor | None) -> Tensor | None:
-        return None if values is None else torch.nn.functional.pad(values, (0, 0, 0, more))
-
-    if not more:
-        return part
-    q, scale = fill(part.q), fill(part.scale)
-    assert q is not None and scale is not None
-    return replace(part, q=q, scale=scale, zero=fill(part.zero), offset=fill(part.offset))
+    return part.padded(len(part.q) + more)
 
 
 def mix_packed(
@@ -138,12 +130,10 @@ def mix_packed(
         return in_slices(mix_packed, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
     if not len(x):
         return torch.empty_like(x)
-    by_hopper = hopper_multiplies(x, experts)
-    num_rows = -(-chosen.ids.numel() // experts.num_experts)
-    if num_rows >= ROWS_UNPACKED[by_hopper]:
-        pairs = pairs_unpacked(x, chosen, experts, gating, weighs_input=weighs_input)
-    elif by_hopper:
+    if hopper_multiplies(x, experts):
         pairs = pairs_by_hopper(x, chosen, experts, gating, weighs_input=weighs_input)
+    elif -(-chosen.ids.numel() // experts.num_experts) >= ROWS_UNPACKED:
+        pairs = pairs_unpacked(x, chosen, experts, gating, weighs_input=weighs_input)
     else:
         pairs = pairs_by_any(x, chosen, experts, gating, weighs_input=weighs_input)
     return sum_pairs(pairs, chosen, experts.num_experts, weighs_input=weighs_input, more=more)
@@ -216,6 +206,7 @@ def pairs_by_hopper(
 ) -> Tensor:
     """x [T, D] -> [P, D], pair by pair."""
     from pellucid.kernels.packed_experts_hopper import Work, expert_tile, packed_experts_hopper
+    from pellucid.kernels.packed_hopper import takes
 
     num_pairs, num, top_k = chosen.ids.numel(), experts.num_experts, chosen.ids.shape[1]
     if len(x) <= FEW_TOKENS and not weighs_input:
@@ -223,7 +214,7 @@ def pairs_by_hopper(
     else:
         rows = rows_for(num_pairs, num)
         places = sort_pairs(chosen, num, rows)
-        work = Work(*places_in(places), top_k, num)
+        work = Work(places.order, places.starts, places.tiles, top_k, num)
         x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
     up, down = (
         expert_tile(rows, weight.words.shape[0] // num, weight.bits, len(work.tiles))
@@ -231,17 +222,9 @@ def pairs_by_hopper(
     )
     hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)
     how = {"act": gating.act, "limit": gating.limit, "alpha": gating.alpha}
-    x = (
-        x
-        if x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    x = x if takes(x) else x.clone(memory_format=torch.contiguous_format)
     packed_experts_hopper(x, experts.gate_up, hidden, work, up, bias=experts.gate_up_bias, **how)
     return packed_experts_hopper(hidden, experts.down, pairs, work, down, bias=experts.down_bias)
-
-
-def places_in(places: Sorted) -> tuple[Tensor, Tensor, Tensor]:
-    return places.order, places.starts, places.tiles
 
 
 def pairs_by_any(
@@ -271,16 +254,16 @@ def pairs_unpacked(
     weights = chosen.weights if weighs_input else None
     for first, last in slices_of(experts, x.itemsize):
         numbers = write_numbers(experts.gate_up, first, last, num, 2 * experts.hidden)
-        bias = some(experts.gate_up_bias, first, last)
+        bias = between(experts.gate_up_bias, first, last)
         grouped(x, numbers, bias, weights, chosen, places, hidden, tiles[0], gating=gating, first=first)
     for first, last in slices_of(experts, x.itemsize):
         numbers = write_numbers(experts.down, first, last, num, experts.dim)
-        bias = some(experts.down_bias, first, last)
+        bias = between(experts.down_bias, first, last)
         grouped(hidden, numbers, bias, None, chosen, places, pairs, tiles[1], first=first)
     return pairs
 
 
-def some(values: Tensor | None, first: int, last: int) -> Tensor | None:
+def between(values: Tensor | None, first: int, last: int) -> Tensor | None:
     return None if values is None else values[first:last]
 
 
@@ -369,6 +352,7 @@ def multiply_packed(
 
 def write_numbers(weight: PackedWeight, first: int, last: int, num_experts: int, num_out: int) -> Tensor:
     """The numbers of experts first .. last, [last - first, num_out, K], gates and ups by turns."""
+    assert not weight.raised, "for Hopper's kernel"
     num_blocks, num_steps = weight.words.shape[0] // num_experts, weight.words.shape[1]
     out = torch.empty(last - first, num_out, weight.num_in, dtype=weight.dtype, device=weight.device)
     write_numbers_kernel[((last - first) * num_blocks, num_steps)](

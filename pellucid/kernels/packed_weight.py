@@ -72,6 +72,18 @@ class GroupCodes:
             index=None if self.index is None else self.index[inputs],
         )
 
+    def padded(self, num_rows: int) -> GroupCodes:
+        """The same filled up with outputs of zeros."""
+        more = num_rows - len(self.q)
+        if not more:
+            return self
+
+        def fill(values: Tensor) -> Tensor:
+            return torch.nn.functional.pad(values, (0, 0, 0, more))
+
+        zero, offset = (None if each is None else fill(each) for each in (self.zero, self.offset))
+        return replace(self, q=fill(self.q), scale=fill(self.scale), zero=zero, offset=offset)
+
     def in_order(self) -> tuple[GroupCodes, Tensor | None]:
         """The same with inputs in the order of their groups, and which input is where; None: all stay.
 

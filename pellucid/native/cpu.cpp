@@ -633,7 +633,6 @@ inline void store_some(T* to, Floats v, int64_t room) {
     for (int64_t i = 0; i < room; i++) to[i] = parts[i];
 }
 
-template <class T>
 inline Floats activated(Floats x, int gate) {
     switch (gate) {
         case SILU: return x / (1.0f + exponential(-x));
@@ -647,7 +646,7 @@ inline Floats activated(Floats x, int gate) {
 
 template <class T>
 inline Floats gated(Floats opening, Floats x, int gate) {
-    return rounded<T>(activated<T>(rounded<T>(opening), gate)) * rounded<T>(x);
+    return rounded<T>(activated(rounded<T>(opening), gate)) * rounded<T>(x);
 }
 
 // Where the outputs of a panel lie in y

@@ -185,8 +185,7 @@ class CodesOfExperts:
                 rows = slice(matrix * num, (matrix + 1) * num)
                 rows = slice(matrix, None, place.num_merged) if place.by_turns else rows
         whole = group_codes(codes)
-        cuts = [rows, slice(0, whole.q.shape[1])]
-        some = whole.cut(*cuts)
+        some = whole.cut(rows, slice(0, whole.q.shape[1]))
         sizes = [slice(0, size) for size in some.q.shape]
         if place.split is not None:
             axis = 0 if place.split == "out" else 1

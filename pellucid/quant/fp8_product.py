@@ -99,7 +99,8 @@ class Fp8Product:
         return self.blocks is not None and len(rows) > MOST_FEW
 
     def _of_many(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        if self.blocks is not None and len(x.values) > MOST_FEW:
+        if self._is_many(x.values):
+            assert self.blocks is not None
             y = multiply_blocks(x, layer.param("weight"), self.blocks)
             return y if layer.bias is None else y + layer.bias
         return self._product(layer, x.values, x.scales, x.dtype)

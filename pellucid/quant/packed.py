@@ -151,23 +151,8 @@ class CodeSlices(Sliced):
         first = min(coords.rank * local, sizes[self.slice_axis])
         cuts = [slice(0, sizes[0]), slice(0, sizes[1])]
         cuts[self.slice_axis] = slice(first, min(first + local, sizes[self.slice_axis]))
-        slice_ = with_rows(whole.cut(*cuts), len(target))
+        slice_ = whole.cut(*cuts).padded(len(target))
         self.found[part] = replace(slice_, q=target.copy_(slice_.q))
-
-
-def with_rows(codes: GroupCodes, num_rows: int) -> GroupCodes:
-    """The same filled up with outputs of zeros."""
-    more = num_rows - len(codes.q)
-    if more == 0:
-        return codes
-
-    def fill(values: Tensor | None) -> Tensor | None:
-        return None if values is None else F.pad(values, (0, 0, 0, more))
-
-    scale = fill(codes.scale)
-    assert scale is not None
-    q = F.pad(codes.q, (0, 0, 0, more))
-    return replace(codes, q=q, scale=scale, zero=fill(codes.zero), offset=fill(codes.offset))
 
 
 def group_codes(codes: Codes) -> GroupCodes:
@@ -256,12 +241,16 @@ def product_of(
     if product.multiplier is Multiplier.UNPACKED:
         from pellucid.kernels.packed_products import PackedProducts, gates  # where Triton is installed
 
-        is_pair = len(codes) == 2 and len(codes[0].q) == len(codes[1].q)
-        gated = is_pair and gates(codes[0], dtype)
+        gated = is_pair(codes) and gates(codes[0], dtype)
         return PackedProducts(packed(codes, dtype, gated=gated), orders[0])
     if product.multiplier is Multiplier.NATIVE:
         return NativeProduct(codes, dtype, orders[0], bias)
     return Slices(packed(codes, dtype), orders[0])
+
+
+def is_pair(parts: Sequence[GroupCodes]) -> bool:
+    """Whether they are gates and as many outputs that these open."""
+    return len(parts) == 2 and len(parts[0].q) == len(parts[1].q)
 
 
 def with_zeros(part: GroupCodes) -> GroupCodes:
@@ -307,9 +296,8 @@ class NativeProduct:
     ) -> None:
         code, numbers = library(), native_numbers(parts)
         assert code is not None, "choose() has found native code"
-        is_pair = len(parts) == 2 and len(parts[0].q) == len(parts[1].q)
         self.order = order
-        self.matrix = NativeMatrix(code, numbers, dtype, bias=bias, gated=is_pair)
+        self.matrix = NativeMatrix(code, numbers, dtype, bias=bias, gated=is_pair(parts))
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.matrix(x if self.order is None else x[:, self.order])

@@ -27,7 +27,7 @@ class Multiplier(Enum):
     TUNED = "kernels for few rows and for gates, torch's product for the rest"
     FP8_ROWS = "torch._scaled_mm in FP8, kernels for few rows"
     FP8_KERNELS = "a kernel in FP8, others for few rows"
-    FP8_BLOCKS = "torch._scaled_mm in FP8, kernels for up to 128 rows"
+    FP8_BLOCKS = "torch._scaled_mm in FP8 where it takes such blocks, kernels for up to 128 rows and else"
     FP8_KERNEL = "a kernel in FP8"
     WEIGHT_ONLY = "a kernel that widens weights in registers, activations as they are"
     UNPACKED = "kernels that unpack codes in registers; many rows by torch's product of their numbers"

@@ -113,7 +113,7 @@ def test_more_is_added_and_inputs_may_be_weighed() -> None:
 def test_numbers_of_some_experts_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     experts, x, chosen = make(MXFP4, 5, 64, 40, torch.float32), rows(40, 64, torch.float32), choose(40, 5, 2)
     expected = mix_packed_ref(x, chosen, experts, SILU)
-    monkeypatch.setattr(packed_experts, "ROWS_UNPACKED", {False: 1, True: 1})
+    monkeypatch.setattr(packed_experts, "ROWS_UNPACKED", 1)
     monkeypatch.setattr(packed_experts, "SCRATCH_BYTES", 2 * 2 * 64 * 40 * 4)
     torch.testing.assert_close(mix_packed(x, chosen, experts, SILU), expected, rtol=1e-4, atol=1e-4)
 
