@@ -11,8 +11,15 @@ import math
 from collections.abc import Sequence
 
 from pellucid.sampling_params import SamplingParams
+from pellucid.text.prompts import Prompt, TokenPrompt
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import RequestOutput
+
+
+def joined(first: Sequence[TokenPrompt], second: Sequence[TokenPrompt]) -> list[Prompt]:
+    """Pairs as one prompt each; a lone first one goes with every second."""
+    left = [*first] * (len(second) // len(first))
+    return [{"prompt_token_ids": [*a.token_ids, *b.token_ids]} for a, b in zip(left, second, strict=True)]
 
 
 def judgements(words: Sequence[str], tokenizer: Tokenizer) -> list[SamplingParams]:

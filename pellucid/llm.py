@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
-from pellucid.judging import chance, judgements
+from pellucid.judging import chance, joined, judgements
 from pellucid.llm_engine import LLMEngine
 from pellucid.lora.request import LoRARequest
 from pellucid.pooling import (
@@ -170,8 +170,7 @@ class LLM:
                 f"data_1 has {len(first)} texts for {len(second)} in data_2; give one, or equally many"
             )
         if classifier_from_token is not None:
-            pairs = zip(first * (len(second) // len(first)), second, strict=True)
-            return self._judge(list(pairs), classifier_from_token, use_tqdm, lora_request)
+            return self._judge(first, second, classifier_from_token, use_tqdm, lora_request)
         outputs = self.embed([*first, *second], use_tqdm, lora_request=lora_request)
         left, right = outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :]
         return [
@@ -185,17 +184,16 @@ class LLM:
 
     def _judge(
         self,
-        pairs: Sequence[tuple[Prompt, Prompt]],
+        first: Sequence[Prompt],
+        second: Sequence[Prompt],
         words: Sequence[str],
         use_tqdm: bool,
         lora_request: LoRARequest | None,
     ) -> list[ScoringRequestOutput]:
         """How likely the second word is behind each pair, against the first."""
         asked, engine = judgements(words, self.get_tokenizer()), self.llm_engine
-        left = engine.tokenize([a for a, _ in pairs])
-        right = engine.tokenize([b for _, b in pairs], add_special_tokens=False)
-        texts = zip(left, right, strict=True)
-        prompts = engine.tokenize([{"prompt_token_ids": [*a.token_ids, *b.token_ids]} for a, b in texts])
+        right = engine.tokenize(second, add_special_tokens=False)
+        prompts = engine.tokenize(joined(engine.tokenize(first), right))
         sides = [self._run(prompts, sampling, use_tqdm, None, lora_request) for sampling in asked]
         return [
             ScoringRequestOutput(b.request_id, ScoringOutput(chance(a, b)), b.prompt_token_ids)

@@ -136,8 +136,8 @@ def resolve(
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
     dtype = _resolve_dtype(user.model.dtype, checkpoint)
     kv_transfer = KVTransferConfig.of(user.cache)
-    absent = {"lora": not user.lora.enable_lora, KV: kv_transfer is None}
-    absent = {name for name, is_absent in absent.items() if is_absent}
+    wanted = {"lora": user.lora.enable_lora, KV: kv_transfer is not None}
+    absent = {name for name, is_wanted in wanted.items() if not is_wanted}
     return Resolved(
         user=user,
         checkpoint=checkpoint,

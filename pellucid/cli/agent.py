@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve one head after the other, until Ctrl-C or SIGTERM."""
+    """Serve one head after the other, until Ctrl-C or SIGTERM; with --once, one alone."""
     given = chosen(args, OPTIONS)
     rank = given.pop("node_rank", None)
     parallel = ParallelConfig(**given)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_section(parser, "server", ServeOptions, several=LISTS)
     add_engine_options(parser)
     parser.add_argument(
-        "--headless", action="store_true", help="be a node of another server, as `pellucid agent`"
+        "--headless", action="store_true", help="be a node of another server, as `pellucid agent --once`"
     )
     add_ignored(parser, SERVER)
 

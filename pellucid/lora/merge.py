@@ -50,12 +50,15 @@ def merge(checkpoint: Checkpoint, folder: Path, out: Path) -> Merged:
     adapter = read_all(folder, read_config(folder, MERGED))
     source = open_source(checkpoint, lambda key: key)
     config = read_json(checkpoint.path / "config.json")
-    is_tied = HEAD not in source.infos or bool(checkpoint.config.get("tie_word_embeddings"))
+    has_head = any(bare_name(name) == HEAD for name in source.infos)
+    is_tied = not has_head or bool(checkpoint.config.get("tie_word_embeddings"))
     merger = Merger(source, adapter, is_tied=is_tied)
     out.mkdir(parents=True, exist_ok=True)
     num_bytes = write_shards(out, merger.tensors())
     if merger.unties:
-        config["tie_word_embeddings"] = False
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                part["tie_word_embeddings"] = False
     (out / "config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False), encoding="utf-8")
     copy_configs(checkpoint.path, out)
     return Merged(
@@ -88,7 +91,7 @@ class Merger:
     def __init__(self, source: TensorSource, adapter: Adapter, *, is_tied: bool) -> None:
         """is_tied: the head is the embedding.  Raises ValueError for what does not fit."""
         self.source, self.adapter = source, adapter
-        bare = {bare_name(name): name for name in source.infos}
+        targets = {bare_name(name): name for name in source.infos}
         embedding = next((name for name in source.infos if name.endswith(EMBEDDING)), None)
         changed = {*(f"{path}{WEIGHT}" for path in (*adapter.pairs, *adapter.embeddings)), *adapter.whole}
         ties = is_tied and embedding is not None
@@ -97,17 +100,15 @@ class Merger:
         # Where a tensor of the result comes from.
         self.places: dict[str, str] = {name: name for name in source.infos}
         if self.unties and embedding is not None:
-            self.places[HEAD] = bare[HEAD] = embedding
-        targets = {**bare, bare_name(HEAD): HEAD} if self.unties else bare
+            self.places[HEAD], targets[HEAD] = embedding, HEAD
         unknown = sorted(name for name in changed if bare_name(name) not in targets)
         if unknown:
             raise ValueError(
                 f"the adapter changes {unknown[0]}, which this checkpoint does not have "
                 f"({len(unknown)} such tensors); is it another model's?"
             )
-        self._of: dict[str, str] = {
-            targets[bare_name(name)]: name for name in changed
-        }  # ours to the adapter's
+        # Names of ours, to the adapter's.
+        self._of = {targets[bare_name(name)]: name for name in changed}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of the result, in the order of the files."""

@@ -68,7 +68,7 @@ def read_config(folder: Path, allowed: Set[str] = frozenset()) -> PeftConfig:
         if raw.get(key) and key not in allowed:
             raise ValueError(
                 f"{folder}: {key} is {raw[key]!r}: {what}, is not served; train without it, or merge the "
-                "adapter into the model"
+                "adapter with peft (merge_and_unload)"
             )
     if raw.get("bias", "none") != "none" and "bias" not in allowed:
         raise ValueError(f"{folder}: bias is {raw['bias']!r}; adapters with biases are not served")

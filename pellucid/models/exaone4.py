@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pellucid.attention.base import Scores
-from pellucid.layers.activation import Act
-from pellucid.layers.norm import NormSpec
+from collections.abc import Sequence
+from dataclasses import replace
+
 from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import (
     GQA,
     DecoderConfig,
-    Dense,
-    LayerConfig,
-    Norms,
+    decoder_config,
     every,
+    grouped_layers,
     heads_of,
     layer_types,
-    sizes,
+    windows_of,
 )
 from pellucid.models.fields import Fields
-from pellucid.models.rope import rope_config
+from pellucid.models.olmo import NORMS
 
 
 class Exaone4(Decoder):
@@ -26,30 +25,15 @@ class Exaone4(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        heads, window = heads_of(config), config.number("sliding_window", 4096)
-        mlp = Dense(hidden=config.size("intermediate_size"), act=Act(config.str("hidden_act", "silu")))
-
-        def layer(kind: str) -> LayerConfig:
-            seen = int(window) if window is not None and kind == "sliding_attention" else None
-            mixer = GQA(
-                heads=heads,
-                scores=Scores(scale=heads.dim**-0.5, window=seen),
-                rope=rope_config(config, heads.dim, kind) if seen or window is None else None,
-                qk_norm="head",
-            )
-            return LayerConfig(mixer=mixer, mlp=mlp)
-
-        return DecoderConfig(
-            **sizes(config),
-            norm=NormSpec(config.float("rms_norm_eps", 1e-5)),
-            layers=tuple(map(layer, layer_types(config, None if window is None else pattern(config)))),
-            norms=Norms(
-                before_attention=None,
-                behind_attention="post_attention_layernorm",
-                before_mlp=None,
-                behind_mlp="post_feedforward_layernorm",
-            ),
+        said = config.number("sliding_window", 4096)
+        window = None if said is None else int(said)
+        types = layer_types(config, None if window is None else pattern(config))
+        mixers: Sequence[GQA] = grouped_layers(
+            config, heads_of(config), types=types, windows=windows_of(types, window), qk_norm="head"
         )
+        if window is not None:
+            mixers = [mixer if mixer.scores.window else replace(mixer, rope=None) for mixer in mixers]
+        return replace(decoder_config(config, mixers, eps=1e-5), norms=NORMS)
 
 
 def pattern(config: Fields) -> list[str]:

@@ -22,6 +22,7 @@ from pellucid.models.decoder_config import (
 )
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope, rope_config
+from pellucid.models.text_config import text_key
 
 
 class Gemma2(Decoder):
@@ -66,8 +67,7 @@ class Gemma3(Decoder):
 
     @classmethod
     def rename(cls, key: str) -> str:
-        """Multimodal checkpoints have put the text below one name or another."""
-        return key.removeprefix("language_model.").replace("model.language_model.", "model.")
+        return text_key(key)
 
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__(config, b)

@@ -25,6 +25,7 @@ from pellucid.models.decoder_config import (
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope, rope_config
 from pellucid.models.smollm3 import turning
+from pellucid.models.text_config import text_key
 
 CHUNK = 8192  # tokens, where config.json does not say
 
@@ -34,9 +35,7 @@ class Llama4(Decoder):
 
     @classmethod
     def rename(cls, key: str) -> str:
-        """Multimodal checkpoints have put the text below one name or another."""
-        key = key.removeprefix("language_model.").replace("model.language_model.", "model.")
-        return key.replace(".feed_forward.", ".mlp.")
+        return text_key(key).replace(".feed_forward.", ".mlp.")
 
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__(config, b)

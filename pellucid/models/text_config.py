@@ -16,6 +16,11 @@ TEXT_DEFAULTS: dict[str, dict[str, object]] = {
 WHOLE_MODELS = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
 
 
+def text_key(key: str) -> str:
+    """A tensor's name without what multimodal checkpoints have put around the text, one name or another."""
+    return key.removeprefix("language_model.").replace("model.language_model.", "model.")
+
+
 def text_config(config: dict[str, object]) -> dict[str, object]:
     """A config.json as if it were the text model's alone; one of an architecture without a part as it is."""
     names = config.get("architectures")

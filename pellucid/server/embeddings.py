@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from pellucid.judging import chance, judgements
+from pellucid.judging import chance, joined, judgements
 from pellucid.pooling import PoolingParams, pooling_of, vector_of
 from pellucid.sampling_params import SamplingParams
 from pellucid.server.answer import AnswerFailedError
@@ -110,10 +110,8 @@ def _judged(
         if body.truncate_prompt_tokens is not None:
             raise ValueError("truncate_prompt_tokens cuts no pairs; leave out it or classifier_from_token")
         asked = judgements(body.classifier_from_token or (), renderer.tokenizer)
-        left = work.prompts[:num_first] * (len(second) // num_first)
         right = renderer.tokenize([{"prompt": text} for text in second], add_special_tokens=False)
-        pairs = zip(left, right, strict=True)
-        prompts = renderer.tokenize([{"prompt_token_ids": [*a.token_ids, *b.token_ids]} for a, b in pairs])
+        prompts = renderer.tokenize(joined(work.prompts[:num_first], right))
         return replace(work, prompts=prompts, judgements=tuple(asked))
 
 

@@ -82,7 +82,7 @@ class Known:
 
 
 class Proposer(Protocol):
-    """One file a method.  Runs on the worker, on every row of every step, so that its own KV has no holes."""
+    """One file a method.  Runs on the worker, on every row of each step behind which drafts are made."""
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:
@@ -108,7 +108,7 @@ class Proposer(Protocol):
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        """Propose what follows each row's new tokens.
+        """Propose what follows each row's new tokens; known.num_wanted is 1 at least.
 
         hidden: [T, D] behind the last norm, if it is needed.  taps: [T, len(needs.taps) * D], in that order.
 

@@ -40,13 +40,13 @@ class Chain:
             logits = guess(i, before)
             chain.append(self.choose(logits, replace(batch, positions=passes.drawn(i)), known.token_ids))
         probs = [drawn.probs for drawn in chain if drawn.probs is not None]
-        return Drafts(
-            torch.stack([drawn.tokens for drawn in chain], dim=1),
-            probs=DraftProbs(
-                torch.stack([each.blocks for each in probs], dim=1),
-                torch.stack([each.probs for each in probs], dim=1),
-            ) if probs else None,
-        )  # fmt: skip
+        tokens = torch.stack([drawn.tokens for drawn in chain], dim=1)
+        if not probs:
+            return Drafts(tokens)
+        blocks, chances = (
+            torch.stack(parts, dim=1) for parts in zip(*((p.blocks, p.probs) for p in probs), strict=True)
+        )
+        return Drafts(tokens, probs=DraftProbs(blocks, chances))
 
 
 def _write(known: Known, slots: Tensor, places: Tensor, tokens: Tensor) -> None:

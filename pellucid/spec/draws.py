@@ -47,7 +47,7 @@ class AlikeDraw:
         silent = replace(
             batch,
             traits=batch.traits & ~Trait.LOGPROBS,
-            rows={feature: rows for feature, rows in batch.rows.items() if feature is not Trait.LOGPROBS},
+            rows={trait: rows for trait, rows in batch.rows.items() if trait is not Trait.LOGPROBS},
         )
         return Drawn(self.sampler(logits, silent, token_ids).tokens)
 

@@ -116,12 +116,12 @@ export class Record {
   }
 }
 
-/** {name: [figure, remark]} of all tiles; a remark names the statistic and its window. */
 /** What drafts have saved, or cost. */
 function balance(seconds) {
   return `${seconds < 0 ? "cost" : "saved"} ${time(Math.abs(seconds))}`;
 }
 
+/** {name: [figure, remark]} of all tiles; a remark names the statistic and its window. */
 export function figuresOf(record, numCached, now) {
   if (record.frame === null) return null;
   const { frame, stats } = record;
