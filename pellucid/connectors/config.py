@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
-MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size")  # to our connectors
+MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size", "kv_buffer_device")  # to our connectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,6 @@ class KVTransferConfig:
     kv_role: str = "kv_both"
     engine_id: str | None = None
     kv_load_failure_policy: str = "recompute"  # or "fail": the request whose load failed ends
-    kv_buffer_device: str = "cuda"
     kv_ip: str = "127.0.0.1"
     kv_port: int | None = None  # at which engines of other nodes ask for KV; None: none do
     kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -41,7 +41,6 @@ class KVTransfer(HostFeature):
         self.kinds, self.block_size = self._kv.kinds, self._kv.block_size
         self._transfers = Transfers(self._kv, self.num_ranks)
         self._asked: set[str] = set()  # requests whose load has begun, or that none is there for
-        self._watermark = int(scheduler.options.watermark * self._kv.pool.num_pages)
         self._failed: dict[str, str | None] = {}
         self._kv.pool.observer = self._publishes
         if connector is not None:
@@ -80,7 +79,7 @@ class KVTransfer(HostFeature):
             num_tokens=num_tokens,
             digests=digests[len(hit.pages) : num],
         )
-        if not lend_for_load(kv, transfer, self._watermark):
+        if not lend_for_load(kv, transfer, self._scheduler.watermark):
             return False
         self._asked.add(seq.request.id)
         self._transfers.begin(transfer, self.connector.load(transfer))

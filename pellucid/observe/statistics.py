@@ -9,8 +9,8 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from pellucid.sleep.state import AWAKE, GONE, SleepState
 
@@ -60,33 +60,24 @@ class EngineStats:
 
     @classmethod
     def total(cls, parts: Sequence[Self]) -> Self:
-        """Several engines as one: everything is summed, but of `kv_usage` it is the mean."""
+        """Several engines as one: numbers are summed, but of `kv_usage` it is the mean."""
         by_tokens = zip(*(part.num_steps_by_tokens for part in parts), strict=True)
         accepted = zip(*(part.num_accepted_per_position for part in parts), strict=True)
-        return cls(
-            num_steps=sum(part.num_steps for part in parts),
-            num_step_tokens=sum(part.num_step_tokens for part in parts),
+        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in SUMMED}
+        return replace(
+            parts[0],
+            **sums,
             num_steps_by_tokens=tuple(map(sum, by_tokens)),
-            num_prompt_tokens=sum(part.num_prompt_tokens for part in parts),
-            num_cached_tokens=sum(part.num_cached_tokens for part in parts),
-            num_sampled_tokens=sum(part.num_sampled_tokens for part in parts),
-            num_preemptions=sum(part.num_preemptions for part in parts),
-            num_drafts=sum(part.num_drafts for part in parts),
-            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
-            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
             num_accepted_per_position=tuple(map(sum, accepted)),
-            host_seconds=sum(part.host_seconds for part in parts),
-            wait_seconds=sum(part.wait_seconds for part in parts),
-            num_late_compilations=sum(part.num_late_compilations for part in parts),
-            num_running=sum(part.num_running for part in parts),
-            num_waiting=sum(part.num_waiting for part in parts),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             is_synthetic=any(part.is_synthetic for part in parts),
-            num_verifying_steps=sum(part.num_verifying_steps for part in parts),
-            draft_seconds_saved=sum(part.draft_seconds_saved for part in parts),
             sleep=SleepState.total([part.sleep for part in parts]),
             of_features=dict(sum((Counter(part.of_features) for part in parts), Counter[str]())),
         )
+
+
+NUMBERS = [each.name for each in fields(EngineStats) if each.type in ("int", "float")]
+SUMMED = [name for name in NUMBERS if name != "kv_usage"]
 
 
 class StepSizes:

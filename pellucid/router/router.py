@@ -304,8 +304,7 @@ class Router:
     def _digests(self, request: Request) -> list[bytes]:
         digests: list[bytes] = []
         if self._hasher is not None:
-            root = root_digest(request.lora, request.cache_salt)
-            self._hasher.extend(digests, request.prompt_token_ids, root)
+            self._hasher.extend(digests, request.prompt_token_ids, root_digest(*request.cache_key))
         return digests
 
 

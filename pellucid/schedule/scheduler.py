@@ -78,7 +78,7 @@ class Scheduler:
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
         self._retired: list[int] = []  # slots that the next plan reports
-        self._watermark = int(options.watermark * kv.pool.num_pages)
+        self.watermark = int(options.watermark * kv.pool.num_pages)
         self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
         self._num_asking = 0  # sequences in slots that ask for any feature
@@ -389,7 +389,7 @@ class Scheduler:
         Sequences of lower priority make room; equals do not.
         """
         num_tokens = len(seq.tokens) + self.options.num_spec
-        while (lacking := self.kv.lacking(hit, num_tokens, self._watermark)) > 0:
+        while (lacking := self.kv.lacking(hit, num_tokens, self.watermark)) > 0:
             running = reversed(self._running)
             lower = [v for v in running if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
             if self._make_room(step, lower, lacking, hit):

@@ -157,10 +157,10 @@ class Worker:
 
         Returns why nothing was, on any rank, if there is no room for it any more.
         """
-        lacking = self._lacking(tags)
-        if self.links.world.minimum(int(lacking <= 0)) == 0:
+        lacking = -self.links.world.minimum(-self._lacking(tags))  # of the rank that lacks most
+        if lacking > 0:
             return (
-                f"{max(lacking, 0) / memory.GIB:.2f} GiB of device memory are lacking; end what has taken "
+                f"{lacking / memory.GIB:.2f} GiB of device memory are lacking; end what has taken "
                 "them, and wake up again"
             )
         if WEIGHTS in tags:

@@ -23,6 +23,7 @@ def facts_of(resolved: Resolved, capacity: Capacity) -> Facts:
         "the drafter": "none" if draft is None else fingerprint(draft, resolved.user.model.seed),
         "dtype": resolved.dtype,
         "kv_cache_dtype": resolved.kv_dtype,
+        "quantization": str(resolved.user.device.quantization),
         "attention": str(resolved.user.device.attention_backend),
         "block_size": str(resolved.block_size),
         "the kinds of KV": ", ".join(map(str, capacity.kinds)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from pellucid.connectors.base import Door, Options
 from pellucid.connectors.lending import Transfer
@@ -95,7 +96,7 @@ class PeerHost:
 
     def ended(self, transfer: Transfer, *, ok: bool) -> None:
         if isinstance(transfer.meta, list) and self._lender is not None:
-            self._lender.shelf.written(transfer.meta, ok=ok)
+            self._lender.shelf.written(cast("list[Key]", transfer.meta), ok=ok)
 
     def forget(self) -> None:
         if self._lender is not None:

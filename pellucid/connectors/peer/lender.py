@@ -100,13 +100,11 @@ class Lender:
                 connection.settimeout(SEND_SECONDS if held else None)  # it asks when it wants
                 word = receive(connection)
                 connection.settimeout(SEND_SECONDS)
+                self.shelf.release(held)
+                held = []
                 if isinstance(word, Read):
-                    self.shelf.release(held)
-                    held = []
                     held = self._find(connection, rank, word)
                 elif isinstance(word, Done):
-                    self.shelf.release(held)
-                    held = []
                     if word.is_whole:
                         self.shelf.has_read(word.request_id, rank)
                     send(connection, Good())
@@ -132,7 +130,7 @@ class Lender:
             logger.warning("an engine that asks for KV is refused: %s", error)
             send(connection, Welcome(error))
             return None
-        welcome = Welcome(None, self.stride, self.shelf.num_places)
+        welcome = Welcome(None, self.stride)
         send(connection, welcome, [self._memories[hello.rank]] if is_local else None)
         return hello.rank
 

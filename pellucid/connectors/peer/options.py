@@ -24,7 +24,7 @@ class PeerOptions:
         for name in ("lend_seconds", "load_seconds"):
             if not (isinstance(getattr(self, name), int | float) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be more than 0 seconds")
-        given = self.cpu_bytes_to_use
+        given: object = self.cpu_bytes_to_use
         if given is not None and (not isinstance(given, int) or given < 1):
             raise ValueError(f"cpu_bytes_to_use is {given!r}, must be a number of bytes")
 

@@ -32,7 +32,6 @@ class Welcome(msgspec.Struct, tag=True, array_like=True):
 
     error: str | None
     stride: int = 0  # bytes from one page to the next
-    num_places: int = 0
 
 
 class Read(msgspec.Struct, tag=True, array_like=True):
@@ -77,10 +76,7 @@ def send(connection: socket.socket, word: Word, descriptors: list[int] | None = 
 
 def receive(connection: socket.socket) -> Word:
     """Raises OSError, EOFError, or msgspec.MsgspecError for what is none of ours."""
-    (size,) = LENGTH.unpack(take(connection, LENGTH.size))
-    if size > MOST:
-        raise EOFError(f"a frame of {size:,} bytes is none of ours")
-    return _decode(take(connection, size))
+    return _rest(connection, take(connection, LENGTH.size))
 
 
 def receive_with_descriptor(connection: socket.socket) -> tuple[Word, int | None]:
@@ -89,10 +85,15 @@ def receive_with_descriptor(connection: socket.socket) -> tuple[Word, int | None
     head += take(connection, LENGTH.size - len(head)) if head else b""
     if len(head) < LENGTH.size:
         raise EOFError("the other side has gone")
+    return _rest(connection, head), descriptors[0] if descriptors else None
+
+
+def _rest(connection: socket.socket, head: bytes | bytearray) -> Word:
+    """What follows the length."""
     (size,) = LENGTH.unpack(head)
     if size > MOST:
         raise EOFError(f"a frame of {size:,} bytes is none of ours")
-    return _decode(take(connection, size)), descriptors[0] if descriptors else None
+    return _decode(take(connection, size))
 
 
 def take(connection: socket.socket, num_bytes: int) -> bytearray:

@@ -89,7 +89,9 @@ class PeerWorker:
             self._refused.add(peer)
             logger.error("engine %s gives no KV: %s", peer, error)
         else:
-            logger.warning("the KV of engine %s did not come: %s", peer, error or type(error).__name__)
+            logger.warning(
+                "a transfer of KV with engine %s has failed: %s", peer, error or type(error).__name__
+            )
 
     def _stream(self, launched: torch.cuda.Event | None) -> AbstractContextManager[object]:
         """Behind all that had been launched when the job came."""

@@ -63,6 +63,7 @@ class Plan:
     generation: int
     blocks: list[Block] = field(default_factory=list[Block])
     names: list[Name] = field(default_factory=list[Name])  # read from disk, or written to it
+    is_write: bool = False  # to disk
 
 
 class Both:
@@ -122,7 +123,7 @@ class Tiers:
         size = self._door.block_size
         self.stats.lookups += 1
         here = set(digests[: num_cached // size])
-        for disk in (self.disk, {}):
+        for disk in (self.disk, OrderedDict[Name, None]()):
             found = self._reach(digests, here, disk)
             if found * size <= num_cached:
                 return 0
@@ -200,7 +201,7 @@ class Tiers:
         plan = transfer.meta
         assert isinstance(plan, Plan)
         is_of_use = ok and plan.generation == self._generation
-        if not plan.blocks[0].is_new and not transfer.is_load:
+        if plan.is_write:
             return self._written(plan, is_of_use=is_of_use)
         for block in plan.blocks:
             if block.is_new and is_of_use:
@@ -220,7 +221,7 @@ class Tiers:
             self.pool.drop(block.pages)
 
     def forget(self) -> None:
-        """Files stay: they are of this model's weights, as they were when it was loaded."""
+        """Files go with the next write."""
         self._generation += 1
         self.pool.reset()
         self._coming.clear()
@@ -240,7 +241,7 @@ class Tiers:
 
     def _write(self, blocks: Iterable[Block]) -> None:
         """Have those written that are not there, as far as host memory can be spared meanwhile."""
-        plan = Plan(self._generation)
+        plan = Plan(self._generation, is_write=True)
         most = self.pool.num_pages // MOST_WRITES
         for block in blocks:
             name, stripes = name_of(block.kind, block.digest), block.pages.size
