@@ -1,7 +1,8 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
-# make test-all    and every layout of ranks, on every model and family    make test-parallel    these alone
-# make test-clients    clients of other makers, which it installs
+# make test-parallel    every layout of ranks, on every model and family
+# make test-clients, make test-ray    clients of other makers, and Ray, which these install
+# make test-all    all of these                           make check-deploy    what is in deploy/
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
@@ -50,7 +51,7 @@ lint: install
 mutants: install
 	$(BIN)/python -m tests.ring0.mutants
 
-# What is in deploy/, by the tools that it is for, those that are installed.
+# Most of what is in deploy/, by the tools that it is for, those that are installed.
 check-deploy:
 	sh deploy/check.sh
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Have every file here read by the tool that it is for.  A tool that is not installed is named and passed over;
+# Have the files here read by the tools that they are for (not kuberay.yaml, nor grafana/provisioning).  A tool that is not installed is named and passed over;
 # exits with 1 if any tool finds a fault.
 cd "$(dirname "$0")" || exit 2
 status=0
