@@ -75,6 +75,38 @@ def open_folder(folder: Path) -> Checkpoint:
     return Checkpoint.open(ModelConfig(model=str(folder), skip_tokenizer_init=True))
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_head_of_a_multimodal_checkpoint_is_found_and_untied(tmp_path: Path, tied: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    plain, base = write_checkpoint(tmp_path / "plain"), tmp_path / "base"
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    config = LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    base.mkdir()
+    weights = {
+        f"language_model.{name}": value for name, value in load_file(plain / "model.safetensors").items()
+    }
+    head = "language_model.lm_head.weight"
+    if tied:
+        del weights[head]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((plain / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (base / "config.json").write_text(json.dumps(whole))
+    assert merge(open_folder(base), tmp_path / "adapter", tmp_path / "out").is_untied == tied
+    found = {}
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        found |= load_file(file)
+    heads = [name for name in found if name.endswith("lm_head.weight")]
+    assert heads == ["lm_head.weight" if tied else head], "one head, by the name that it has"
+    changed = sorted(name for name, value in weights.items() if not torch.equal(found[name], value))
+    assert changed == ([] if tied else [head])
+    said = json.loads((tmp_path / "out/config.json").read_text())["text_config"]
+    assert said["tie_word_embeddings"] is False
+
+
 def test_what_cannot_be_merged_is_refused(tmp_path: Path, tiny: Path, adapters: dict[str, Path]) -> None:
     wider = write_checkpoint(tmp_path / "wider", hidden_size=64)
     with pytest.raises(ValueError, match="make"):
