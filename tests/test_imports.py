@@ -146,9 +146,12 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.peer.host": {"connectors", "executor.base", "resolve", "types"},
     "connectors.peer.params": set[str](),
     "connectors.peer.shelf": {"connectors.peer.wire"},
+    "connectors.peer.trust": {"connectors.peer.params", "nodes.connection"},
+    "connectors.peer.lender": {"connectors.peer", "nodes.connection"},
+    "connectors.peer.reader": {"connectors.peer", "nodes.connection"},
     "router": {
         *("engine", "observe", "cluster", "kv", "schedule.news", "executor", *DATA, "config", "resolve"),
-        *("registry", "nodes.local", "nodes.place", "connectors.peer.params"),
+        *("registry", "nodes.local", "nodes.place", "connectors.peer.params", "connectors.peer.trust"),
     },
     "engine.build": {
         *("engine", "observe", "schedule", "kv", "executor", "nodes.place", "features.host"),
@@ -187,6 +190,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "server": {
         "async_llm",
         "connectors.peer.params",
+        "connectors.peer.trust",
         "llm_engine",
         "judging",
         "pooling",

@@ -37,7 +37,8 @@ def read_secret() -> bytes:
     if len(secret) < SHORTEST:
         raise ValueError(
             f"{SECRET} has {len(secret)} characters, must have at least {SHORTEST}: whoever knows it can "
-            "start processes on every node; set the same one on all nodes, as `openssl rand -hex 16` makes"
+            "start processes on every node and read KV there; set the same one on all nodes, as "
+            "`openssl rand -hex 16` makes"
         )
     return secret
 
@@ -58,16 +59,21 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def dial(
-    host: str, port: int, secret: bytes, *, source: str | None = None, patience: float = PATIENCE
-) -> socket.socket:
-    """Connect, and prove both sides.  source: this side's address.  Raises OSError."""
+    host: str, port: int, secret: bytes, *,
+    source: str | None = None, patience: float = PATIENCE, purpose: bytes = b"",
+) -> socket.socket:  # fmt: skip
+    """Connect, and prove both sides.  source: this side's address.  Raises OSError.
+
+    purpose: what the connection is for; a proof for one is none for another.
+    """
     where = (source, 0) if source else None
     connection = socket.create_connection((host, port), timeout=patience, source_address=where)
     try:
         theirs = receive(connection, NONCE)
         ours = secrets.token_bytes(NONCE)
-        connection.sendall(ours + _proof(secret, b"dials", theirs, ours))
-        if not hmac.compare_digest(receive(connection, NONCE), _proof(secret, b"answers", ours, theirs)):
+        connection.sendall(ours + _proof(secret, purpose + b"dials", theirs, ours))
+        answer = _proof(secret, purpose + b"answers", ours, theirs)
+        if not hmac.compare_digest(receive(connection, NONCE), answer):
             raise Refused("the other side does not know the secret")
     except EOFError:
         connection.close()
@@ -78,16 +84,16 @@ def dial(
     return tuned(connection)
 
 
-def admit(connection: socket.socket, secret: bytes) -> socket.socket:
+def admit(connection: socket.socket, secret: bytes, *, purpose: bytes = b"") -> socket.socket:
     """The other half of `dial`.  Raises OSError or EOFError for who does not prove itself."""
     connection.settimeout(PATIENCE)
     ours = secrets.token_bytes(NONCE)
     connection.sendall(ours)
     said = receive(connection, 2 * NONCE)
     theirs, proof = said[:NONCE], said[NONCE:]
-    if not hmac.compare_digest(proof, _proof(secret, b"dials", ours, theirs)):
+    if not hmac.compare_digest(proof, _proof(secret, purpose + b"dials", ours, theirs)):
         raise Refused("somebody dials who does not know the secret")
-    connection.sendall(_proof(secret, b"answers", theirs, ours))
+    connection.sendall(_proof(secret, purpose + b"answers", theirs, ours))
     return tuned(connection)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pellucid.config import EngineConfig, ParallelConfig, json_object
 from pellucid.connectors.peer.params import KVParams
+from pellucid.connectors.peer.trust import Trust
 from pellucid.types import Request
 
 DEFAULT = "PeerConnector"
@@ -54,7 +55,7 @@ class Lenders:
         """What another engine is told of a request whose KV this one keeps."""
         size = self.base.cache.block_size or 1
         host = (self.given or {}).get("kv_ip")
-        return KVParams(
+        params = KVParams(
             do_remote_prefill=True,
             remote_engine_id=self.engine_of(index),
             remote_request_id=request.id,
@@ -63,6 +64,7 @@ class Lenders:
             remote_block_ids=list(range(len(request.prompt_token_ids) // size)),
             tp_size=self.base.parallel.tensor_parallel_size,
         )
+        return Trust.of(()).sealed(params)
 
 
 def role_of(parallel: ParallelConfig, index: int) -> str | None:

@@ -12,17 +12,22 @@ from mmap import mmap
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from pellucid.connectors.base import WorkerDoor
 from pellucid.connectors.peer.lender import Lender
+from pellucid.connectors.peer.mapped import Mapped
 from pellucid.connectors.peer.options import PeerOptions
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.reader import Reader, Refused
 from pellucid.connectors.peer.shelf import Shelf
-from pellucid.connectors.peer.wire import Key
+from pellucid.connectors.peer.trust import Trust
+from pellucid.connectors.peer.wire import Hello, Key, send
 from pellucid.connectors.peer.worker import PeerWorker
+from pellucid.nodes.connection import dial
 
 STRIDE, SIZE = 64, 48
+SECRET = b"known to both"
 FACTS = {"the model": "tiny", "block_size": "16"}
 
 
@@ -58,12 +63,12 @@ def test_what_is_longest_unused_makes_room() -> None:
 
 def test_nothing_makes_room_that_is_written_read_or_kept() -> None:
     shelf = full(3)
-    assert shelf.find(keys(0), 0) is not None
+    assert (read := shelf.find(keys(0), 0)) is not None
     shelf.lend("a", keys(1), 9)
     shelf.written(shelf.put(keys(7)), ok=True)  # in the place of 2
     writing = shelf.put(keys(8))
     assert [*writing] == keys(8) and shelf.put(keys(9)) == {}
-    shelf.release(keys(0))
+    shelf.release(read)
     assert [*shelf.put(keys(9))] == keys(9)
 
 
@@ -71,6 +76,13 @@ def test_what_could_not_be_written_is_not_there() -> None:
     shelf = Shelf(2, num_ranks=1)
     shelf.written(shelf.put(keys(1)), ok=False)
     assert shelf.find(keys(1), 0) is None and [*shelf.put(keys(1))] == keys(1)
+    shelf = Shelf(1, num_ranks=1)
+    new = shelf.put(keys(1))
+    shelf.lend("a", keys(1), 9)
+    shelf.written(new, ok=False)
+    assert shelf.put(keys(2)) == {}, "it is kept for somebody"
+    shelf.has_read("a", 0)
+    assert [*shelf.put(keys(2))] == keys(2)
 
 
 def test_a_reader_waits_for_what_is_being_written_and_for_nothing_else() -> None:
@@ -107,6 +119,22 @@ def test_what_is_forgotten_is_found_no_more_but_read_to_the_end() -> None:
     assert places is not None and places[0] not in shelf.put(keys(4, 5)).values()
 
 
+def test_what_is_forgotten_while_it_is_read_or_written_can_be_put_there_again() -> None:
+    shelf = Shelf(4, num_ranks=1)
+    shelf.written(shelf.put(keys(0)), ok=True)
+    read, writing = shelf.find(keys(0), 0), shelf.put(keys(1))
+    shelf.forget()
+    again = shelf.put(keys(0, 1))
+    assert [*again] == keys(0, 1) and read is not None
+    assert not {*again.values()} & {*read, *writing.values()}
+    shelf.written(writing, ok=True)
+    assert shelf.find(keys(1), 0) is None, "what was written is from before"
+    shelf.written(again, ok=True)
+    assert shelf.find(keys(0, 1), 0) == [*again.values()]
+    shelf.release(read)
+    assert len(shelf.put(keys(2, 3))) == 2, "both old places are free"
+
+
 @pytest.fixture
 def lender() -> Iterator[Lender]:
     """Rank 1's memory has a page of sevens and one of eights."""
@@ -115,20 +143,22 @@ def lender() -> Iterator[Lender]:
         port = free.getsockname()[1]
     made = Lender(
         f"test-{os.getpid()}-{port}", FACTS, Shelf(4, num_ranks=2), num_ranks=2, stride=STRIDE,
-        host="127.0.0.1", port=port,
+        host="127.0.0.1", port=port, secret=SECRET,
     )  # fmt: skip
     memory = mmap(made._memories[1], 0)
-    for number, (_, place) in zip((7, 8), made.shelf.put(keys(7, 8)).items(), strict=True):
+    new = made.shelf.put(keys(7, 8))
+    for number, place in zip((7, 8), new.values(), strict=True):
         memory[place * STRIDE : place * STRIDE + SIZE] = bytes([number]) * SIZE
-    made.shelf.written(keys(7, 8), ok=True)
+    made.shelf.written(new, ok=True)
     made.port = port  # type: ignore[attr-defined]
     yield made
     made.close()
 
 
 def reader_of(
-    lender: Lender, *, is_near: bool, facts: dict[str, str] = FACTS, seconds: float = 5.0
-) -> Reader:
+    lender: Lender, *, is_near: bool, facts: dict[str, str] = FACTS, seconds: float = 5.0,
+    secret: bytes | None = SECRET,
+) -> Reader:  # fmt: skip
     name = lender.engine_id
     if is_near:
         return Reader(name, None, 1, facts, seconds)
@@ -137,7 +167,7 @@ def reader_of(
 
     local, module.local_address = module.local_address, lambda _: "\0nobody"  # type: ignore[assignment]
     try:
-        far.__init__(name, ("127.0.0.1", lender.port), 1, facts, seconds)  # type: ignore[attr-defined,misc]
+        far.__init__(name, ("127.0.0.1", lender.port), 1, facts, seconds, secret)  # type: ignore[attr-defined,misc]
     finally:
         module.local_address = local
     return far
@@ -157,6 +187,41 @@ def test_pages_come_over_memory_or_a_connection(lender: Lender, is_near: bool) -
         assert page == bytes([number]) * SIZE
     reader.done("a")
     reader.close()
+
+
+def test_on_another_node_whoever_does_not_know_the_secret_gets_nothing(lender: Lender) -> None:
+    with pytest.raises(OSError, match="refuses: is PELLUCID_SECRET the same there"):
+        reader_of(lender, is_near=False, secret=b"another one")
+    with pytest.raises(ConnectionRefusedError, match="PELLUCID_SECRET is not set here"):
+        reader_of(lender, is_near=False, secret=None)
+    address = "127.0.0.1", lender.port  # type: ignore[attr-defined]
+    with pytest.raises(OSError):
+        dial(*address, SECRET, purpose=b"something else")
+    with socket.create_connection(address, timeout=20) as unproved:  # as if there were no secret
+        send(unproved, Hello(lender.engine_id, 1, FACTS))
+        said = b"".join(iter(lambda: unproved.recv(4096), b""))
+    assert len(said) == 32, "fresh numbers to prove it with, and nothing else"
+
+
+def test_whoever_has_no_secret_reads_from_nobody_who_claims_to_have_kv() -> None:
+    """An impostor gets no question, and so no page is taken from it."""
+    asked = list[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def pretend() -> None:
+            connection, _ = impostor.accept()
+            with connection:
+                connection.sendall(bytes(32))
+                asked.append(connection.recv(4096))
+                connection.sendall(bytes(32))
+                asked.append(connection.recv(4096))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(OSError, match="does not know the secret"):
+            Reader("nobody", impostor.getsockname(), 0, FACTS, 5.0, SECRET)
+        thread.join()
+    assert len(asked[0]) == 64 and asked[1] == b"", "a proof, and no greeting"
 
 
 @pytest.mark.parametrize("is_near", [True, False])
@@ -179,8 +244,9 @@ def test_what_is_not_there_is_an_error_and_the_next_question_is_answered(lender:
 def test_a_reader_that_dies_holds_nothing(lender: Lender) -> None:
     reader = reader_of(lender, is_near=True)
     reader.find(keys(7, 8), 0)
-    assert len(lender.shelf.put(keys(1, 2, 3))) == 2, "they are being read"
-    lender.shelf.written(keys(1, 2), ok=True)
+    new = lender.shelf.put(keys(1, 2, 3))
+    assert len(new) == 2, "they are being read"
+    lender.shelf.written(new, ok=True)
     reader.close()
     until = time.monotonic() + 20
     while lender.shelf._holds and time.monotonic() < until:
@@ -221,22 +287,67 @@ def test_an_engine_that_has_been_started_again_is_not_read_from_the_memory_that_
     }
     for number in (17, 34):
         lender = Lender(name, FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=STRIDE, host=None, port=None)
-        (place,) = lender.shelf.put(keys(1)).values()
+        (place,) = (new := lender.shelf.put(keys(1))).values()
         mmap(lender._memories[0], 0)[place * STRIDE : place * STRIDE + SIZE] = bytes([number]) * SIZE
-        lender.shelf.written(keys(1), ok=True)
+        lender.shelf.written(new, ok=True)
         with suppress(OSError, EOFError, LookupError):  # over the connection to the one before
             worker._load(job, [0])
         worker._load(job, [1])
         assert pages[1].tolist() == [number] * SIZE
         lender.close()
+    assert worker._memories, "nobody has looked since"
+    with pytest.raises(ConnectionRefusedError):
+        worker._connect(job["peer"])  # type: ignore[arg-type]
+    assert not worker._memories and not worker._idle[name, None, None]
     worker.close()
 
 
 def test_a_port_that_is_taken_is_the_users_to_mend(lender: Lender) -> None:
     with pytest.raises(ValueError, match=r"cannot ask for KV at 127.0.0.1:\d+.*another kv_port"):
         Lender(
-            "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, host="127.0.0.1", port=lender.port
-        )  # type: ignore[attr-defined]
+            "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, host="127.0.0.1",
+            port=lender.port, secret=SECRET,
+        )  # fmt: skip  # type: ignore[attr-defined]
+
+
+HERE = KVParams(do_remote_prefill=True, remote_engine_id="x", remote_request_id="1")
+ELSEWHERE = replace(HERE, remote_host="10.0.0.9", remote_port=9)
+
+
+def test_only_what_is_sealed_or_listed_is_asked_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PELLUCID_SECRET", raising=False)
+    alone = Trust.of(())
+    assert alone.refusal(HERE) is None and alone.sealed(HERE) == HERE
+    assert "'x' at 10.0.0.9:9 is on another node" in (alone.refusal(ELSEWHERE) or "")
+    for options in ({"peers": ["10.0.0.0/8"]}, {"peers": [], "has_port": True}):
+        with pytest.raises(ValueError, match="PELLUCID_SECRET has 0 characters"):
+            Trust.of(**options)  # type: ignore[arg-type]
+    monkeypatch.setenv("PELLUCID_SECRET", "known to all")
+    trust = Trust.of(())
+    for params in (HERE, ELSEWHERE):
+        sealed = trust.sealed(params)
+        assert trust.refusal(sealed) is None and "no remote_seal" in (trust.refusal(params) or "")
+        for change in ({"remote_request_id": "2"}, {"remote_engine_id": "y"}, {"remote_host": "10.0.0.8"}):
+            assert trust.refusal(replace(sealed, **change)) is not None
+    monkeypatch.setenv("PELLUCID_SECRET", "another secret")
+    assert Trust.of(()).refusal(trust.sealed(ELSEWHERE)) is not None
+
+
+@pytest.mark.parametrize(
+    "peers,is_listed", [(["10.0.0.9"], True), (["10.0.0.0/24"], True), (["10.0.1.0/24", "name"], False)]
+)
+def test_hosts_may_be_listed(peers: list[str], is_listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PELLUCID_SECRET", "known to all")
+    assert (Trust.of(peers).refusal(ELSEWHERE) is None) == is_listed
+
+
+def test_memory_of_an_engine_that_has_gone_is_let_go_of_behind_its_last_user() -> None:
+    memory = Mapped((1, 2), mmap(-1, 4 * STRIDE), STRIDE, is_gpu=False)
+    with memory.used() as tensor:
+        memory.retire()
+        assert tensor.shape == (4, STRIDE)
+        with pytest.raises(LookupError), memory.used():
+            pass
 
 
 def test_params_are_vllms_words() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Generator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from pellucid.connectors.peer.params import KVParams
+from pellucid.connectors.peer.trust import Trust
 from tests.patience import PATIENCE
 from tests.server.conftest import Running, running
 
@@ -29,10 +32,18 @@ def pair() -> Generator[tuple[Running, Running], None, None]:
         port = free.getsockname()[1]
     lends = config("kv_producer", kv_ip="127.0.0.1", kv_port=port)
     with (
+        secret(),
         running("--dtype", "float32", "--kv-transfer-config", lends) as first,
         running("--dtype", "float32", "--kv-transfer-config", config("kv_consumer")) as second,
     ):
         yield first, second
+
+
+@contextmanager
+def secret() -> Generator[None, None, None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PELLUCID_SECRET", "known to both servers")
+        yield
 
 
 def post(server: Running, body: dict[str, object], route: str = "/v1/completions") -> httpx.Response:
@@ -64,11 +75,31 @@ def test_a_prompt_of_one_server_is_gone_on_with_at_another(
 
 def test_kv_that_is_nowhere_is_computed(pair: tuple[Running, Running]) -> None:
     _, second = pair
-    nowhere = {"do_remote_prefill": True, "remote_engine_id": "gone", "remote_request_id": "1"}
+    gone = KVParams(do_remote_prefill=True, remote_engine_id="gone", remote_request_id="1")
+    with secret():
+        nowhere = json.loads(Trust.of(()).sealed(gone).encode())
     prompt = "Nobody has this. " * 30
     answer = post(second, BODY | {"prompt": prompt, "kv_transfer_params": nowhere})
     assert answer.status_code == 200
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_host_that_a_client_makes_up_is_neither_believed_nor_asked(pair: tuple[Running, Running]) -> None:
+    _, second = pair
+    with socket.create_server(("127.0.0.1", 0)) as victim:
+        host, port = victim.getsockname()
+        made_up = {
+            "do_remote_prefill": True,
+            "remote_engine_id": "x",
+            "remote_host": host,
+            "remote_port": port,
+        }
+        answer = post(second, BODY | {"kv_transfer_params": made_up | {"remote_seal": "0" * 64}})
+        said = answer.json()["error"]["message"]
+        assert answer.status_code == 400 and f"'x' at 127.0.0.1:{port} is not believed" in said
+        victim.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            victim.accept()
 
 
 def test_what_cannot_be_meant_is_refused(pair: tuple[Running, Running]) -> None:

@@ -14,6 +14,7 @@ from pellucid.connectors.peer.lender import Lender
 from pellucid.connectors.peer.options import PeerOptions
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.trust import Trust
 from pellucid.connectors.peer.wire import Key
 from pellucid.executor.base import Capacity
 from pellucid.resolve import Resolved
@@ -33,6 +34,8 @@ class PeerHost:
         config = resolved.kv_transfer
         assert config is not None, "a connector that nobody has asked for"
         self._door, self._options = door, PeerOptions.of(options)
+        self._trust = Trust.of(self._options.peers, has_port=config.kv_port is not None)
+        self._has_warned = False
         self._facts = facts_of(resolved, capacity)
         self._lends, self._loads = config.kv_role != "kv_consumer", config.kv_role != "kv_producer"
         self._saves_all = config.kv_role == "kv_producer"
@@ -45,7 +48,7 @@ class PeerHost:
             shelf = Shelf(num_places, num_ranks=door.num_ranks)
             self._lender = Lender(
                 self._engine_id, self._facts, shelf, num_ranks=door.num_ranks, stride=stride,
-                host=config.kv_ip, port=config.kv_port,
+                host=config.kv_ip, port=config.kv_port, secret=self._trust.secret,
             )  # fmt: skip
             logger.info("engine %s lends %d pages of %d bytes", self._engine_id, num_places, stride)
             door.start({"attach": self._peer(self._engine_id, None, None)})
@@ -58,6 +61,11 @@ class PeerHost:
     def lookup(self, request: Request, digests: Sequence[bytes], num_cached: int) -> int:
         params = self._params = KVParams.of(request.kv_transfer)
         if not (self._loads and params.do_remote_prefill and params.remote_engine_id):
+            return 0
+        if (refusal := self._trust.refusal(params)) is not None:
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            logger.log(level, "KV is computed here: %s (further ones are not told of)", refusal)
+            self._has_warned = True
             return 0
         size = self._door.block_size
         return min(len(digests), len(request.prompt_token_ids) // size) * size
@@ -90,13 +98,13 @@ class PeerHost:
         new = self._lender.shelf.put(keys)
         if not new:
             return None
-        transfer.meta = list(new)
+        transfer.meta = new
         places = [new.get(key, -1) for key in keys]
         return {"places": places}
 
     def ended(self, transfer: Transfer, *, ok: bool) -> None:
-        if isinstance(transfer.meta, list) and self._lender is not None:
-            self._lender.shelf.written(cast("list[Key]", transfer.meta), ok=ok)
+        if isinstance(transfer.meta, dict) and self._lender is not None:
+            self._lender.shelf.written(cast("dict[Key, int]", transfer.meta), ok=ok)
 
     def forget(self) -> None:
         if self._lender is not None:

@@ -17,13 +17,13 @@ from contextlib import suppress
 import msgspec
 
 from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.trust import PURPOSE
 from pellucid.connectors.peer.wire import (
     Done,
     Facts,
     Found,
     Good,
     Hello,
-    Key,
     Read,
     Welcome,
     local_address,
@@ -31,10 +31,12 @@ from pellucid.connectors.peer.wire import (
     receive,
     send,
 )
+from pellucid.nodes.connection import admit
 
 logger = logging.getLogger(__name__)
 WAIT_SECONDS = 10.0  # that a reader waits for a page which is being written
 SEND_SECONDS = 60.0  # in which a reader takes something of what it is sent
+MOST_READERS = 512  # connections at once, whoever they are
 RETRY_SECONDS = 0.5  # between two tries to take up a connection
 
 
@@ -43,14 +45,14 @@ class Lender:
 
     def __init__(
         self, engine_id: str, facts: Facts, shelf: Shelf, *, num_ranks: int, stride: int,
-        host: str | None = None, port: int | None = None,
+        host: str | None = None, port: int | None = None, secret: bytes | None = None,
     ) -> None:  # fmt: skip
-        """stride: bytes of a place.  host, port: where other nodes ask; without, none do.
+        """stride: bytes of a place.  host, port: where other nodes ask, who prove `secret`; without, none do.
 
         Raises ValueError for a port that is taken.
         """
         self.engine_id, self.shelf, self.stride = engine_id, shelf, stride
-        self._facts = facts
+        self._facts, self._secret = facts, secret
         self._memories = [os.memfd_create(f"kv of rank {rank}") for rank in range(num_ranks)]
         for memory in self._memories:
             os.truncate(memory, max(1, shelf.num_places) * stride)
@@ -59,7 +61,9 @@ class Lender:
         self._connections: set[socket.socket] = set()
         self._listen(socket.socket(socket.AF_UNIX), local_address(engine_id))
         if host is not None and port is not None:
-            self._listen(socket.socket(socket.AF_INET), (host, port))
+            assert secret is not None, "nobody without the secret is served from another node"
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listen(socket.socket(family), (host, port))
 
     def _listen(self, listener: socket.socket, address: str | tuple[str, int]) -> None:
         try:
@@ -88,12 +92,16 @@ class Lender:
                     logger.warning("an engine that asks for KV is not served: %s", error)
                     time.sleep(RETRY_SECONDS)
                 continue
+            if len(self._connections) >= MOST_READERS:
+                connection.close()
+                continue
             self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="kv reader", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        held: list[Key] = []
+        held: list[int] = []  # places that it reads
         try:
+            self._prove(connection)
             connection.settimeout(WAIT_SECONDS)
             rank = self._welcome(connection)
             while rank is not None:
@@ -117,6 +125,21 @@ class Lender:
             self._connections.discard(connection)
             connection.close()
 
+    def _prove(self, connection: socket.socket) -> None:
+        """Nothing for whoever does not know the secret, or is another user's here.
+
+        Raises OSError or EOFError for them.
+        """
+        try:
+            if connection.family != socket.AF_UNIX:
+                assert self._secret is not None
+                admit(connection, self._secret, purpose=PURPOSE)
+            elif peer_user(connection) != os.getuid():
+                raise ConnectionRefusedError("another user's processes are not served")
+        except (OSError, EOFError) as error:
+            logger.warning("an engine that asks for KV is refused: %s", error)
+            raise
+
     def _welcome(self, connection: socket.socket) -> int | None:
         """The rank that asks; None if it is to have nothing."""
         hello = receive(connection)
@@ -124,8 +147,6 @@ class Lender:
         if not isinstance(hello, Hello):
             raise EOFError(f"{hello} is no greeting")
         error = self._refuse(hello)
-        if error is None and is_local and peer_user(connection) != os.getuid():
-            error = "another user's processes are not served"
         if error is not None:
             logger.warning("an engine that asks for KV is refused: %s", error)
             send(connection, Welcome(error))
@@ -143,7 +164,7 @@ class Lender:
                 return f"{name} is {ours} at the engine that has the KV, {theirs} at the one that asks for it"
         return None if 0 <= hello.rank < len(self._memories) else f"there is no rank {hello.rank}"
 
-    def _find(self, connection: socket.socket, rank: int, read: Read) -> list[Key]:
+    def _find(self, connection: socket.socket, rank: int, read: Read) -> list[int]:
         if not 0 <= read.num_bytes <= self.stride:
             raise EOFError(f"pages of {read.num_bytes:,} bytes are none of ours")
         places = self.shelf.find(read.keys, WAIT_SECONDS)
@@ -158,9 +179,9 @@ class Lender:
                     start = place * self.stride
                     connection.sendall(view[start : start + read.num_bytes])
         except BaseException:
-            self.shelf.release(read.keys)
+            self.shelf.release(places)
             raise
-        return read.keys
+        return places
 
     def _map(self, rank: int) -> mmap.mmap:
         if rank not in self._maps:

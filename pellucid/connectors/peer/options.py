@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -19,6 +19,8 @@ class PeerOptions:
     cpu_bytes_to_use: int | None = None  # of host memory for each rank, in which pages lie for others
     lend_seconds: float = 120.0  # that they lie there for a request that nobody asks for
     load_seconds: float = 20.0  # in which another engine must answer; then the prompt is computed here
+    # Hosts, addresses or networks that are believed about KV, whoever names them; see trust.py.
+    peers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("lend_seconds", "load_seconds"):
@@ -27,6 +29,9 @@ class PeerOptions:
         given: object = self.cpu_bytes_to_use
         if given is not None and (not isinstance(given, int) or given < 1):
             raise ValueError(f"cpu_bytes_to_use is {given!r}, must be a number of bytes")
+        peers: object = self.peers
+        if not isinstance(peers, list | tuple) or not all(isinstance(each, str) for each in peers):
+            raise ValueError(f"peers is {peers!r}, must be a list of hosts, addresses or networks")
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> Self:

@@ -12,7 +12,7 @@ class KVParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     An engine with `do_remote_decode` keeps what it computes for another one, which is then given
     `do_remote_prefill` and where to ask.  remote_block_ids: one for each full block of the prompt; their
-    numbers are the lender's own affair.
+    numbers are the lender's own affair.  remote_seal: see trust.py.
     """
 
     do_remote_decode: bool = False
@@ -23,6 +23,12 @@ class KVParams(msgspec.Struct, frozen=True, omit_defaults=True):
     remote_port: int | None = None
     remote_block_ids: list[int] | None = None
     tp_size: int | None = None
+    remote_seal: str | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Is there an address at which engines of other nodes ask?"""
+        return self.remote_host is not None and self.remote_port is not None
 
     @classmethod
     def of(cls, encoded: str | None) -> Self:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 from collections.abc import Sequence
 
+from pellucid.connectors.peer.trust import PURPOSE
 from pellucid.connectors.peer.wire import (
     Done,
     Facts,
@@ -24,6 +26,7 @@ from pellucid.connectors.peer.wire import (
     send,
     take_into,
 )
+from pellucid.nodes.connection import PATIENCE, SECRET, dial
 
 SECONDS = 20.0  # that an answer may take: more than a lender waits for a page
 
@@ -45,11 +48,15 @@ class Reader:
         rank: int,
         facts: Facts,
         seconds: float = SECONDS,
+        secret: bytes | None = None,
     ) -> None:
-        """address: on another node.  Raises OSError, EOFError, or Refused with both values."""
+        """address: on another node, where `secret` is known, too.
+
+        Raises OSError, EOFError, or Refused with both values.
+        """
         self.memory: mmap.mmap | None = None
         self.identity: tuple[int, int] | None = None
-        self._connection = connect(engine_id, address, seconds)
+        self._connection = connect(engine_id, address, seconds, secret)
         try:
             is_local = self._connection.family == socket.AF_UNIX
             if is_local and peer_user(self._connection) != os.getuid():
@@ -96,11 +103,20 @@ class Reader:
         send(self._connection, word)
         return receive(self._connection)
 
+    @property
+    def has_gone(self) -> bool:
+        """Nothing is asked of it at the moment: has it ended the connection?"""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self._connection.close()
 
 
-def connect(engine_id: str, address: tuple[str, int] | None, seconds: float) -> socket.socket:
+def connect(
+    engine_id: str, address: tuple[str, int] | None, seconds: float, secret: bytes | None
+) -> socket.socket:
     """On this node if it is there, else at its address."""
     local = socket.socket(socket.AF_UNIX)
     local.settimeout(seconds)
@@ -111,6 +127,8 @@ def connect(engine_id: str, address: tuple[str, int] | None, seconds: float) -> 
         local.close()
         if address is None:
             raise ConnectionRefusedError(f"engine {engine_id} is not there (any more)") from error
-    connection = socket.create_connection(address, timeout=seconds)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if secret is None:
+        raise ConnectionRefusedError(f"engine {engine_id} is on another node, and {SECRET} is not set here")
+    connection = dial(*address, secret, patience=min(seconds, PATIENCE), purpose=PURPOSE)
+    connection.settimeout(seconds)
     return connection

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pellucid.connectors.peer.wire import Key
@@ -18,7 +18,7 @@ from pellucid.connectors.peer.wire import Key
 class Lent:
     """Pages that are kept for whoever asks for a request's."""
 
-    keys: list[Key]
+    places: list[int]
     until: float  # seconds of `clock`
     ranks: set[int] = field(default_factory=set[int])  # that have read them
 
@@ -34,7 +34,8 @@ class Shelf:
         self._free = list(range(num_places - 1, -1, -1))
         self._places: OrderedDict[Key, int] = OrderedDict()  # the longest unused first
         self._written: set[Key] = set()  # what lies there is whole
-        self._holds: dict[Key, int] = {}  # by how many a page is held
+        self._holds: dict[int, int] = {}  # by how many a place is held
+        self._nameless: set[int] = set()  # places that are held, and hold what nobody is to find any more
         self._lent: dict[str, Lent] = {}  # by request
         self._changed = threading.Condition()
 
@@ -49,27 +50,29 @@ class Shelf:
                     self._places.move_to_end(key)
                 elif (place := self._take()) is not None:
                     new[key] = self._places[key] = place
-                    self._hold(key)
+                    self._hold(place)
             return new
 
-    def written(self, keys: Iterable[Key], *, ok: bool) -> None:
+    def written(self, new: Mapping[Key, int], *, ok: bool) -> None:
         """What `put` gave places to is there on all ranks, or will not be."""
         with self._changed:
-            for key in keys:
-                self._let_go(key)
-                if ok:
-                    self._written.add(key)
-                else:
-                    self._free.append(self._places.pop(key))
+            for key, place in new.items():
+                if self._places.get(key) == place:  # else it was forgotten meanwhile
+                    if ok:
+                        self._written.add(key)
+                    else:
+                        del self._places[key]
+                        self._nameless.add(place)
+                self._let_go(place)
             self._changed.notify_all()
 
     def lend(self, request_id: str, keys: Sequence[Key], seconds: float) -> None:
         """Keep these pages, as far as they are there, until every rank has read them, or for so long."""
         with self._changed:
             self._end(request_id)
-            there = [key for key in keys if key in self._places]
-            for key in there:
-                self._hold(key)
+            there = [self._places[key] for key in keys if key in self._places]
+            for place in there:
+                self._hold(place)
             self._lent[request_id] = Lent(there, self._clock() + seconds)
 
     def expire(self) -> int:
@@ -82,14 +85,16 @@ class Shelf:
             return len(late)
 
     def forget(self) -> None:
-        """What lies here is of no use any more."""
+        """What lies here is of no use any more; who reads now reads what it was promised."""
         with self._changed:
             for name in list(self._lent):
                 self._end(name)
-            for key in [key for key in self._written if key not in self._holds]:
-                self._drop(key)
-            # Who reads now reads what it was promised; nobody else will find it.
+            held = [place for place in self._places.values() if place in self._holds]
+            self._nameless.update(held)
+            self._free += [place for place in self._places.values() if place not in self._holds]
+            self._places.clear()
             self._written.clear()
+            self._changed.notify_all()
 
     # Threads of connections
 
@@ -102,15 +107,16 @@ class Shelf:
                 if left <= 0 or not all(key in self._places for key in keys):
                     return None
                 self._changed.wait(left)
-            for key in keys:
-                self._hold(key)
-            return [self._places[key] for key in keys]
+            places = [self._places[key] for key in keys]
+            for place in places:
+                self._hold(place)
+            return places
 
-    def release(self, keys: Iterable[Key]) -> None:
+    def release(self, places: Iterable[int]) -> None:
         """They are read."""
         with self._changed:
-            for key in keys:
-                self._let_go(key)
+            for place in places:
+                self._let_go(place)
 
     def has_read(self, request_id: str, rank: int) -> None:
         """A rank wants no more of a request."""
@@ -129,25 +135,25 @@ class Shelf:
 
     def _take(self) -> int | None:
         if not self._free:
-            victim = next((key for key in self._places if key not in self._holds), None)
+            victim = next((key for key, place in self._places.items() if place not in self._holds), None)
             if victim is None:
                 return None
-            self._drop(victim)
+            self._written.discard(victim)
+            self._free.append(self._places.pop(victim))
         return self._free.pop()
 
-    def _drop(self, key: Key) -> None:
-        self._written.discard(key)
-        self._free.append(self._places.pop(key))
+    def _hold(self, place: int) -> None:
+        self._holds[place] = self._holds.get(place, 0) + 1
 
-    def _hold(self, key: Key) -> None:
-        self._holds[key] = self._holds.get(key, 0) + 1
-
-    def _let_go(self, key: Key) -> None:
-        self._holds[key] -= 1
-        if not self._holds[key]:
-            del self._holds[key]
+    def _let_go(self, place: int) -> None:
+        self._holds[place] -= 1
+        if not self._holds[place]:
+            del self._holds[place]
+            if place in self._nameless:
+                self._nameless.remove(place)
+                self._free.append(place)
 
     def _end(self, request_id: str) -> None:
         lent = self._lent.pop(request_id, None)
-        for key in lent.keys if lent else ():
-            self._let_go(key)
+        for place in lent.places if lent else ():
+            self._let_go(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,18 +10,20 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from pellucid.connectors.base import Job, Options, WorkerDoor
+from pellucid.connectors.peer.mapped import Mapped
 from pellucid.connectors.peer.options import PeerOptions
 from pellucid.connectors.peer.reader import Reader, Refused
+from pellucid.connectors.peer.trust import Trust
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pellucid.executor.base import Capacity
 
 logger = logging.getLogger(__name__)
 NUM_THREADS = 16  # jobs at once; they wait for other engines
-PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class PeerWorker:
@@ -30,14 +31,14 @@ class PeerWorker:
 
     def __init__(self, door: WorkerDoor, options: Options) -> None:
         self._door, self._options = door, PeerOptions.of(options)
+        self._secret = Trust.of(self._options.peers).secret
         self._is_gpu = door.device.type == "cuda"
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kv transfer")
         self._jobs: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._idle: dict[tuple[object, ...], list[Reader]] = {}  # connections to engines, by id and address
-        # Of engines on this node, the last that each had: bytes [places, stride].
-        self._memories: dict[str, tuple[object, Tensor]] = {}
-        self._own: Tensor | None = None  # of these, this engine's
+        self._memories: dict[str, Mapped] = {}  # of engines on this node, the last that each had
+        self._own: Mapped | None = None  # of these, this engine's
         self._has_own = threading.Event()  # whether it could be mapped has been seen
         self._refused: set[str] = set()  # engines of which that has been said
         self._local = threading.local()
@@ -64,6 +65,9 @@ class PeerWorker:
             for reader in readers:
                 reader.close()
         self._idle.clear()
+        for memory in self._memories.values():
+            memory.retire()
+        self._memories.clear()
 
     # In a thread
 
@@ -111,6 +115,9 @@ class PeerWorker:
             self._load(what, job.pages.tolist())
         else:
             self._save(what["places"], job.pages.tolist())
+
+    def _copied(self) -> None:
+        """Wait for the copies of this thread."""
         if self._is_gpu:
             self._local.stream.synchronize()
 
@@ -118,18 +125,21 @@ class PeerWorker:
         """Map this engine's own memory, which its lender has."""
         try:
             self._connect(peer).close()
-            self._own = self._memories[peer["engine_id"]][1]
+            self._own = self._memories[peer["engine_id"]]
         finally:
             self._has_own.set()
 
     def _save(self, places: list[int], pages: list[int]) -> None:
         self._has_own.wait(self._options.load_seconds)
-        memory = self._own
-        if memory is None:
+        if self._own is None:
             raise LookupError("its memory could not be mapped")
-        for place, page in zip(places, pages, strict=True):
-            if place >= 0:
-                memory[place, : self._page_bytes].copy_(self._pages[page], non_blocking=True)
+        with self._own.used() as memory:
+            try:
+                for place, page in zip(places, pages, strict=True):
+                    if place >= 0:
+                        memory[place, : self._page_bytes].copy_(self._pages[page], non_blocking=True)
+            finally:  # whoever is told that it has ended gives its pages away
+                self._copied()
 
     def _load(self, what: dict[str, Any], pages: list[int]) -> None:
         peer = what["peer"]
@@ -139,49 +149,64 @@ class PeerWorker:
         reader = reader or self._connect(peer)
         try:
             self._read(reader, peer["engine_id"], what["keys"], pages)
-            if self._is_gpu:
-                self._local.stream.synchronize()
             reader.done(what["request"])
-        except BaseException:
+        except BaseException as error:
             reader.close()
+            if isinstance(error, OSError | EOFError) and not isinstance(error, TimeoutError):
+                self._forget(peer["engine_id"], reader.identity)
             raise
         with self._lock:
             idle.append(reader)
 
     def _read(self, reader: Reader, engine_id: str, keys: list[tuple[bytes, int]], pages: list[int]) -> None:
-        size, (identity, memory) = self._page_bytes, self._memories.get(engine_id, (None, None))
-        if reader.memory is not None and memory is not None:
-            if reader.identity != identity:
+        size, memory = self._page_bytes, self._memories.get(engine_id)
+        if reader.identity is not None:
+            if memory is None or reader.identity != memory.identity:
                 raise LookupError(f"engine {engine_id} has been started again")
-            for place, page in zip(reader.find(keys, 0), pages, strict=True):
-                self._pages[page].copy_(memory[place, :size], non_blocking=True)
+            with memory.used() as theirs:
+                try:
+                    for place, page in zip(reader.find(keys, 0), pages, strict=True):
+                        self._pages[page].copy_(theirs[place, :size], non_blocking=True)
+                finally:
+                    self._copied()
             return
         reader.find(keys, size)
         came = bytearray(size)
         for page in pages:
             reader.take(memoryview(came))
             self._pages[page].copy_(torch.frombuffer(came, dtype=torch.uint8))
+        self._copied()
+
+    def _forget(self, engine_id: str, identity: object) -> None:
+        """An engine has gone: let go of its memory."""
+        with self._lock:
+            memory = self._memories.get(engine_id)
+            if memory is not None and memory is not self._own and memory.identity == identity:
+                self._memories.pop(engine_id).retire()
+
+    def _let_go(self) -> None:
+        """Of all engines that have gone since they were last asked."""
+        with self._lock:
+            gone = [(key, reader) for key, idle in self._idle.items() for reader in idle if reader.has_gone]
+            for key, reader in gone:
+                self._idle[key].remove(reader)
+        for key, reader in gone:
+            reader.close()
+            self._forget(str(key[0]), reader.identity)
 
     def _connect(self, peer: dict[str, Any]) -> Reader:
         host, port, engine_id = peer["host"], peer["port"], peer["engine_id"]
         address = None if host is None or port is None else (host, port)
         rank, seconds = self._door.rank, self._options.load_seconds
-        reader = Reader(engine_id, address, rank, peer["facts"], seconds)
-        with self._lock:
-            known = self._memories.get(engine_id, (None, None))[0]
-            if reader.memory is not None and reader.identity != known:
-                mapped = self._mapped(reader.memory, reader.stride)
-                self._memories[engine_id] = reader.identity, mapped
+        self._let_go()
+        reader = Reader(engine_id, address, rank, peer["facts"], seconds, self._secret)
+        if reader.memory is not None:
+            with self._lock:
+                known = self._memories.get(engine_id)
+                if known is None or reader.identity != known.identity:
+                    self._memories[engine_id] = Mapped(
+                        reader.identity, reader.memory, reader.stride, is_gpu=self._is_gpu
+                    )
+                    if known is not None:
+                        known.retire()
         return reader
-
-    def _mapped(self, memory: mmap.mmap, stride: int) -> Tensor:
-        """As a tensor, from and to which a GPU copies by itself."""
-        whole = torch.frombuffer(memory, dtype=torch.uint8).view(-1, stride)
-        if self._is_gpu:
-            runtime: Any = torch.cuda.cudart()
-            error = runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE)
-            if int(error):
-                logger.warning(
-                    "memory between engines cannot be pinned (CUDA error %d): copies are slow", int(error)
-                )
-        return whole
