@@ -1,6 +1,6 @@
 """GGUF files: which type each matrix gets, and the keys that config.json and the tokenizer become.
 
-Reading is `weights/gguf_model.py` and `weights/gguf_tokenizer.py`, whose tables are used backwards here.
+Reading is `weights/gguf_*.py`, whose tables are used backwards here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from torch import Tensor
 
 from pellucid.models.checkpoint import Checkpoint, read_json
 from pellucid.models.fields import Fields
-from pellucid.quant.codes import CODES, Codes, Group
+from pellucid.quant.codes import Codes
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.layouts.ggml.formats import format_of
 from pellucid.quant.layouts.ggml.types import SIZES
 from pellucid.quant.schemes.base import EVERY_KIND, EVERYTHING, Rule, regex
 from pellucid.quantize.base import Method
-from pellucid.quantize.ggml import WRITTEN, ggml_codes
+from pellucid.quantize.ggml import ggml_codes
 from pellucid.quantize.inputs import Statistics
-from pellucid.weights.gguf_model import FAMILIES, FLAT, LAYER, SAMPLING
-from pellucid.weights.gguf_model import SIZES as SIZE_KEYS
+from pellucid.weights.gguf_config import SAMPLING
+from pellucid.weights.gguf_config import SIZES as SIZE_KEYS
+from pellucid.weights.gguf_families import FAMILIES, FLAT, LAYER
 from pellucid.weights.gguf_tokenizer import CONTROL, GPT2, USER_DEFINED, WORDS
 from pellucid.weights.gguf_writer import Written, write_gguf
 from pellucid.weights.source import TensorSource
@@ -96,12 +98,6 @@ def has_more(layer: int, num: int) -> bool:
     """The first and the last eighth, and every third between."""
     eighth = num // 8
     return layer < eighth or layer >= 7 * num // 8 or (layer - eighth) % 3 == 2
-
-
-def format_of(type: str) -> LayerFormat:
-    assert type in WRITTEN, type
-    size = SIZES[type]
-    return LayerFormat(layout=f"ggml/{type}", code=CODES[size.code], group=Group(1, size.group))
 
 
 def tensors_of(

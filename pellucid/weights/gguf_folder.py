@@ -15,7 +15,7 @@ from pathlib import Path
 from pellucid.weights.gguf_model import GgufModel
 from pellucid.weights.gguf_tokenizer import GgufTokenizer
 
-VERSION = 1  # of what is written
+VERSION = 2  # of what is written
 
 
 def folder_of(file: Path) -> Path:

@@ -37,6 +37,7 @@ DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 DIGITS = r"\p{N}"
+SEED = rf"{CONTRACTION}|{START}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ WORDS = {  # by tokenizer.ggml.pre
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Words(patterns=(LLAMA3,))),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), GPT2_WORDS),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), DIGIT_WORDS),
+    "seed-coder": Words(patterns=(SEED,)),
     **dict.fromkeys(("gpt-4o", "llama4"), Words(patterns=(GPT4O,))),
     "tekken": Words(patterns=(TEKKEN,), whole=True, bos=True),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Words(patterns=DEEPSEEK3)),

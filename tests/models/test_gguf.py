@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
-from pellucid.weights.gguf_model import FLAT, LAYER
+from pellucid.weights.gguf_families import FLAT, LAYER
 from tests.models.conftest import Folder
 from tests.models.harness import Harness, load
 from tests.weights.gguf_file import Stored, write

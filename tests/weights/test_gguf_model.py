@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from pellucid.models.checkpoint import ASSETS, read_json
-from pellucid.weights.gguf_model import FAMILIES, GgufModel, llama3_factors, model_name, turned_back
+from pellucid.weights.gguf_config import llama3_factors
+from pellucid.weights.gguf_families import FAMILIES
+from pellucid.weights.gguf_model import GgufModel, model_name, turned_back
 from tests.weights.gguf_file import Stored, write
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 64, 4, 2, 16, 96, 10
@@ -47,20 +49,23 @@ def test_the_config_is_that_of_the_model_it_was_made_from() -> None:
     cut = {"num_hidden_layers": 2, "vocab_size": 8, "eos_token_id": [57]}
     of_others = {"quantization_config"}
     for name, value in found.config.items():
-        assert name in of_others or value == cut.get(name, original.get(name)), name
+        is_said = name in original or value and name != "use_qk_norm"
+        assert name in of_others or not is_said or value == cut.get(name, original.get(name)), name
     assert found.generation_config == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_configs_have_what_every_model_needs(tmp_path: Path, kind: str) -> None:
-    config = model(tmp_path, kind).config
+    more = {"expert_feed_forward_length": INNER, "rope.dimension_count": HEAD_DIM}
+    latent = {"attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM}
+    config = model(tmp_path, kind, **more, **(latent if kind == "deepseek2" else {})).config
     assert config["architectures"] == [FAMILIES[kind].architecture]
     wanted = {
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_hidden_layers": 2,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_key_value_heads": HEADS if kind == "deepseek2" else KV_HEADS,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
@@ -125,7 +130,8 @@ def test_gemmas_layers_look_near_and_far(tmp_path: Path) -> None:
     assert two["layer_types"] == ["sliding_attention", "full_attention"]
     assert (two["attn_logit_softcapping"], two["final_logit_softcapping"]) == (50, 30)
     assert two["query_pre_attn_scalar"] == HEAD_DIM and two["hidden_activation"] == "gelu_pytorch_tanh"
-    three = model(tmp_path, "gemma3", block_count=62, **{"attention.key_length": 32}).config
+    wide = {"attention.key_length": 32, "attention.sliding_window": 32}
+    three = model(tmp_path, "gemma3", block_count=62, **wide).config
     assert three["query_pre_attn_scalar"] == HIDDEN // HEADS and three["head_dim"] == 32
     types = three["layer_types"]
     assert isinstance(types, list)
@@ -169,7 +175,7 @@ def test_llama3s_positions_are_recognised(tmp_path: Path, factor: float) -> None
     config = LlamaConfig(hidden_size=512, num_attention_heads=4, head_dim=128, rope_parameters=rope)
     stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 500000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    assert torch.allclose(llama3_factors(factor, 500000.0, 128), (plain / stretched).float(), rtol=1e-5)
+    assert torch.allclose(llama3_factors(factor, 500000.0, 128, 8192), (plain / stretched).float(), rtol=1e-5)
     tensors = {"rope_freqs.weight": (plain / stretched).float()}
     found = model(tmp_path, "llama", tensors, **{"attention.key_length": 128, "rope.dimension_count": 128})
     del rope["rope_theta"]
@@ -197,6 +203,26 @@ def test_experts_are_one_tensor(tmp_path: Path) -> None:
     assert (found.config["num_experts"], found.config["num_experts_per_tok"]) == (4, 2)
 
 
+def test_experts_of_old_files_are_a_tensor_each(tmp_path: Path) -> None:
+    tensors = {"blk.1.ffn_gate.3.weight": torch.randn(INNER, HIDDEN)}
+    found = model(tmp_path, "llama", tensors, expert_count=4, expert_used_count=2)
+    assert found.config["architectures"] == ["MixtralForCausalLM"]
+    assert "model.layers.1.mlp.experts.3.gate_proj.weight" in found.infos
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    tensors = {"blk.1.nextn.eh_proj.weight": torch.zeros(1), "blk.0.attn_norm.weight": torch.ones(HIDDEN)}
+    found = model(tmp_path, "glm4moe", tensors, nextn_predict_layers=1)
+    assert found.config["num_hidden_layers"] == 1
+    assert set(found.infos) == {"model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"}
+
+
+def test_a_window_of_0_is_none(tmp_path: Path) -> None:
+    assert model(tmp_path, "phi3", **{"attention.sliding_window": 0}).config["sliding_window"] is None
+    seen = model(tmp_path, "gemma3").config["layer_types"]
+    assert seen == ["full_attention"] * 2
+
+
 def test_ends_of_texts_and_turns(tmp_path: Path) -> None:
     keys = keys_of("llama") | {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
     path = write(tmp_path / "a.gguf", keys, {"token_embd.weight": stored(torch.randn(VOCAB, HIDDEN))})
@@ -213,7 +239,7 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tensor 'mystery.weight'"):
         model_name("mystery.weight", FAMILIES["llama"], "llama")
     path = write(tmp_path / "a.gguf", keys_of("llama"), {})
-    with pytest.raises(ValueError, match="has no model.embed_tokens.weight; convert the model again"):
+    with pytest.raises(ValueError, match="has no token_embd.weight; convert the model again"):
         GgufModel(path)
-    with pytest.raises(ValueError, match=r"has no 'llama\.embedding_length'"):
+    with pytest.raises(ValueError, match=r"has no 'llama\.block_count'"):
         GgufModel(write(tmp_path / "a.gguf", {"general.architecture": "llama"}, {}))

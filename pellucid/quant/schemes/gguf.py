@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pellucid.quant.codes import CODES, Group
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.layouts.ggml.formats import format_of
 from pellucid.quant.layouts.ggml.types import SIZES
 from pellucid.quant.schemes.base import Options, QuantScheme, Rule, Rules, StoredConfig, exact, refusal
 
@@ -17,12 +17,13 @@ class GgufScheme(QuantScheme):
             for name, tensor in stored.tensors.items()
             if name.endswith(".weight") and len(tensor.shape) > 1
         }
-        return Rules(tuple(Rule(exact(name), format_of(type)) for name, type in matrices.items()))
+        return Rules(tuple(Rule(exact(name), known_format(type)) for name, type in matrices.items()))
 
 
-def format_of(type: str) -> LayerFormat:
+def known_format(type: str) -> LayerFormat:
+    """Raises ValueError for a type that is not decoded here."""
     size = SIZES.get(type)
     if size is None or size.file is None:
         known = ", ".join(name for name, known in SIZES.items() if known.file)
         raise refusal(f"ggml's type {type}", f"there are {known}", "quantize it again with llama.cpp")
-    return LayerFormat(layout=f"ggml/{type}", code=CODES[size.code], group=Group(1, size.group))
+    return format_of(type)
