@@ -127,6 +127,7 @@ class LatentLayer(Protocol):
     spec: LatentSpec
     scale: float
     table: int  # which of fwd.block_tables is its own
+    row_scale: float  # the cache holds rows / row_scale; 1 unless it is FP8
     kv_cache: Tensor  # [num_blocks, block_size, rank + rope_dim]: of a token its latent, then what turns
     norm: QKNorm  # of the latent: weight [rank]
     rope: Tensor  # as an AttentionLayer's
@@ -143,6 +144,7 @@ class Backend(Protocol[Spec_contra]):
 
     max_graph_query: ClassVar[int]  # most queries of every row of a step that may be recorded; 0: none
     supports_tile_maps: ClassVar[bool]  # whether it obeys fwd.tiles, so that chunks may be recorded
+    max_graph_keys: ClassVar[int | None]  # that the chunks of such a step may have together; None: any number
     supports_trees: ClassVar[bool]  # whether it obeys fwd.tree
 
     @staticmethod

@@ -38,6 +38,7 @@ class TorchAttention:
 
     max_graph_query: ClassVar[int] = 0
     supports_tile_maps: ClassVar[bool] = False
+    max_graph_keys: ClassVar[int | None] = None
     supports_trees: ClassVar[bool] = True
 
     @staticmethod

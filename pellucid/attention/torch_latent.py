@@ -19,7 +19,15 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.attention.base import LatentLayer, LatentSpec
-from pellucid.attention.torch import DTYPES, LongRow, Shape, ShortRows, TorchAttention, TorchMetadata
+from pellucid.attention.torch import (
+    DTYPES,
+    LongRow,
+    Shape,
+    ShortRows,
+    TorchAttention,
+    TorchMetadata,
+    plain,
+)
 from pellucid.forward import ForwardInput
 from pellucid.kernels.latent_rope import latent_rope_ref
 from pellucid.platform import Platform
@@ -30,6 +38,7 @@ class TorchLatent:
 
     max_graph_query: ClassVar[int] = 0
     supports_tile_maps: ClassVar[bool] = False
+    max_graph_keys: ClassVar[int | None] = None
     supports_trees: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -40,7 +49,7 @@ class TorchLatent:
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
         if spec.dtype not in DTYPES:
             return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
-        return cache_refusal(spec)
+        return None
 
     @staticmethod
     def describe(spec: LatentSpec, platform: Platform) -> str:
@@ -65,13 +74,14 @@ class TorchLatent:
         assert isinstance(metadata, TorchMetadata)
         work = metadata.work_of(shape_of(spec, cache))
         if work.begun is not None:
-            cache.index_fill_(0, work.begun, 0)
+            plain(cache).index_fill_(0, work.begun, 0)
         q_TNH = q.unflatten(1, (spec.num_heads, -1))
         latent_rope_ref(
             *(q_TNH, latent, cache, fwd.positions, fwd.slot_mappings[layer.table]),
             norm=layer.norm,
             rope=layer.rope,
             interleaved=layer.interleaved,
+            row_scale=layer.row_scale,
         )
         out = q.new_zeros(len(q), spec.num_heads, spec.value_dim)
         for batch in work.short:
@@ -82,15 +92,8 @@ class TorchLatent:
 
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy rows from places [B, n] to others; all are read before any is written."""
-        rows = kv_cache.view(-1, kv_cache.shape[-1])
+        rows = plain(kv_cache).view(-1, kv_cache.shape[-1])
         rows[targets] = rows[sources]
-
-
-def cache_refusal(spec: LatentSpec) -> str | None:
-    """Why a cache of this dtype cannot be, or None."""
-    if spec.kv_dtype in (None, spec.dtype):
-        return None
-    return f"keeps latents in {spec.dtype}, not in {spec.kv_dtype}; leave kv_cache_dtype at 'auto'"
 
 
 def shape_of(spec: LatentSpec, cache: Tensor) -> Shape:
@@ -101,7 +104,7 @@ def shape_of(spec: LatentSpec, cache: Tensor) -> Shape:
         block_size=spec.block_size,
         block_bytes=cache[0].nbytes,
         window=None,
-        dtype=cache.dtype,
+        dtype=spec.dtype,
         sides=1,
     )
 
@@ -109,7 +112,7 @@ def shape_of(spec: LatentSpec, cache: Tensor) -> Shape:
 def attend_absorbed(batch: ShortRows, q: Tensor, layer: LatentLayer, out: Tensor) -> None:
     """Attend with these rows' part of q [T, N, nope + R] and write the same part of out [T, N, value]."""
     spec, num_rows = layer.spec, batch.bias.shape[0]
-    rows_BS = gather(layer.kv_cache, batch.pages).view(num_rows, 1, -1, spec.row_dim)
+    rows_BS = gather(layer, batch.pages).view(num_rows, 1, -1, spec.row_dim)
     up_key, up_value = layer.up.split((spec.nope_dim, spec.value_dim), dim=1)
     q_NTH = q.index_select(0, batch.tokens).transpose(0, 1)
     nope, turned = q_NTH.split((spec.nope_dim, spec.rope_dim), dim=-1)
@@ -123,7 +126,7 @@ def attend_absorbed(batch: ShortRows, q: Tensor, layer: LatentLayer, out: Tensor
 def attend_expanded(row: LongRow, q: Tensor, layer: LatentLayer, out: Tensor) -> None:
     """The same with one row's part."""
     spec = layer.spec
-    latents, turned = gather(layer.kv_cache, row.pages).split((spec.rank, spec.rope_dim), dim=-1)
+    latents, turned = gather(layer, row.pages).split((spec.rank, spec.rope_dim), dim=-1)
     expanded = F.linear(latents, layer.up.flatten(0, 1)).unflatten(1, (spec.num_heads, -1))
     nope, values = expanded.split((spec.nope_dim, spec.value_dim), dim=-1)
     keys = torch.cat((nope, turned[:, None].expand(-1, spec.num_heads, -1)), dim=-1)
@@ -146,6 +149,10 @@ def widened(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1]))
 
 
-def gather(kv_cache: Tensor, pages: Tensor) -> Tensor:
-    """The rows of these pages, [pages * block_size, C + R]."""
-    return kv_cache.index_select(0, pages).flatten(0, 1)
+def gather(layer: LatentLayer, pages: Tensor) -> Tensor:
+    """The rows of these pages, [pages * block_size, C + R], in the dtype that is computed in."""
+    cache = layer.kv_cache
+    rows = plain(cache).index_select(0, pages).view(cache.dtype).flatten(0, 1)
+    if cache.dtype == layer.spec.dtype:
+        return rows
+    return (rows.float() * layer.row_scale).to(layer.spec.dtype)

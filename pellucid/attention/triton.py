@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from pellucid.attention.base import AttentionLayer, AttentionSpec
+from pellucid.attention.base import AttentionLayer, AttentionSpec, Spec
 from pellucid.forward import ForwardInput
 from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY, hopper_refusal
 from pellucid.platform import Platform, has_triton
@@ -29,7 +29,7 @@ MAX_HEAD_DIM = 256
 MAX_SMALL_HEAD_DIM = 128  # where a program has less shared memory than the kernels are made for
 
 
-def dtype_refusal(spec: AttentionSpec, platform: Platform) -> str | None:
+def dtype_refusal(spec: Spec, platform: Platform) -> str | None:
     """Why the kernels cannot compute with these dtypes here, or None."""
     if spec.dtype not in DTYPES:
         return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
@@ -43,6 +43,7 @@ class TritonAttention:
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
     supports_tile_maps: ClassVar[bool] = True
+    max_graph_keys: ClassVar[int | None] = None
     supports_trees: ClassVar[bool] = True
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 Decodes and verifications attend over latents (*absorbed*): their queries are brought to a latent's width by
 one product a head, and means of latents to values by another.  Prompt chunks make keys and values of all
-latents that they see (*expanded*), so many rows and heads at once as `MAX_EXPANDED` has room for.
+latents that they see (*expanded*), so many rows and heads at once as `MAX_EXPANDED` has room for; recorded
+ones of all rows at once, which have `max_graph_keys` together at most.
 
 Legend: T tokens, S keys, N heads, C rank of the latent, R features that turn.
 """
@@ -11,26 +12,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pellucid.attention.base import LatentLayer, LatentSpec
-from pellucid.attention.torch import DTYPES
-from pellucid.attention.torch_latent import cache_refusal
-from pellucid.attention.triton import TritonAttention
-from pellucid.forward import ForwardInput
+from pellucid.attention.triton import TritonAttention, dtype_refusal
+from pellucid.forward import ForwardInput, TileMaps
 from pellucid.kernels.paged_attention import MAX_SHORT_QUERY
 from pellucid.platform import Platform, has_triton
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
     from pellucid.attention.triton import TritonMetadata
-    from pellucid.kernels.paged_attention import PagedRows
+    from pellucid.kernels.paged_attention import PagedRows, TreeRows
 
 MAX_EXPANDED = 160 << 20  # bytes of keys and values that are made at once
 MAX_RANK, MAX_ROTARY = 512, 64  # the kernels' tiles are made for
@@ -41,20 +39,23 @@ class TritonLatent:
     """Turn queries and write rows, then attend: three kernels and two products for decodes."""
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
-    supports_tile_maps: ClassVar[bool] = False
-    supports_trees: ClassVar[bool] = False
+    supports_tile_maps: ClassVar[bool] = True
+    max_graph_keys: ClassVar[int | None] = 16_384
+    supports_trees: ClassVar[bool] = True
 
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
+        from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.latent_decode import latent_decode
-        from pellucid.kernels.latent_prefill import latent_gather, latent_prefill, queries_per_tile
+        from pellucid.kernels.latent_expand import latent_expand
+        from pellucid.kernels.latent_prefill import latent_prefill, queries_per_tile
         from pellucid.kernels.latent_rope import latent_rope
         from pellucid.kernels.paged_attention import PagedRows
         from pellucid.kernels.prefill_attention import prefill_tiles
 
         self._paged = TritonAttention()
-        self.latent_rope, self.latent_decode = latent_rope, latent_decode
-        self.latent_gather, self.latent_prefill = latent_gather, latent_prefill
+        self.latent_rope, self.latent_decode, self.kv_move = latent_rope, latent_decode, kv_move
+        self.latent_expand, self.latent_prefill = latent_expand, latent_prefill
         self.prefill_tiles, self.queries_per_tile = prefill_tiles, queries_per_tile
         self.paged_rows = PagedRows
 
@@ -65,15 +66,15 @@ class TritonLatent:
             return "Triton is not installed"
         if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
-        if spec.dtype not in DTYPES:
-            return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
+        if (reason := dtype_refusal(spec, platform)) is not None:
+            return reason
         if spec.rank > MAX_RANK or spec.rope_dim > MAX_ROTARY:
             return f"latents of {spec.rank} + {spec.rope_dim} numbers are over {MAX_RANK} + {MAX_ROTARY}"
         if max(spec.nope_dim, spec.value_dim) > MAX_HEAD:
             return f"heads of {spec.nope_dim} and {spec.value_dim} features are over {MAX_HEAD}"
         if spec.block_size % 16:
             return f"block size {spec.block_size} is no multiple of 16"
-        return cache_refusal(spec)
+        return None
 
     @staticmethod
     def describe(spec: LatentSpec, platform: Platform) -> str:
@@ -87,7 +88,6 @@ class TritonLatent:
     def metadata(self, fwd: ForwardInput, table: int) -> LatentMetadata:
         """Part the rows by their number of queries: decodes come first in a step, prompt chunks last."""
         paged = self._paged.metadata(fwd, table)
-        assert paged.short.tree is None and paged.long.tree is None, "draft trees"
         return LatentMetadata(paged, num_short_tokens(fwd, paged), fwd.max_keys[paged.short.num_rows :])
 
     def forward(self, q: Tensor, latent: Tensor, layer: LatentLayer, fwd: ForwardInput) -> Tensor:
@@ -100,6 +100,7 @@ class TritonLatent:
             norm=layer.norm,
             rope=layer.rope,
             interleaved=layer.interleaved,
+            row_scale=layer.row_scale,
         )
         out = q.new_empty(len(q), spec.num_heads, spec.value_dim)
         all_wanted = fwd.all_wanted or not layer.is_last
@@ -108,7 +109,7 @@ class TritonLatent:
         if step.num_short_tokens:
             self.attend_absorbed(q_TNH[: step.num_short_tokens], layer, step, out)
         if step.paged.long_query_lens:
-            for piece in self.pieces(step, spec, all_wanted=all_wanted):
+            for piece in self.pieces(step, fwd, spec, all_wanted=all_wanted):
                 self.attend_expanded(piece, q_TNH, layer, out)
         return out.flatten(1)
 
@@ -119,40 +120,42 @@ class TritonLatent:
         nope, turned = q.split((spec.nope_dim, spec.rope_dim), dim=-1)
         wide = torch.bmm(nope.transpose(0, 1), up_key).transpose(0, 1)
         means = q.new_empty(len(q), spec.num_heads, spec.rank)
-        self.latent_decode(wide, turned, layer.kv_cache, step.paged.short, scale=layer.scale, out=means)
+        how = {"scale": layer.scale, "row_scale": layer.row_scale}
+        self.latent_decode(wide, turned, layer.kv_cache, step.paged.short, **how, out=means)
         values = out[: len(q)].transpose(0, 1)
         torch.bmm(means.transpose(0, 1), up_value.transpose(1, 2), out=values)
 
     def attend_expanded(self, piece: Piece, q: Tensor, layer: LatentLayer, out: Tensor) -> None:
         """Some long rows, into their part of out [T, N, value], as many heads at once as have room."""
-        spec, cache = layer.spec, layer.kv_cache
-        rows = cache.new_empty(piece.num_keys, spec.row_dim)
-        self.latent_gather(cache, piece.rows, piece.cu_keys, piece.max_keys, rows)
-        latents, turned = rows.split((spec.rank, spec.rope_dim), dim=-1)
-        each = max(1, MAX_EXPANDED // (piece.num_keys * (spec.nope_dim + spec.value_dim) * q.itemsize))
+        spec, width = layer.spec, layer.spec.nope_dim + layer.spec.value_dim
+        each = max(1, MAX_EXPANDED // (piece.num_keys * width * q.itemsize))
+        turned = q.new_empty(piece.num_keys, spec.rope_dim)
         for first in range(0, spec.num_heads, each):
             heads = slice(first, first + each)
-            expanded = F.linear(latents, layer.up[heads].flatten(0, 1))
+            up = layer.up[heads].flatten(0, 1)
+            expanded = q.new_empty(piece.num_keys, len(up))
+            where = {"cu_keys": piece.cu_keys, "row_scale": layer.row_scale}
+            self.latent_expand(layer.kv_cache, up, piece.rows, **where, turned=turned, out=expanded)
             self.latent_prefill(
-                *(
-                    q[:, heads],
-                    expanded.unflatten(1, (-1, spec.nope_dim + spec.value_dim)),
-                    turned,
-                    piece.rows,
-                ),
+                *(q[:, heads], expanded.unflatten(1, (-1, width)), turned, piece.rows),
                 tiles=piece.tiles,
                 cu_keys=piece.cu_keys,
                 scale=layer.scale,
                 out=out[:, heads],
             )
 
-    def pieces(self, step: LatentMetadata, spec: LatentSpec, *, all_wanted: bool) -> list[Piece]:
+    def pieces(
+        self, step: LatentMetadata, fwd: ForwardInput, spec: LatentSpec, *, all_wanted: bool
+    ) -> list[Piece]:
         """The long rows in groups, made by the first layer that asks for them.
 
         all_wanted: of all queries, not only of those whose logits are sampled.
         """
         key = spec, all_wanted
         if key not in step.pieces:
+            if fwd.tiles is not None:
+                step.pieces[key] = [self.recorded(step.paged, fwd.tiles, spec.dtype, all_wanted=all_wanted)]
+                return step.pieces[key]
             itemsize = spec.dtype.itemsize
             room = MAX_EXPANDED // itemsize // max(spec.row_dim, spec.nope_dim + spec.value_dim)
             width = step.paged.long.block_table.shape[1] * spec.block_size
@@ -163,6 +166,19 @@ class TritonLatent:
                 for group in groups
             ]
         return step.pieces[key]
+
+    def recorded(
+        self, paged: TritonMetadata, tiles: TileMaps, dtype: torch.dtype, *, all_wanted: bool
+    ) -> Piece:
+        """All long rows of a step that is recorded: the device finds out where their keys begin."""
+        assert self.max_graph_keys is not None
+        lens = paged.long.seq_lens
+        return Piece(
+            rows=paged.long,
+            num_keys=self.max_graph_keys,
+            cu_keys=lens.cumsum(0) - lens,
+            tiles=tiles.get(self.queries_per_tile(dtype), self.prefill_tiles, all_wanted=all_wanted),
+        )
 
     def piece(
         self,
@@ -183,16 +199,16 @@ class TritonLatent:
                 seq_lens=long.seq_lens[group],
                 cu_seqlens_q=long.cu_seqlens_q[group.start : group.stop + 1],
                 max_query=long.max_query,
+                tree=tree_of(long, group),
             ),
             num_keys=sum(max_keys),
-            max_keys=max(max_keys),
             cu_keys=upload(np.cumsum([0, *max_keys[:-1]]), paged.slot_mapping.device),
             tiles=upload(tiles, paged.slot_mapping.device),
         )
 
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-        """Nothing moves where there are no draft trees."""
-        raise AssertionError("draft trees")
+        """Copy rows from places [B, n] to others, a row's in order."""
+        self.kv_move(kv_cache[:, None, None], sources, targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +216,7 @@ class Piece:
     """Some of a step's long rows."""
 
     rows: PagedRows
-    num_keys: int  # of all rows
-    max_keys: int  # of one
+    num_keys: int  # of all rows, at most
     cu_keys: Tensor  # [rows] int64, where each one's keys begin
     tiles: Tensor  # [num_tiles, 2] int32, each tile's row and its first query there
 
@@ -214,6 +229,11 @@ class LatentMetadata:
     num_short_tokens: int
     max_keys: list[int]  # that each long row may have, on the host; none: any number
     pieces: dict[tuple[LatentSpec, bool], list[Piece]] = field(default_factory=dict)
+
+
+def tree_of(rows: PagedRows, group: slice) -> TreeRows | None:
+    """The draft trees of some of these rows."""
+    return rows.tree and replace(rows.tree, first_drafts=rows.tree.first_drafts[group])
 
 
 def num_short_tokens(fwd: ForwardInput, paged: TritonMetadata) -> int:

@@ -6,6 +6,7 @@ A step takes the smallest shape with room.  What it leaves of the tokens is padd
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # Tokens of a step, by how many of its short rows come first.  A few decodes are as often as not streams, for
@@ -33,6 +34,7 @@ class StepShape(NamedTuple):
     num_chunks: int = 0  # rows; behind them is an empty one, at which tiles without queries look
     max_query: int = 1  # of a row that decodes or verifies
     num_logits: int = 0  # all tokens', or fewer
+    max_keys: int | None = None  # that the chunks may have together; None: any number
 
     @property
     def num_rows(self) -> int:
@@ -91,6 +93,14 @@ def chunk_shapes(max_tokens: int, max_rows: int, max_query: int, max_short: int)
                 num_logits = min(num_logits, num_tokens - 1)
                 shapes.add(StepShape(num_tokens, num_short, num_chunks, max_query, num_logits))
     return sorted(shapes)
+
+
+def bounded(shapes: Mapping[StepShape, bool], max_keys: int | None) -> dict[StepShape, bool]:
+    """The same, of which chunks have so many keys together at most."""
+    return {
+        shape._replace(max_keys=max_keys if shape.num_chunks else None): by_halves
+        for shape, by_halves in shapes.items()
+    }
 
 
 def bucket_sizes(max_rows: int) -> list[int]:

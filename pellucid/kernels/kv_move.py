@@ -3,7 +3,9 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Move keys and values within the paged cache: the accepted path of a draft tree closes up.
 
-Moves 2 * 2 * K * H elements a place, a few places a row.  Legend: B rows, K KV heads, H head dim.
+Moves 2 * 2 * K * H elements a place of keys and values, a few places a row.
+
+Legend: B rows, K KV heads, H head dim.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 
 def kv_move(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy kv_cache [num_blocks, 2, K, block_size, H] from places `sources` to `targets`, in place.
+    """Copy kv_cache [num_blocks, sides, K, block_size, H] from places `sources` to `targets`, in place.
 
     sources, targets: [B, n] int64, block * block_size + offset.  A row's copies are made one after the other,
     and none may write what a later one reads: its targets rise, and none lies behind its source.  Rows share
@@ -26,14 +28,14 @@ def kv_move(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     num_rows, num_moves = sources.shape
     if num_rows == 0 or num_moves == 0:
         return
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    _, sides, num_kv_heads, block_size, head_dim = kv_cache.shape  # 2, or 1 of what stands for both
     cache = kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
-    kv_move_kernel[(num_rows, 2 * num_kv_heads)](
+    kv_move_kernel[(num_rows, sides * num_kv_heads)](
         cache,
         sources,
         targets,
         num_moves,
-        NUM_HEADS=2 * num_kv_heads,
+        NUM_HEADS=sides * num_kv_heads,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         DIM_PADDED=triton.next_power_of_2(head_dim),

@@ -24,9 +24,16 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.decode_attention import Cut, Tile, chunks_of, up_to
-from pellucid.kernels.decode_tiles import lines_of, pages_of
+from pellucid.kernels.decode_tiles import lines_of, pages_of, visible_keys
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.paged_attention import LOG2_E, MAX_SHORT_QUERY, PagedRows, shared_memory
+from pellucid.kernels.paged_attention import (
+    LOG2_E,
+    MAX_SHORT_QUERY,
+    PagedRows,
+    hidden_keys,
+    shared_memory,
+    tree_arguments,
+)
 
 MAX_PACKED = 64  # packed queries of a program: their sums fill its registers
 MAX_REGISTERS = 128  # of a thread, with 16 queries: a multiprocessor then has two programs
@@ -69,13 +76,20 @@ def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
 
 
 def latent_decode(
-    q: Tensor, q_turned: Tensor, kv_cache: Tensor, rows: PagedRows, *, scale: float, out: Tensor
+    q: Tensor,
+    q_turned: Tensor,
+    kv_cache: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    row_scale: float = 1.0,
+    out: Tensor,
 ) -> Tensor:
     """Attend with q [T, N, C] and q_turned [T, N, R] over kv_cache [num_blocks, block_size, C + R].
 
     out: [T, N, C], its result: means of latents.  Rows have at most rows.max_query <= 8 queries, causal among
-    themselves.  Strides of q, q_turned and out are free but for the last one.  Reads no device value on the
-    host.
+    themselves, or a tree of drafts (rows.tree).  The cache holds rows / row_scale, in FP8 (e4m3) or in q's
+    dtype.  Strides of q, q_turned and out are free but for the last one.  Reads no device value on the host.
     """
     num_heads, rank, rotary_dim = q.shape[1], q.shape[2], q_turned.shape[2]
     block_size = kv_cache.shape[1]
@@ -84,7 +98,7 @@ def latent_decode(
     assert out.stride(1) == rank, out.stride()
     assert kv_cache.shape[2] == rank + rotary_dim and kv_cache.is_contiguous(), (kv_cache.shape, rank)
     assert block_size % 16 == 0, f"pages of {block_size} tokens, must be a multiple of 16"
-    assert 1 <= rows.max_query <= MAX_SHORT_QUERY and rows.tree is None, rows.max_query
+    assert 1 <= rows.max_query <= MAX_SHORT_QUERY, rows.max_query
     if rows.num_rows == 0:
         return out
     heads = heads_per_program(num_heads, rows.max_query)
@@ -109,7 +123,9 @@ def latent_decode(
         rows.block_table,
         rows.seq_lens,
         rows.cu_seqlens_q,
-        scale * LOG2_E,
+        *tree_arguments(rows),
+        scale * row_scale * LOG2_E,
+        row_scale,
         *numbers,
         q.stride(0),
         q.stride(1),
@@ -127,6 +143,7 @@ def latent_decode(
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
         M=padded,
+        TREE=rows.tree is not None,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=MAX_REGISTERS if padded == 16 else None,
@@ -139,6 +156,7 @@ def latent_decode(
             statistics,
             rows.seq_lens,
             rows.cu_seqlens_q,
+            row_scale,
             *numbers[1:],
             out.stride(0),
             GROUPS=groups,
@@ -155,7 +173,13 @@ def latent_decode(
 
 
 def latent_decode_ref(
-    q: Tensor, q_turned: Tensor, kv_cache: Tensor, rows: PagedRows, *, scale: float
+    q: Tensor,
+    q_turned: Tensor,
+    kv_cache: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    row_scale: float = 1.0,
 ) -> Tensor:
     """The same, row by row in float32.  Returns [T, N, C]."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -165,12 +189,10 @@ def latent_decode_ref(
         if seq_len == 0:
             continue
         blocks = rows.block_table[row, : -(-seq_len // kv_cache.shape[1])].long()
-        keys = kv_cache[blocks].flatten(0, 1)[:seq_len].float()
+        keys = kv_cache[blocks].flatten(0, 1)[:seq_len].float() * row_scale
         queries = torch.cat((q[own], q_turned[own]), dim=-1).float()
         scores = torch.einsum("qnc,sc->nqs", queries, keys) * scale
-        position = torch.arange(seq_len - len(queries), seq_len, device=q.device)
-        hidden = position[:, None] < torch.arange(seq_len, device=q.device)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(hidden_keys(rows, row, own, seq_len), -torch.inf).softmax(-1)
         out[own] = torch.einsum("nqs,sc->qnc", weights, keys[:, :rank]).to(q.dtype)
     return out
 
@@ -188,6 +210,8 @@ def attend_latents(
     step,  # tiles from one to the next
     seq_len,
     position,  # [M], of each packed row's query
+    ancestors,  # [M], its bits
+    first_draft,  # of this row
     scale,
     RANK: tl.constexpr,
     HALF_PADDED: tl.constexpr,
@@ -196,6 +220,7 @@ def attend_latents(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """Attend over every step-th tile.  Returns (sums of both halves [M, C / 2], maximum [M], total [M])."""
     LINE: tl.constexpr = RANK + ROTARY
@@ -218,13 +243,14 @@ def attend_latents(
         line = lines_of(place, start, pages, BLOCK_SIZE * LINE, LINE, BLOCK_SIZE)
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
         at = cache_ptr + line[:, None]
-        c_first = tl.load(at + dim, mask=present & in_first, other=0.0)
-        c_second = tl.load(at + HALF_PADDED + dim, mask=present & in_second, other=0.0)
-        keys = tl.load(at + RANK + rotary, mask=present & in_rotary, other=0.0)
+        c_first = tl.load(at + dim, mask=present & in_first, other=0.0).to(q_first.dtype)
+        c_second = tl.load(at + HALF_PADDED + dim, mask=present & in_second, other=0.0).to(q_first.dtype)
+        keys = tl.load(at + RANK + rotary, mask=present & in_rotary, other=0.0).to(q_first.dtype)
         scores = tl.dot(q_first, tl.trans(c_first), input_precision="ieee")
         scores = tl.dot(turned, tl.trans(keys), scores, input_precision="ieee")
         scores += tl.dot(q_second, tl.trans(c_second), input_precision="ieee")
-        scores = tl.where(position[:, None] >= key[None, :], scores * scale, float("-inf"))
+        visible = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, 0, TREE)
+        scores = tl.where(visible, scores * scale, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
@@ -251,7 +277,11 @@ def latent_decode_kernel(
     block_table_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
+    positions_ptr,
+    ancestors_ptr,
+    first_drafts_ptr,
     scale,  # to base 2
+    row_scale,
     num_pages,  # that a row of the block table has room for
     whole,  # keys up to which a row stays whole
     chunk_bits,  # fewest keys of a chunk, as a power of two
@@ -272,6 +302,7 @@ def latent_decode_kernel(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
+    TREE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a row, group of heads and chunk."""
@@ -290,17 +321,23 @@ def latent_decode_kernel(
     if (chunk < chunks) & (num_query > 0):
         token = first_token.to(tl.int64) + query
         asked = query < num_query
+        position = seq_len - num_query + query
+        ancestors, first_draft = position, seq_len
+        if TREE:
+            first_draft = tl.load(first_drafts_ptr + row)
+            position = tl.load(positions_ptr + token, mask=asked, other=0)
+            ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
         first, second, maximum, weight = attend_latents(
             q_ptr + token * q_token_stride + head * q_head_stride,
             turned_ptr + token * turned_token_stride + head * turned_head_stride,
             asked, pages, pages_ptr, num_pages, cache_ptr, chunk, chunks,
-            seq_len, seq_len - num_query + query, scale,
-            RANK, HALF_PADDED, ROTARY, ROTARY_PADDED, TILE, BLOCK_SIZE, M,
+            seq_len, position, ancestors, first_draft, scale,
+            RANK, HALF_PADDED, ROTARY, ROTARY_PADDED, TILE, BLOCK_SIZE, M, TREE,
         )  # fmt: skip
         dim = tl.arange(0, HALF_PADDED)[None, :]
         in_first, in_second = asked[:, None] & (dim < RANK), asked[:, None] & (HALF_PADDED + dim < RANK)
         if chunks == 1:
-            inverse = (1 / tl.where(weight > 0, weight, 1.0))[:, None]
+            inverse = (row_scale / tl.where(weight > 0, weight, 1.0))[:, None]
             at = out_ptr + (token * out_token_stride + head * RANK)[:, None] + dim
             tl.store(at, (first * inverse).to(out_ptr.dtype.element_ty), mask=in_first)
             tl.store(at + HALF_PADDED, (second * inverse).to(out_ptr.dtype.element_ty), mask=in_second)
@@ -320,6 +357,7 @@ def latent_merge_kernel(
     statistics_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
+    row_scale,
     whole,
     chunk_bits,
     num_chunks,
@@ -360,6 +398,6 @@ def latent_merge_kernel(
             total = total * shrink + tl.sum(totals * weight, 0)
             accumulator = accumulator * shrink + tl.sum(parts * weight[:, None], 0)
             maximum = new_maximum
-        result = accumulator / tl.where(total > 0, total, 1.0)
+        result = accumulator * (row_scale / tl.where(total > 0, total, 1.0))
         at = out_ptr + (first_token + query).to(tl.int64) * out_token_stride + head * RANK + dim
         tl.store(at, result.to(out_ptr.dtype.element_ty), mask=dim < RANK)

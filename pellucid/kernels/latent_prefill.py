@@ -3,10 +3,9 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Latent attention of rows with many queries: over keys and values that have been made of all their latents.
 
-Latents are copied out of the paged cache, row after row (`latent_gather`); a product makes of each what every
-head's key and value are, but for the part that turns, which heads share; queries attend over that, tile by
-tile (`latent_prefill`).  To a query and key that is 640 operations a head for DeepSeek's sizes, and 2,176
-over latents themselves.
+A product makes of each latent what every head's key and value are, but for the part that turns, which heads
+share (latent_expand.py); queries attend over that, tile by tile.  To a query and key that is 640 operations a
+head for DeepSeek's sizes, and 2,176 over latents themselves.
 
 Legend: T tokens, B rows, S keys of all rows, N heads, C rank of the latent, R features that turn.
 """
@@ -18,45 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.decode_tiles import visible_keys
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.paged_attention import LOG2_E, PagedRows, shared_memory
+from pellucid.kernels.paged_attention import (
+    LOG2_E,
+    PagedRows,
+    hidden_keys,
+    shared_memory,
+    tree_arguments,
+)
 from pellucid.kernels.prefill_attention import stages_for
-
-GATHERED = 32  # tokens that a program copies
 
 
 def queries_per_tile(dtype: torch.dtype) -> int:
     """Queries that attend at once; float32 has no tensor cores, and would run out of registers."""
     return 32 if dtype == torch.float32 else 128
-
-
-def latent_gather(kv_cache: Tensor, rows: PagedRows, cu_keys: Tensor, max_keys: int, out: Tensor) -> Tensor:
-    """Copy the latents of kv_cache [num_blocks, block_size, C + R] to out [S, C + R], its result.
-
-    cu_keys: [B] int64, where each row begins there.  max_keys: no row has more.
-    """
-    assert kv_cache.is_contiguous() and out.is_contiguous() and kv_cache.shape[2] == out.shape[1]
-    latent_gather_kernel[(rows.num_rows, triton.cdiv(max_keys, GATHERED))](
-        kv_cache,
-        out,
-        rows.block_table,
-        rows.seq_lens,
-        cu_keys,
-        rows.block_table.stride(0),
-        BLOCK_SIZE=kv_cache.shape[1],
-        LINE=kv_cache.shape[2],
-        LINE_PADDED=triton.next_power_of_2(kv_cache.shape[2]),
-        TILE=GATHERED,
-        num_warps=4,
-        **dependent(),
-    )
-    return out
-
-
-def latent_gather_ref(kv_cache: Tensor, rows: PagedRows) -> list[Tensor]:
-    """Of each row its latents [seq_len, C + R]."""
-    tables = zip(rows.block_table, rows.seq_lens.tolist(), strict=True)
-    return [kv_cache[table.long()].flatten(0, 1)[:length] for table, length in tables]
 
 
 def latent_prefill(
@@ -74,7 +49,8 @@ def latent_prefill(
 
     expanded: [S, N, nope + value]; keys_turned: [S, R], for all heads.  tiles: [num_tiles, 2] int32, each
     tile's row and its first query there, of queries_per_tile(dtype).  cu_keys: [B] int64, where each row's
-    keys begin.  Strides are free but for the last ones.  Reads no device value on the host.
+    keys begin.  rows.tree: drafts that are a tree.  Strides are free but for the last ones.  Reads no device
+    value on the host.
     """
     num_heads, head_dim = q.shape[1:]
     rotary_dim, value_dim = keys_turned.shape[1], out.shape[2]
@@ -99,6 +75,7 @@ def latent_prefill(
         rows.seq_lens,
         rows.cu_seqlens_q,
         cu_keys,
+        *tree_arguments(rows),
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -115,6 +92,7 @@ def latent_prefill(
         VALUE_PADDED=value_padded,
         TILE=keys,
         M=queries,
+        TREE=rows.tree is not None,
         num_warps=4 if is_wide else 8,
         num_stages=1 if is_wide else stages_for(tile_bytes, query_bytes, shared_memory(q.device)),
         **dependent(),
@@ -142,40 +120,9 @@ def latent_prefill_ref(
         nope, values = made.split((made.shape[2] - value_dim, value_dim), dim=-1)
         keys = torch.cat((nope, turned[:, None].expand(-1, q.shape[1], -1)), dim=-1)
         scores = torch.einsum("qnh,snh->nqs", q[own].float(), keys) * scale
-        position = torch.arange(seq_len - scores.shape[1], seq_len, device=q.device)
-        hidden = position[:, None] < torch.arange(seq_len, device=q.device)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(hidden_keys(rows, row, own, seq_len), -torch.inf).softmax(-1)
         out[own] = torch.einsum("nqs,snh->qnh", weights, values).to(q.dtype)
     return out
-
-
-@triton.jit(do_not_specialize=["block_table_stride"])
-def latent_gather_kernel(
-    cache_ptr,
-    out_ptr,
-    block_table_ptr,
-    seq_lens_ptr,
-    cu_keys_ptr,
-    block_table_stride,
-    BLOCK_SIZE: tl.constexpr,
-    LINE: tl.constexpr,
-    LINE_PADDED: tl.constexpr,
-    TILE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """A program a row and some of its tokens."""
-    let_next_start(DEPENDENT)
-    wait(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    key = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    present = key < tl.load(seq_lens_ptr + row)
-    dim = tl.arange(0, LINE_PADDED)
-    page = tl.load(block_table_ptr + row * block_table_stride + key // BLOCK_SIZE, mask=present, other=0)
-    place = page.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
-    inside = present[:, None] & (dim < LINE)[None, :]
-    lines = tl.load(cache_ptr + place[:, None] * LINE + dim[None, :], mask=inside)
-    to = tl.load(cu_keys_ptr + row) + key
-    tl.store(out_ptr + to[:, None] * LINE + dim[None, :], lines, mask=inside)
 
 
 @triton.jit
@@ -190,6 +137,8 @@ def attend_keys(
     begin,
     end,
     position,  # [M]
+    ancestors,  # [M]
+    first_draft,  # of this row
     scale,
     key_stride,
     turned_stride,
@@ -200,6 +149,7 @@ def attend_keys(
     VALUE: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
     TILE: tl.constexpr,
+    TREE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Fold keys begin .. end into the running softmax.  Returns (accumulator, maximum, total)."""
@@ -222,7 +172,8 @@ def attend_keys(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.dot(turned, tl.trans(k_turned), scores, input_precision="ieee")
         if MASKED:
-            scores = tl.where(position[:, None] >= key[None, :], scores, float("-inf"))
+            seen = visible_keys(key[None, :], position[:, None], ancestors[:, None], first_draft, 0, TREE)
+            scores = tl.where(seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
@@ -243,6 +194,9 @@ def latent_prefill_kernel(
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     cu_keys_ptr,
+    positions_ptr,
+    ancestors_ptr,
+    first_drafts_ptr,
     scale,  # to base 2
     q_token_stride,
     q_head_stride,
@@ -259,6 +213,7 @@ def latent_prefill_kernel(
     VALUE_PADDED: tl.constexpr,
     TILE: tl.constexpr,
     M: tl.constexpr,
+    TREE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a head and tile of queries."""
@@ -269,7 +224,8 @@ def latent_prefill_kernel(
     first_query = tl.load(tiles_ptr + tile * 2 + 1)
     first_token = tl.load(cu_seqlens_q_ptr + row).to(tl.int64)
     num_query = (tl.load(cu_seqlens_q_ptr + row + 1) - first_token).to(tl.int32)
-    prefix = tl.load(seq_lens_ptr + row) - num_query
+    seq_len = tl.load(seq_lens_ptr + row)
+    prefix = seq_len - num_query
     first_key = tl.load(cu_keys_ptr + row)
 
     query = first_query + tl.arange(0, M)
@@ -281,22 +237,30 @@ def latent_prefill_kernel(
     keys_ptr = expanded_ptr + first_key * expanded_token_stride + head * expanded_head_stride
     turned_ptr = keys_turned_ptr + first_key * turned_stride
     position = prefix + query
+    ancestors, first_draft = position, seq_len
+    if TREE:
+        first_draft = tl.load(first_drafts_ptr + row)
+        position = tl.load(positions_ptr + first_token + query, mask=query < num_query, other=0)
+        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < num_query, other=0)
 
     # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
     accumulator = tl.zeros([M, VALUE_PADDED], dtype=tl.float32)
     end = prefix + tl.minimum(first_query + M, num_query)
-    whole_end = (prefix + first_query + 1) // TILE * TILE  # keys before it every query sees
+    # Keys before it every query sees; drafts, behind their row's token, are never before it.
+    whole_end = tl.minimum(prefix + first_query + 1, first_draft) // TILE * TILE
     accumulator, maximum, total = attend_keys(
-        q, turned, accumulator, maximum, total, keys_ptr, turned_ptr, 0, whole_end, position, scale,
+        q, turned, accumulator, maximum, total, keys_ptr, turned_ptr, 0, whole_end, position,
+        ancestors, first_draft, scale,
         expanded_token_stride, turned_stride,
-        NOPE, NOPE_PADDED, ROTARY, ROTARY_PADDED, VALUE, VALUE_PADDED, TILE, False,
+        NOPE, NOPE_PADDED, ROTARY, ROTARY_PADDED, VALUE, VALUE_PADDED, TILE, TREE, False,
     )  # fmt: skip
     accumulator, maximum, total = attend_keys(
-        q, turned, accumulator, maximum, total, keys_ptr, turned_ptr, whole_end, end, position, scale,
+        q, turned, accumulator, maximum, total, keys_ptr, turned_ptr, whole_end, end, position,
+        ancestors, first_draft, scale,
         expanded_token_stride, turned_stride,
-        NOPE, NOPE_PADDED, ROTARY, ROTARY_PADDED, VALUE, VALUE_PADDED, TILE, True,
+        NOPE, NOPE_PADDED, ROTARY, ROTARY_PADDED, VALUE, VALUE_PADDED, TILE, TREE, True,
     )  # fmt: skip
     result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
     out_at = out_ptr + ((first_token + query) * out_token_stride + head * out_head_stride)[:, None]

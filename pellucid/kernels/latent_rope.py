@@ -17,6 +17,8 @@ from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.qkv_rope import limit_of
+from pellucid.kernels.quantize_fp8 import saturated
 from pellucid.kernels.rms_norm import rms_norm_ref
 
 HEADS = 16  # of one token, that a program turns
@@ -32,6 +34,7 @@ def latent_rope(
     norm: tuple[Tensor, float],
     rope: Tensor,
     interleaved: bool,
+    row_scale: float = 1.0,
 ) -> None:
     """Turn the last R features of q's heads in place, and write a row of each token to the cache.
 
@@ -39,7 +42,8 @@ def latent_rope(
     kv_cache: [num_blocks, block_size, C + R].  positions: [T], below the table's length.  slot_mapping: [T],
     block * block_size + offset of each token; tokens may share a place only in the padding block.  norm:
     (weight [C], eps).  rope: float32 [max_len, 2, 1, R].  interleaved: features 2i and 2i + 1 turn together,
-    not i and i + R / 2.  Computes in float32 and rounds after norm, weight and turn each.
+    not i and i + R / 2.  row_scale: the cache gets rows / row_scale, an FP8 one (e4m3) saturates.  Computes
+    in float32 and rounds after norm, weight and turn each.
     """
     num_tokens, num_heads, head_dim = q.shape
     check_operands(q, latent, kv_cache, positions, slot_mapping, norm[0], rope)
@@ -56,6 +60,7 @@ def latent_rope(
         rope,
         weight,
         eps,
+        1 / row_scale,
         q.stride(0),
         latent.stride(0),
         NUM_HEADS=num_heads,
@@ -65,6 +70,7 @@ def latent_rope(
         HALF=rotary_dim // 2,
         HALF_PADDED=triton.next_power_of_2(rotary_dim // 2),
         INTERLEAVED=interleaved,
+        LIMIT=limit_of(kv_cache.dtype),
         HEADS=HEADS,
         num_warps=2,
         **dependent(),
@@ -99,6 +105,7 @@ def latent_rope_ref(
     norm: tuple[Tensor, float],
     rope: Tensor,
     interleaved: bool,
+    row_scale: float = 1.0,
 ) -> None:
     """The same in plain torch: what CPUs run."""
     rank, rotary_dim = norm[0].shape[0], rope.shape[-1]
@@ -106,6 +113,9 @@ def latent_rope_ref(
     cos, sin = rope.index_select(0, positions)[..., rotary_dim // 2 :].unbind(1)
     turned = rotate_pairs(turning[:, None], cos, sin, interleaved=interleaved)[:, 0]
     rows = torch.cat((rms_norm_ref(latents, *norm), turned), dim=-1)
+    if limit := limit_of(kv_cache.dtype):
+        rows = (rows.float() * (1 / row_scale)).clamp(-limit, limit).to(kv_cache.dtype).view(torch.uint8)
+        kv_cache = kv_cache.view(torch.uint8)
     kv_cache.view(-1, rank + rotary_dim).index_copy_(0, slot_mapping, rows)
     q_turning = q[..., -rotary_dim:]
     q_turning.copy_(rotate_pairs(q_turning, cos, sin, interleaved=interleaved))
@@ -119,13 +129,20 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> T
 
 
 @triton.jit
-def turn(at, at_other, cos, sin, to, to_other, inside):
-    """Turn pairs of features, read at one place and written at another, which may be the same."""
+def turned(at, at_other, cos, sin, inside):
+    """Pairs of features, turned."""
     a = tl.load(at, mask=inside, other=0.0)
     b = tl.load(at_other, mask=inside, other=0.0)
     wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
-    tl.store(to, (wide_a * cos - wide_b * sin).to(a.dtype), mask=inside)
-    tl.store(to_other, (wide_b * cos + wide_a * sin).to(a.dtype), mask=inside)
+    return (wide_a * cos - wide_b * sin).to(a.dtype), (wide_b * cos + wide_a * sin).to(a.dtype)
+
+
+@triton.jit
+def keep(at, x, inside, inverse_scale, LIMIT: tl.constexpr):
+    """Put features of a row into the cache."""
+    if LIMIT > 0:
+        x = saturated(x.to(tl.float32) * inverse_scale, LIMIT).to(at.dtype.element_ty)
+    tl.store(at, x, mask=inside)
 
 
 @triton.jit
@@ -138,6 +155,7 @@ def latent_rope_kernel(
     rope_ptr,
     weight_ptr,
     eps,
+    inverse_scale,
     q_stride,
     latent_stride,
     NUM_HEADS: tl.constexpr,
@@ -147,6 +165,7 @@ def latent_rope_kernel(
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    LIMIT: tl.constexpr,  # where the cache saturates; 0: it is as wide as what is written
     HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -175,12 +194,15 @@ def latent_rope_kernel(
         inverse_rms = tl.rsqrt(tl.sum(wide * wide, 0) / RANK + eps)
         normalized = (wide * inverse_rms).to(x.dtype)
         normalized = (normalized.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
-        tl.store(row_at + dim, normalized, mask=in_latent)
-        turning = RANK + feature
-        turn(at + turning, at + turning + other, cos, sin, row_at + turning, row_at + turning + other, inside)
+        keep(row_at + dim, normalized, in_latent, inverse_scale, LIMIT)
+        key, other_key = turned(at + RANK + feature, at + RANK + feature + other, cos, sin, inside)
+        keep(row_at + RANK + feature, key, inside, inverse_scale, LIMIT)
+        keep(row_at + RANK + feature + other, other_key, inside, inverse_scale, LIMIT)
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
         heads_at = q_ptr + token * q_stride + head[:, None] * HEAD_DIM + (HEAD_DIM - 2 * HALF)
         pairs_at = heads_at + feature[None, :]
         known = (head < NUM_HEADS)[:, None] & inside[None, :]
-        turn(pairs_at, pairs_at + other, cos[None, :], sin[None, :], pairs_at, pairs_at + other, known)
+        a, b = turned(pairs_at, pairs_at + other, cos[None, :], sin[None, :], known)
+        tl.store(pairs_at, a, mask=known)
+        tl.store(pairs_at + other, b, mask=known)

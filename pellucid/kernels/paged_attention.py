@@ -126,18 +126,8 @@ def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
         scores = torch.einsum("qnh,snh->nqs", queries, keys * k_scale) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        position = torch.arange(seq_len - len(queries), seq_len, device=q.device)
-        tree, own = rows.tree, slice(starts[row], starts[row + 1])
-        if tree is not None:
-            position = tree.positions[own]
-        distance = position[:, None] - torch.arange(seq_len, device=q.device)
-        hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
-        if chunk is not None:
-            hidden |= distance > position[:, None] % chunk
-        if tree is not None:
-            first = int(tree.first_drafts[row])
-            draft = torch.arange(seq_len - first, device=q.device)
-            hidden[:, first:] = (tree.ancestors[own][:, None] >> draft) & 1 == 0
+        own = slice(starts[row], starts[row + 1])
+        hidden = hidden_keys(rows, row, own, seq_len, window=window, chunk=chunk)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(queries), 1)), -1)
@@ -146,3 +136,28 @@ def paged_attention_ref(  # noqa: PLR0913 as the kernels that it judges
             q.dtype
         )
     return out
+
+
+def hidden_keys(
+    rows: PagedRows,
+    row: int,
+    own: slice,
+    seq_len: int,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """[Q, S] bool: which keys of a row its queries, `own` of the step's tokens, may not see."""
+    device, tree = rows.seq_lens.device, rows.tree
+    position = torch.arange(seq_len - (own.stop - own.start), seq_len, device=device)
+    if tree is not None:
+        position = tree.positions[own]
+    distance = position[:, None] - torch.arange(seq_len, device=device)
+    hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+    if chunk is not None:
+        hidden |= distance > position[:, None] % chunk
+    if tree is not None:
+        first = int(tree.first_drafts[row])
+        draft = torch.arange(seq_len - first, device=device)
+        hidden[:, first:] = (tree.ancestors[own][:, None] >> draft) & 1 == 0
+    return hidden

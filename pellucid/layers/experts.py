@@ -161,6 +161,13 @@ class Experts(nn.Module):
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         return self._parameters.get("gate_up_bias"), self._parameters.get("down_bias")
 
+    @property
+    def idle_bytes(self) -> int:
+        """Before `finish`: of all experts' weights, those that a token does not go to, on average."""
+        routing = self.router.routing
+        whole = sum(param.nbytes for param in self.parameters(recurse=False))
+        return int(whole * (1 - routing.top_k / routing.num_experts))
+
     def finish(self) -> None:
         params, matrices = self._parameters, (self.matrix("gate_up"), self.matrix("down"))
         self._kept = self.method.finish(*matrices, self.dtype, self.biases)

@@ -53,7 +53,7 @@ class LatentProjection(nn.Module):
 class LatentAttention(nn.Module):
     """Holds what a backend must know to get from queries and latents to attended heads, and lets it do so."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 what a backend must know
         self,
         spec: LatentSpec,
         *,
@@ -61,6 +61,7 @@ class LatentAttention(nn.Module):
         scale: float,
         kv_norm: RMSNorm,
         kv_b: Weight,
+        kv_scales: tuple[Weight, Weight] | None = None,
         rope: Tensor,
         interleaved: bool,
         is_last: bool,
@@ -71,6 +72,8 @@ class LatentAttention(nn.Module):
         self.scale = scale
         self.table = 0  # the worker's choice
         self.kv_norm, self.kv_b = kv_norm, kv_b
+        self.row_scale = 1.0
+        self.k_scale_weight, self.v_scale_weight = kv_scales or (None, None)
         self.norm = QKNorm(
             kv_norm.weight, kv_norm.spec.eps
         )  # both, as a backend reads them, once they are loaded
@@ -81,8 +84,14 @@ class LatentAttention(nn.Module):
         self.backend: LatentBackend | None = None  # bound once the whole model's needs are known
 
     def finish(self) -> None:
-        """See the matrix that makes keys and values as each head's."""
+        """See the matrix that makes keys and values as each head's.
+
+        A checkpoint's scale of keys is that of rows, which are values, too.
+        """
         spec = self.spec
+        if self.k_scale_weight is not None and spec.kv_dtype == torch.float8_e4m3fn:
+            self.row_scale = self.k_scale_weight.item()
+        self.k_scale_weight = self.v_scale_weight = None
         self.norm = QKNorm(self.kv_norm.weight.detach(), self.kv_norm.spec.eps)
         self.up = self.kv_b.detach().view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)
 

@@ -16,6 +16,7 @@ from pellucid.dist.mesh import NOWHERE, WHOLE_MODEL, Stage
 from pellucid.forward import ForwardInput
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
+from pellucid.layers.experts import Experts
 from pellucid.layers.latent import LatentAttention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.stage import Inlet
@@ -51,6 +52,7 @@ class BuiltModel:
     inlet: Inlet | None  # behind the first stage of a pipeline; needs its `stream`
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
+    token_bytes: int  # of these, what a token is multiplied with, on average
     lora_banks: tuple[LoraBank, ...] = ()  # of the layers that are here
     modules: frozenset[str] = frozenset()  # of all pipeline stages: paths that a checkpoint's weights have
     adaptable: frozenset[str] = frozenset()  # of these, what adapters may change
@@ -267,6 +269,7 @@ def build(
         logger.info("weights:%s", "".join(f"\n  {kind}" for kind in kinds))
     weights = weights_of(model)
     weight_bytes = sum(weight.nbytes for weight in weights)
+    idle_bytes = sum(m.idle_bytes for m in torch_module(model).modules() if isinstance(m, Experts))
     named = context.elsewhere.union(*(weight.sources for weight in weights))
     modules = frozenset(name.rpartition(".")[0] for name in named)
     if checkpoint.is_dummy:
@@ -285,6 +288,7 @@ def build(
         inlet=context.inlet,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=weight_bytes,
+        token_bytes=weight_bytes - idle_bytes,
         lora_banks=tuple(context.lora_banks),
         modules=modules,
         adaptable=frozenset(context.adaptable),

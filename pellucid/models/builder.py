@@ -385,6 +385,7 @@ class Builder:
             scale=scale,
             kv_norm=self.norm("kv_a_layernorm", heads.rank, kv_norm),
             kv_b=self._weight(up, "kv_b_proj.weight"),
+            kv_scales=(self._kv_scale(f"{name}.k_scale"), self._kv_scale(f"{name}.v_scale")),
             rope=rope,
             interleaved=interleaved,
             is_last=is_last,

@@ -83,6 +83,10 @@ class StepCounts:
         is_longer = self.num_query > max_query
         return int(is_longer.argmax())
 
+    def num_keys(self, first: int) -> float:
+        """The most keys that rows have together, from the first-th on."""
+        return float("inf") if self.max_keys is None else int(self.max_keys[first:].sum())
+
     @classmethod
     def uniform(cls, slots: np.ndarray, num_query: int) -> StepCounts:
         """Rows of one committed token and num_query - 1 drafts, which want as many again."""

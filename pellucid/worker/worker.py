@@ -23,7 +23,7 @@ from pellucid.executor.base import Capacity, Pending, Seat
 from pellucid.features.base import WorkerFacts
 from pellucid.features.worker import WorkerFeatures
 from pellucid.graphs.launch import CudaRecorder, EagerLauncher, GraphLauncher, Launcher, Step
-from pellucid.graphs.shapes import StepShape, chunk_shapes, decode_shapes
+from pellucid.graphs.shapes import StepShape, bounded, chunk_shapes, decode_shapes
 from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
 from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 IMPORTED = time.time()
 EVERY_PLAN = 2**62  # no plan has as large an id
-# Tokens of a step with chunks, times bytes of weights.
+# Tokens of a step with chunks, times bytes of weights that a token is multiplied with.
 WORTH_RECORDING = 35e12
 # Kernels that say where a row stands.
 INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel, draft_places_kernel)
@@ -311,10 +311,11 @@ class Worker:
         shapes = decode_shapes(max_rows, max_query, max_tokens, max_short)
         if device.record_chunks and has_maps and self.mesh.pp == 1 and shape.parents is None:
             # Beyond, the device takes longer than launching does.
-            longest = int(WORTH_RECORDING / target.weight_bytes)
+            longest = int(WORTH_RECORDING / target.token_bytes)
             longest = min(resolved.max_model_len + resolved.num_spec, max_tokens, longest)
             shapes |= dict.fromkeys(chunk_shapes(longest, max_rows, max_query, max_short), True)
-        return shapes
+        most = (backend.max_graph_keys for backend in backends if backend.max_graph_keys is not None)
+        return bounded(shapes, min(most, default=None))
 
     def _kv_budget(self, most_bytes: int) -> int:
         """Bytes for KV cache: on a GPU what the largest step leaves, which takes `most_bytes`."""

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.attention.base import LATENT_BACKENDS, LatentBackend, LatentSpec, QKNorm, choose_backend
+from pellucid.attention.base import LATENT_BACKENDS, LatentBackend, LatentSpec, QKNorm
 from pellucid.forward import ForwardInput
+from pellucid.kernels.latent_rope import latent_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
-from pellucid.platform import Platform
 
-CPU = Platform(device="cpu", name="CPU", memory_total=1 << 33, memory_free=1 << 33, num_cores=1)
 SPEC = LatentSpec(
     num_heads=6, nope_dim=12, rope_dim=8, value_dim=20, rank=24, dtype=torch.float32, block_size=16
 )
@@ -38,6 +37,7 @@ class Layer:
     interleaved: bool
     up: Tensor
     table: int = 0
+    row_scale: float = 1.0
     is_last: bool = False
 
 
@@ -46,7 +46,10 @@ def make_layer(spec: LatentSpec, *, interleaved: bool, num_blocks: int) -> Layer
     return Layer(
         spec=spec,
         scale=0.3,
-        kv_cache=torch.full((num_blocks, spec.block_size, spec.row_dim), torch.nan),
+        kv_cache=torch.full((num_blocks, spec.block_size, spec.row_dim), torch.nan).to(
+            spec.kv_dtype or spec.dtype
+        ),
+        row_scale=0.5 if spec.kv_dtype else 1.0,
         norm=QKNorm(1 + 0.2 * torch.randn(spec.rank), 1e-6),
         rope=rotary_table(rope, MAX_LEN),
         interleaved=interleaved,
@@ -59,7 +62,7 @@ def expected(layer: Layer, q: Tensor, latent: Tensor, num_query: int) -> Tensor:
     spec, length = layer.spec, len(latent)
     q = q.double().unflatten(1, (spec.num_heads, -1))
     c, k_turning = latent.double().split((spec.rank, spec.rope_dim), dim=1)
-    c = torch.nn.functional.rms_norm(c, (spec.rank,), layer.norm.weight.double(), layer.norm.eps)
+    c = kept(torch.nn.functional.rms_norm(c, (spec.rank,), layer.norm.weight.double(), layer.norm.eps), layer)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * 100.0 ** (
         -torch.arange(0, spec.rope_dim, 2, dtype=torch.float64) / spec.rope_dim
     )
@@ -74,12 +77,19 @@ def expected(layer: Layer, q: Tensor, latent: Tensor, num_query: int) -> Tensor:
 
     made = torch.einsum("sc,nhc->snh", c, layer.up.double())
     k_nope, v = made.split((spec.nope_dim, spec.value_dim), dim=-1)
-    k = torch.cat((k_nope, turned(k_turning)[:, None].expand(-1, spec.num_heads, -1)), dim=-1)
+    k = torch.cat((k_nope, kept(turned(k_turning), layer)[:, None].expand(-1, spec.num_heads, -1)), dim=-1)
     q = torch.cat((q[..., : spec.nope_dim], turned(q[..., spec.nope_dim :])), dim=-1)[-num_query:]
     scores = torch.einsum("qnh,snh->nqs", q, k) * layer.scale
     hidden = torch.ones(length, length).triu(1).bool()[-num_query:]
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("nqs,snh->qnh", weights, v).flatten(1)
+
+
+def kept(x: Tensor, layer: Layer) -> Tensor:
+    """As the cache holds it."""
+    if layer.spec.kv_dtype is None:
+        return x
+    return (x / layer.row_scale).float().to(layer.spec.kv_dtype).double() * layer.row_scale
 
 
 def make_fwd(backend: LatentBackend, work: list[int], computed: list[int], table: Tensor) -> ForwardInput:
@@ -117,6 +127,31 @@ def make_fwd(backend: LatentBackend, work: list[int], computed: list[int], table
 def test_both_backends_attend_as_defined(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], name: str, interleaved: bool
 ) -> None:
+    check(monkeypatch, SPEC, steps, name, interleaved=interleaved, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", list(LATENT_BACKENDS))
+def test_an_fp8_cache_holds_scaled_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where what is rounded differs by float32's rounding, it may be an FP8 step from what is expected."""
+    if name == "triton" and not torch.cuda.is_available():
+        pytest.importorskip("triton")
+        # The interpreter does not round to FP8 as GPUs do.
+        monkeypatch.setattr("pellucid.kernels.latent_rope.latent_rope", latent_rope_ref)
+    spec = replace(SPEC, kv_dtype=torch.float8_e4m3fn)
+    for steps in STEPS.values():
+        check(monkeypatch, spec, steps, name, interleaved=True, tolerance=5e-3)
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: LatentSpec,
+    steps: list[list[int]],
+    name: str,
+    *,
+    interleaved: bool,
+    tolerance: float,
+) -> None:
+    """Three sequences through some steps."""
     if name == "triton":
         pytest.importorskip("triton")
         from pellucid.attention import triton_latent
@@ -126,7 +161,7 @@ def test_both_backends_attend_as_defined(
     torch.manual_seed(0)
     backend = LATENT_BACKENDS.load(name)()
     table = (torch.randperm(15) + 1).view(3, 5).int()
-    layer = make_layer(SPEC, interleaved=interleaved, num_blocks=16)
+    layer = make_layer(spec, interleaved=interleaved, num_blocks=16)
     there = replace(
         layer,
         kv_cache=layer.kv_cache.to(device),
@@ -150,24 +185,7 @@ def test_both_backends_attend_as_defined(
         for seq, part in zip(order, out.split(lens), strict=True):
             q, latent = packed[seq, : computed[seq]].split((width, SPEC.row_dim), dim=1)
             true = expected(layer, q, latent, len(part))
-            torch.testing.assert_close(part.double(), true, atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's kernels refuse this CPU first")
-@pytest.mark.parametrize("name", list(LATENT_BACKENDS))
-def test_a_cache_in_fp8_is_refused(name: str) -> None:
-    spec = LatentSpec(
-        num_heads=2,
-        nope_dim=8,
-        rope_dim=8,
-        value_dim=8,
-        rank=16,
-        dtype=torch.bfloat16,
-        block_size=16,
-        kv_dtype=torch.float8_e4m3fn,
-    )
-    with pytest.raises(ValueError, match="latents"):
-        choose_backend(name, [spec], CPU)
+            torch.testing.assert_close(part.double(), true, atol=tolerance, rtol=tolerance)
 
 
 def test_a_token_costs_one_row() -> None:
@@ -175,3 +193,4 @@ def test_a_token_costs_one_row() -> None:
         num_heads=128, nope_dim=128, rope_dim=64, value_dim=128, rank=512, dtype=torch.bfloat16, block_size=64
     )
     assert spec.cache.num_bytes == 64 * 1152
+    assert replace(spec, kv_dtype=torch.float8_e4m3fn).cache.num_bytes == 64 * 576

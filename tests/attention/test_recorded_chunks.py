@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from pellucid import LLM, SamplingParams
 from pellucid.attention.base import AttentionLayer
 from pellucid.attention.triton import TritonAttention
+from pellucid.attention.triton_latent import TritonLatent
 from pellucid.forward import ForwardInput
 from pellucid.graphs import shapes
 from pellucid.graphs.launch import GraphLauncher
@@ -29,6 +30,7 @@ from pellucid.layers.attention import Attention
 from pellucid.models.decoder import Decoder
 from pellucid.worker.inputs import StepCounts
 from tests.graphs.test_graphs import Seen, graphed, recorded_shapes, worker_of
+from tests.tiny import write_latent_checkpoint
 from tests.worker.test_wanted import forward_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/llm/test_gpu has this for GPUs")
@@ -75,12 +77,12 @@ class SeenChunks(Seen):
         return sum(counts.num_leading(1) > shape.num_short for shape, counts in self.chunks)
 
 
-def recorded(llm: LLM) -> SeenChunks:
+def recorded(llm: LLM, max_keys: int | None = None) -> SeenChunks:
     """Put recordings in place, of steps with chunks, too, that run the step again."""
     worker = worker_of(llm)
     all_shapes = recorded_shapes(worker, max_rows=5)
     all_shapes |= dict.fromkeys(chunk_shapes(32, 5, 1 + worker.resolved.num_spec, max_short=8), True)
-    return SeenChunks(graphed(worker, all_shapes))
+    return SeenChunks(graphed(worker, shapes.bounded(all_shapes, max_keys)))
 
 
 STANDARD = {"num_speculative_tokens": 2, "adaptive": False, "rejection_sample_method": "standard"}
@@ -115,6 +117,23 @@ def test_padded_chunks_give_the_same_tokens(
     assert seen.num_whole >= 2
     assert by_model or config or seen.num_over > 0, "decodes for which there was no place but among chunks"
     assert by_model or len(seen.chunks) > 1.5 * seen.num_whole, (seen.chunks, seen.num_whole)
+
+
+def test_so_they_do_over_latents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(write_latent_checkpoint(tmp_path, num_hidden_layers=1))
+    monkeypatch.setattr(shapes, "bucket_sizes", lambda max_rows: [max_rows])
+    monkeypatch.setattr(shapes, "ROOMS", {0: (32,), 2: (21, 37)})
+    monkeypatch.setattr(TritonLatent, "max_graph_keys", 40)
+    with LLM(folder, **OPTIONS) as llm:
+        expected = tokens(llm, PLAIN)
+    with LLM(folder, **OPTIONS, speculative_config=NGRAM) as llm:
+        seen = recorded(llm, max_keys=40)
+        assert tokens(llm, PLAIN) == expected
+        assert tokens(llm, PLAIN) == expected, "with prefixes"
+    assert len(seen.chunks) >= 2
+    for shape, counts in seen.chunks:
+        assert counts.num_keys(min(counts.num_leading(3), shape.num_short)) <= 40
+    assert seen.num_eager > 0, "steps with more keys than a recording has room for"
 
 
 def said(llm: LLM) -> tuple[list[list[int]], list[float]]:

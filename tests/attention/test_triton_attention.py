@@ -20,6 +20,7 @@ from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
 from tests.spec.toy import tree_config
+from tests.tiny import write_latent_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CPU = Platform(device="cpu", name="CPU", memory_total=1, memory_free=1, num_cores=1)
@@ -53,15 +54,17 @@ def test_draft_trees_match_naive_attention(window: int | None) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_tree.py has it on a GPU")
-def test_draft_trees_through_the_engine_change_no_token(tiny: Path) -> None:
+@pytest.mark.parametrize("over", ["heads", "latents"])
+def test_draft_trees_through_the_engine_change_no_token(tiny: Path, tmp_path: Path, over: str) -> None:
     """One path of three is accepted now and then, and its keys and values move."""
     prompts, greedy = [[5, 6, 7], [9, 8]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     options = {"device": "cpu", "dtype": "float32", "block_size": 16, "num_gpu_blocks_override": 32}
-    with LLM(str(tiny), **options) as llm:
+    folder = str(tiny if over == "heads" else write_latent_checkpoint(tmp_path, num_hidden_layers=1))
+    with LLM(folder, **options) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy, use_tqdm=False)]
     texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
     drafts = {"speculative_config": tree_config((0, 0, 2, 1), texts), "attention_backend": "triton"}
-    with LLM(str(tiny), **options, **drafts) as llm:
+    with LLM(folder, **options, **drafts) as llm:
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
         assert llm.llm_engine.stats.num_accepted_tokens > 5
     assert [output.outputs[0].token_ids for output in outputs] == expected

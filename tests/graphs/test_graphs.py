@@ -115,7 +115,7 @@ def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
     texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
     with LLM(str(tiny), **OPTIONS, speculative_config=tree_config((0, 0, 1, 1, 2), texts)) as llm:
         launcher = graphed(worker_of(llm))
-        assert shape_for(launcher, [6, 6, 6]) == (24, 4, 0, 6, 24)
+        assert shape_for(launcher, [6, 6, 6]) == StepShape(24, 4, 0, 6, 24)
         outputs = llm.generate(prompts, plain, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected
         assert llm.llm_engine.stats.num_accepted_tokens > 100

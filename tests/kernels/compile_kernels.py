@@ -46,7 +46,9 @@ from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
-from pellucid.kernels.latent_prefill import latent_gather_kernel, latent_prefill_kernel
+from pellucid.kernels.latent_expand import latent_expand_kernel
+from pellucid.kernels.latent_expand import tile_for as expand_tile
+from pellucid.kernels.latent_prefill import latent_prefill_kernel
 from pellucid.kernels.latent_rope import latent_rope_kernel
 from pellucid.kernels.lora import BLOCK_K, BLOCK_N, MANY, SOME, expand_kernel, shrink_kernel
 from pellucid.kernels.lora import FEW as FEW_TOKENS
@@ -162,10 +164,11 @@ def shared_memory(  # noqa: ANN201
     stored: str,
     constants: dict[str, float | str | None],
     target: GPUTarget = HOPPER,
+    own: dict[str, str] | None = None,
     **options: int,
 ) -> int:
-    """Compile for a GPU.  Bytes of shared memory a program takes."""
-    types = {name: signature_of(name, stored) for name in kernel.arg_names}
+    """Compile for a GPU.  own: types of some arguments.  Bytes of shared memory a program takes."""
+    types = {name: signature_of(name, stored) for name in kernel.arg_names} | (own or {})
     return compiled(kernel, types, constants, target, **options).metadata.shared
 
 
@@ -288,21 +291,38 @@ def compile_latent(target: GPUTarget) -> None:
         numbers = of | {"GROUPS": 1, "HEADS": heads, "PACKED": heads, "M": padded, "TILE": tile.keys}
         numbers |= {"BLOCK_SIZE": 64, "MERGED": latent.MERGED}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        size = shared_memory(latent.latent_decode_kernel, "*bf16", numbers, target, **options)
-        sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
+        for tree, kept in ((False, {}), (True, {}), (False, {"cache_ptr": "*fp8e4nv"})):
+            decode = numbers | {"TREE": tree}
+            size = shared_memory(latent.latent_decode_kernel, "*bf16", decode, target, kept, **options)
+            sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
         size = shared_memory(latent.latent_merge_kernel, "*bf16", numbers, target, num_warps=4)
         sys.stdout.write(f"latent_merge {target.arch} {padded} {size}\n")
     numbers = {"NOPE": 128, "NOPE_PADDED": 128, "VALUE": 128, "VALUE_PADDED": 128, "M": 128, "TILE": 64}
+    numbers |= {"TREE": False}
     tile_bytes, query_bytes = 64 * 320 * 2, 128 * 192 * 2
     options = {"num_warps": 8, "num_stages": stages_for(tile_bytes, query_bytes, ROOM[target])}
     size = shared_memory(latent_prefill_kernel, "*bf16", of | numbers, target, **options)
     name = "hopper_latent_prefill" if target == HOPPER else "latent_prefill"
     sys.stdout.write(f"{name} {target.arch} {size}\n")
     numbers = {"NUM_HEADS": 16, "HEAD_DIM": 192, "HALF": 32, "HALF_PADDED": 32, "HEADS": 16}
-    numbers |= {"BLOCK_SIZE": 64, "LINE": 576, "LINE_PADDED": 1024, "TILE": 32}
-    for kernel in (latent_rope_kernel, latent_gather_kernel):
-        size = shared_memory(kernel, "*bf16", of | numbers | {"INTERLEAVED": True}, target, num_warps=4)
-        sys.stdout.write(f"{kernel.fn.__name__} {target.arch} {size}\n")
+    numbers |= {"INTERLEAVED": True}
+    for limit in (0.0, 448.0):
+        kept = {"cache_ptr": "*fp8e4nv"} if limit else {}
+        rope = of | numbers | {"LIMIT": limit}
+        size = shared_memory(latent_rope_kernel, "*bf16", rope, target, kept, num_warps=2)
+        sys.stdout.write(f"latent_rope_kernel {target.arch} {size}\n")
+        tile = expand_tile(2, ROOM[target])
+        numbers |= {
+            "NUM_OUT": 4096,
+            "BLOCK_SIZE": 64,
+            "TILE": tile.keys,
+            "OUTS": tile.outs,
+            "STEP": tile.step,
+        }
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        expand = of | numbers | {"ROWS": 64}
+        size = shared_memory(latent_expand_kernel, "*bf16", expand, target, kept, **options)
+        sys.stdout.write(f"latent_expand_kernel {target.arch} {size}\n")
 
 
 def compile_exchanges() -> None:

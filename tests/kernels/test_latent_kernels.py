@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,17 +11,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import latent_decode as decode_module
+from pellucid.kernels import latent_expand as expand_module
 from pellucid.kernels.decode_attention import Cut
 from pellucid.kernels.latent_decode import heads_per_program, latent_decode, latent_decode_ref
-from pellucid.kernels.latent_prefill import (
-    latent_gather,
-    latent_gather_ref,
-    latent_prefill,
-    latent_prefill_ref,
-    queries_per_tile,
-)
+from pellucid.kernels.latent_expand import latent_expand, latent_expand_ref
+from pellucid.kernels.latent_prefill import latent_prefill, latent_prefill_ref, queries_per_tile
 from pellucid.kernels.latent_rope import latent_rope, latent_rope_ref
-from pellucid.kernels.paged_attention import PagedRows
+from pellucid.kernels.paged_attention import PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
@@ -35,6 +31,13 @@ BFLOAT16 = pytest.param(
     ],
 )
 DTYPES = [torch.float32, BFLOAT16]
+FP8 = pytest.param(
+    torch.float8_e4m3fn,
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8 as GPUs do"),
+    ],
+)
 BLOCK = 16
 LENS = [(1, 1), (1, 16), (1, 40), (1, 77), (3, 3), (4, 50), (8, 65)]  # queries, tokens
 CHUNKS = [(20, 20), (70, 70), (9, 60), (33, 100)]
@@ -58,7 +61,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape).to(DEVICE, dtype)
 
 
-def latents(lens: list[tuple[int, int]], width: int, dtype: torch.dtype = torch.float32) -> Latents:
+def latents(
+    lens: list[tuple[int, int]],
+    width: int,
+    dtype: torch.dtype = torch.float32,
+    kept: torch.dtype | None = None,
+) -> Latents:
+    """kept: of the cache."""
     torch.manual_seed(0)
     query_lens, seq_lens = [q for q, _ in lens], [s for _, s in lens]
     widths = [-(-s // BLOCK) for s in seq_lens]
@@ -75,7 +84,7 @@ def latents(lens: list[tuple[int, int]], width: int, dtype: torch.dtype = torch.
         cu_seqlens_q=torch.tensor([0, *query_lens], device=DEVICE).cumsum(0).int(),
         max_query=8 if max(query_lens) > 1 else 1,
     )
-    return Latents(cache.to(DEVICE), rows, query_lens, seq_lens)
+    return Latents(cache.to(DEVICE, kept or dtype), rows, query_lens, seq_lens)
 
 
 def assert_close(ours: Tensor, expected: Tensor) -> None:
@@ -83,10 +92,11 @@ def assert_close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("kept", [None, FP8])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("heads", "rank", "rotary"), [(4, 32, 8), (3, 24, 12), (20, 16, 16)])
 def test_what_turns_is_turned_and_rows_are_written(
-    interleaved: bool, heads: int, rank: int, rotary: int
+    interleaved: bool, heads: int, rank: int, rotary: int, kept: torch.dtype | None
 ) -> None:
     torch.manual_seed(0)
     num_tokens, nope = 5, 10
@@ -97,14 +107,17 @@ def test_what_turns_is_turned_and_rows_are_written(
     positions = torch.tensor([0, 1, 7, 33, 63], device=DEVICE)
     slots = torch.tensor([17, 40, 18, 33, 16], device=DEVICE)
     how = {"norm": (1 + 0.1 * random(rank), 1e-6), "rope": table, "interleaved": interleaved}
+    if kept is not None:
+        how |= {"row_scale": 0.005}  # so that some saturate
     results = []
     for operation in (latent_rope, latent_rope_ref):
         q, latent = packed.clone().split((heads * (nope + rotary), rank + rotary), dim=1)
-        cache = torch.zeros(3, BLOCK, rank + rotary, device=DEVICE)
+        cache = torch.zeros(3, BLOCK, rank + rotary, device=DEVICE, dtype=kept)
         operation(q.unflatten(1, (heads, -1)), latent, cache, positions, slots, **how)
-        results.append((q, cache))
-    for ours, expected in zip(*results, strict=True):
-        assert_close(ours, expected)
+        results.append((q, cache.float()))
+    assert_close(results[0][0], results[1][0])
+    step = 2**-3 if kept else 2e-5  # of FP8 one, where what is rounded differs by float32's rounding
+    torch.testing.assert_close(results[0][1], results[1][1], atol=step, rtol=step)
     assert not torch.equal(results[0][0], packed[:, : heads * (nope + rotary)])
 
 
@@ -140,16 +153,19 @@ def test_decode(lens: list[tuple[int, int]], heads: int, rank: int, rotary: int,
     assert_close(out, latent_decode_ref(q, q_turned, case.cache, case.rows, scale=0.2))
 
 
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn])
 @pytest.mark.parametrize("num_query", [1, 3])
-def test_chunks_of_a_row_are_merged(monkeypatch: pytest.MonkeyPatch, num_query: int) -> None:
+def test_chunks_of_a_row_are_merged(
+    monkeypatch: pytest.MonkeyPatch, num_query: int, kept: torch.dtype | None
+) -> None:
     monkeypatch.setattr(decode_module, "cut", lambda *_: Cut(16, 16, 3, 3))
     monkeypatch.setattr(decode_module, "MERGED", 2)
-    case = latents([(num_query, n) for n in (5, 16, 40, 70)], 48)
+    case = latents([(num_query, n) for n in (5, 16, 40, 70)], 48, kept=kept)
     q = random(case.num_tokens, 16, 32)
     q_turned = random(case.num_tokens, 16, 16)
-    out = torch.full_like(q, torch.nan)
-    latent_decode(q, q_turned, case.cache, case.rows, scale=0.2, out=out)
-    assert_close(out, latent_decode_ref(q, q_turned, case.cache, case.rows, scale=0.2))
+    out, how = torch.full_like(q, torch.nan), {"scale": 0.2, "row_scale": 1.0 if kept is None else 0.5}
+    latent_decode(q, q_turned, case.cache, case.rows, **how, out=out)
+    assert_close(out, latent_decode_ref(q, q_turned, case.cache, case.rows, **how))
 
 
 def test_heads_of_a_program_divide_all_and_have_room() -> None:
@@ -160,24 +176,92 @@ def test_heads_of_a_program_divide_all_and_have_room() -> None:
     assert heads_per_program(7, 8) == 7
 
 
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("nope", "rotary", "value"), [(16, 16, 16), (12, 8, 20), (32, 16, 24)])
-def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype) -> None:
-    heads, rank = 3, 24
-    case = latents(CHUNKS, rank + rotary, dtype)
+def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype, kept: torch.dtype | None) -> None:
+    heads, rank, scale = 3, 24, 1.0 if kept is None else 0.5
+    case = latents(CHUNKS, rank + rotary, dtype, kept)
     starts = torch.tensor([0, *(n + 3 for n in case.seq_lens)]).cumsum(0)  # with room between rows
-    cu_keys, num_keys = starts[:-1].to(DEVICE), int(starts[-1])
-    gathered = torch.full((num_keys, rank + rotary), torch.nan, device=DEVICE, dtype=dtype)
-    latent_gather(case.cache, case.rows, cu_keys, max(case.seq_lens), gathered)
-    for first, expected in zip(starts.tolist(), latent_gather_ref(case.cache, case.rows), strict=False):
-        assert torch.equal(gathered[first : first + len(expected)], expected)
-        assert gathered[first + len(expected) :][:3].isnan().all()
+    cu_keys, num_keys = starts[:-1].to(DEVICE), int(starts[-1]) + 300
     up = random(heads * (nope + value), rank, dtype=dtype) / rank**0.5
-    expanded = (gathered[:, :rank] @ up.T).unflatten(1, (heads, -1))
+    expanded = torch.full((num_keys, len(up)), torch.nan, device=DEVICE, dtype=dtype)
+    turned = torch.full((num_keys, rotary), torch.nan, device=DEVICE, dtype=dtype)
+    where = {"cu_keys": cu_keys, "row_scale": scale}
+    latent_expand(case.cache, up, case.rows, **where, turned=turned, out=expanded)
+    made = latent_expand_ref(case.cache, up, case.rows, row_scale=scale)
+    for first, (keys, turning) in zip(starts.tolist(), made, strict=False):
+        assert_close(expanded[first : first + len(keys)], keys)
+        assert torch.equal(turned[first : first + len(keys)], turning)
+        assert (
+            expanded[first + len(keys) :][:3].isnan().all() and turned[first + len(keys) :][:3].isnan().all()
+        )
+    assert expanded[int(starts[-1]) :].isnan().all()
     q = random(case.num_tokens, heads, nope + rotary, dtype=dtype)
     out = torch.full((case.num_tokens, heads, value), torch.nan, device=DEVICE, dtype=dtype)
     tiles = torch.from_numpy(prefill_tiles(case.query_lens, queries_per_tile(dtype))).to(DEVICE)
+    how, made = {"cu_keys": cu_keys, "scale": 0.2}, expanded.unflatten(1, (heads, -1))
+    latent_prefill(q, made, turned, case.rows, tiles=tiles, **how, out=out)
+    assert_close(out, latent_prefill_ref(q, made, turned, case.rows, value_dim=value, **how))
+
+
+def test_rows_are_found_wherever_keys_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than a program looks through at a time, of which the last ones are padding."""
+    monkeypatch.setattr(expand_module, "ROWS_AT_ONCE", 4)
+    lens = [(1, n) for n in (3, 16, 1, 5, 2, 40, 7, 17, 1, 30)]
+    case = latents(lens, 32)
+    case.rows.seq_lens[-2:] = 0
+    begins = (case.rows.seq_lens.cumsum(0) - case.rows.seq_lens).long()
+    up, total = random(20, 24), sum(n for _, n in lens[:-2])
+    turned, out = (torch.full((total + 70, n), torch.nan, device=DEVICE) for n in (8, 20))
+    latent_expand(case.cache, up, case.rows, cu_keys=begins, turned=turned, out=out)
+    keys, turning = (torch.cat(x) for x in zip(*latent_expand_ref(case.cache, up, case.rows), strict=True))
+    assert_close(out[:total], keys)
+    assert torch.equal(turned[:total], turning) and out[total:].isnan().all()
+
+
+def random_tree(case: Latents, num_drafts: list[int]) -> TreeRows:
+    """Of each row its last queries: each draft's parent is the row's token or a draft before it."""
+    torch.manual_seed(1)
+    starts, ancestors, positions = case.rows.cu_seqlens_q.tolist(), [0] * case.num_tokens, []
+    for row, (num_query, length) in enumerate(zip(case.query_lens, case.seq_lens, strict=True)):
+        places, first = list(range(length - num_query, length)), num_query - num_drafts[row]
+        for i in range(num_drafts[row]):
+            parent = int(torch.randint(-1, i, ())) if i else -1
+            above = ancestors[starts[row] + first + parent] if parent >= 0 else 0
+            ancestors[starts[row] + first + i] = above | 1 << i
+            places[first + i] = places[first + parent] + 1
+        positions += places
+    return TreeRows(
+        positions=torch.tensor(positions, device=DEVICE),
+        ancestors=torch.tensor(ancestors, device=DEVICE),
+        first_drafts=torch.tensor(
+            [length - num for length, num in zip(case.seq_lens, num_drafts, strict=True)],
+            dtype=torch.int32,
+            device=DEVICE,
+        ),
+    )
+
+
+def test_drafts_of_a_tree_see_their_own_line() -> None:
+    case = latents([(4, 30), (8, 65), (8, 8), (1, 20)], 48)
+    case = replace(case, rows=replace(case.rows, tree=random_tree(case, [3, 7, 7, 0])))
+    q, q_turned = random(case.num_tokens, 4, 32), random(case.num_tokens, 4, 16)
+    out, plain = torch.full_like(q, torch.nan), torch.full_like(q, torch.nan)
+    latent_decode(q, q_turned, case.cache, case.rows, scale=0.2, out=out)
+    assert_close(out, latent_decode_ref(q, q_turned, case.cache, case.rows, scale=0.2))
+    latent_decode(q, q_turned, case.cache, replace(case.rows, tree=None), scale=0.2, out=plain)
+    assert not torch.allclose(out, plain)
+
+
+def test_so_do_those_of_a_large_one() -> None:
+    case = latents([(20, 70), (40, 131), (12, 12)], 40)
+    case = replace(case, rows=replace(case.rows, tree=random_tree(case, [19, 39, 11])))
+    ends = case.rows.seq_lens.cumsum(0)
+    cu_keys, made, turned = ends - case.rows.seq_lens, random(int(ends[-1]), 2, 28), random(int(ends[-1]), 8)
+    q = random(case.num_tokens, 2, 20)
+    out = torch.full((case.num_tokens, 2, 16), torch.nan, device=DEVICE)
+    tiles = torch.from_numpy(prefill_tiles(case.query_lens, queries_per_tile(q.dtype))).to(DEVICE)
     how = {"cu_keys": cu_keys, "scale": 0.2}
-    latent_prefill(q, expanded, gathered[:, rank:], case.rows, tiles=tiles, **how, out=out)
-    expected = latent_prefill_ref(q, expanded, gathered[:, rank:], case.rows, value_dim=value, **how)
-    assert_close(out, expected)
+    latent_prefill(q, made, turned, case.rows, tiles=tiles, **how, out=out)
+    assert_close(out, latent_prefill_ref(q, made, turned, case.rows, value_dim=16, **how))

@@ -13,6 +13,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
 from tests.llm.test_invariance import BASE, NGRAM, assert_same, random_requests, run
+from tests.models.harness import load
 from tests.spec import heads
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
@@ -73,9 +74,36 @@ def test_nor_on_trees_of_drafts(folder: Path, alone, tmp_path: Path) -> None:
     assert_same(folder, prompts, params, run(folder, prompts, params, **options), expected)
 
 
-def test_a_cache_of_fp8_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="keeps latents in torch.float32, not in torch.float8_e4m3fn"):
-        LLM(str(folder), **BASE, kv_cache_dtype="fp8")
+FP8_COMPANIES = {
+    "prefix hits, two plans in flight": {"depth": 2, "max_num_seqs": 6},
+    "drafts from the text": {"speculative_config": NGRAM, "depth": 2},
+    "two ranks": {"tensor_parallel_size": 2},
+}
+
+
+@pytest.mark.parametrize("options", FP8_COMPANIES.values(), ids=FP8_COMPANIES.keys())
+def test_nor_with_latents_in_fp8(folder: Path, options: dict) -> None:
+    prompts, params = random_requests(6, seed=4)
+    alone = [
+        run(folder, [prompt], [sampling], kv_cache_dtype="fp8")[0]
+        for prompt, sampling in zip(prompts, params, strict=True)
+    ]
+    assert run(folder, prompts, params, kv_cache_dtype="fp8", **options) == alone
+    assert run(folder, prompts, params) != alone, "nothing was rounded"
+
+
+def test_scales_of_latents_are_the_checkpoints(folder: Path, tmp_path: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    for i in range(config["num_hidden_layers"]):
+        tensors[f"model.layers.{i}.self_attn.k_scale"] = torch.tensor(0.5 + i)
+        tensors[f"model.layers.{i}.self_attn.v_scale"] = torch.tensor(9.0)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    scaled = load(tmp_path, max_model_len=64, kv_dtype=torch.float8_e4m3fn).attention_layers
+    assert [layer.row_scale for layer in scaled] == [0.5 + i for i in range(len(scaled))]
+    plain = load(tmp_path, max_model_len=64).attention_layers
+    assert {layer.row_scale for layer in plain} == {1.0}
 
 
 def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
