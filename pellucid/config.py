@@ -162,7 +162,9 @@ class ParallelConfig:
         None, "layers of each pipeline stage, as 10,18; default as equal as can be"
     )
     enable_expert_parallel: bool = option(
-        False, "GPUs that share each layer have whole experts, not slices of all of them"
+        False,
+        "GPUs that share each layer, and data-parallel engines, have whole experts, each some of a layer's, "
+        "not slices or copies of all",
     )
     data_parallel_size: int = option(1, "whole copies of the model, each with GPUs and processes of its own")
     prefill_engines: int = option(
@@ -208,6 +210,11 @@ class ParallelConfig:
     def shares_model(self) -> bool:
         """Does an engine have several workers?"""
         return self.tensor_parallel_size * self.pipeline_parallel_size > 1
+
+    @property
+    def shares_experts(self) -> bool:
+        """Do engines divide the experts among them, and so work in step?"""
+        return self.enable_expert_parallel and self.num_engines > 1
 
     @property
     def num_engines(self) -> int:

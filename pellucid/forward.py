@@ -65,6 +65,7 @@ class ForwardInput:
     num_sampled: list[int] = field(default_factory=list)  # per row, so many of its last tokens
     max_keys: list[int] = field(default_factory=list)  # no row has more tokens with KV; none: any number
     max_query: int = 1
+    num_common: int = 0  # tokens of a step that other engines take part in: the most of all; 0: none does
     block_size: int = 0  # tokens
     tiles: TileMaps | None = None  # of a forward that is recorded for any rows: lengths are then bounds
 

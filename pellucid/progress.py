@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+
+import psutil
 
 logger = logging.getLogger(__name__)
+IMPORTED = time.time()
 
 
 def tell(doing: str) -> None:
@@ -18,3 +22,21 @@ def tell(doing: str) -> None:
     if not is_shown and sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"pellucid: {doing} ...\n")
         sys.stderr.flush()
+
+
+class Phases:
+    """How long the parts of a start took, as a line."""
+
+    def __init__(self) -> None:
+        self._ended = time.perf_counter()
+        # In a worker's own process little else has happened before.
+        self._said = [f"imports {IMPORTED - psutil.Process().create_time():.1f} s"]
+
+    def end(self, name: str) -> None:
+        """A phase has ended."""
+        now = time.perf_counter()
+        self._said.append(f"{name} {now - self._ended:.1f} s")
+        self._ended = now
+
+    def __str__(self) -> str:
+        return ", ".join(self._said)

@@ -187,12 +187,35 @@ def _check_roles(parallel: ParallelConfig) -> None:
         )
 
 
+def _check_shared_experts(user: EngineConfig) -> None:
+    """What engines that work in step cannot do beside."""
+    parallel = user.parallel
+    refused = {
+        # Ranks of an engine would have to agree on when they take part in others' steps.
+        "tensor_parallel_size": parallel.tensor_parallel_size > 1,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "prefill_engines": parallel.prefill_engines > 0,
+        "kv_transfer_config": user.cache.kv_transfer_config is not None,
+        "kv_offloading_size": user.cache.kv_offloading_size is not None,
+        "enable_lora": user.lora.enable_lora,
+        "executor 'ray'": user.device.executor == "ray",
+    }
+    names = [name for name, is_on in refused.items() if is_on]
+    if parallel.shares_experts and names:
+        raise ValueError(
+            f"enable_expert_parallel with {parallel.num_engines} engines has them work in step, for which "
+            f"{' and '.join(names)} cannot be had; leave one of these out, or take "
+            "tensor_parallel_size in the place of data_parallel_size"
+        )
+
+
 def _check_supported(user: EngineConfig) -> None:
     parallel = user.parallel
     _positive("tensor_parallel_size", parallel.tensor_parallel_size, 1)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         _positive(name, getattr(parallel, name), 1)
     _check_roles(parallel)
+    _check_shared_experts(user)
     check_nodes(parallel)
     if not parallel.worker_timeout > 0:
         raise ValueError(f"worker_timeout is {parallel.worker_timeout:g} s, must be more than 0")

@@ -105,9 +105,12 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
-        *("features.base", "features.worker", "graphs", "sleep"),
+        *("features.base", "features.worker", "graphs", "sleep", "lockstep"),
     },
     "graphs": {"worker.inputs", "sample.state", "features.base", "features.worker", *PLAIN},
+    # Engines in step: what they agree on before each, and how it is launched.
+    "lockstep": {"graphs", "layers", "worker.inputs"},
+    "lockstep.pace": {"cluster.line", "dist", "nodes.connection", "executor.base"},
     # Processes and what they say; what members do is known by name only.
     "cluster": {"config", "registry", "platform", "nodes.local"},
     "cluster.messages": {

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 
-from pellucid.cluster.line import Line, wait
-from pellucid.cluster.messages import Failed, Message, Ready, decode, encode
+from pellucid.cluster.line import HasFileno, Line, wait
+from pellucid.cluster.messages import Failed, Meet, Message, Ready, decode, encode
 
 logger = logging.getLogger(__name__)
 ECHO = "PeerError"  # the name of errors that another member's end causes
+
+
+def nothing() -> None:
+    """Nobody else speaks."""
 
 
 class OwnerGone(Exception):
@@ -33,10 +38,13 @@ class Desk:
         """Readable when there is something to hear."""
         return self._line.fileno()
 
-    def hear(self, seconds: float) -> list[Message]:
-        """All that has come; wait for the first word up to `seconds`.  Raises OwnerGone."""
+    def hear(self, seconds: float, others: Sequence[HasFileno] = ()) -> list[Message]:
+        """All that has come; wait for the first word up to `seconds`.  Raises OwnerGone.
+
+        others: what is said on these ends the waiting, too.
+        """
         if seconds > 0 and not self._inbox:
-            wait([self._line], seconds)
+            wait([self._line, *others], seconds)
         if self._line.has_unsent:
             self._flush()
         self._receive()
@@ -44,13 +52,26 @@ class Desk:
         self._inbox.clear()
         return messages
 
-    def next(self) -> Message:
-        """Wait for the next message.  Raises OwnerGone."""
+    def next(self, others: Sequence[HasFileno] = (), attend: Callable[[], None] = nothing) -> Message:
+        """Wait for the next message.  Raises OwnerGone.
+
+        others: when something is said on these meanwhile, `attend` sees to it.
+        """
         while not self._inbox:
             self._receive()
             if not self._inbox:
-                wait([self._line], None)
+                wait([self._line, *others], None)
+                attend()
         return decode(self._inbox.popleft())
+
+    def meet(self, port: int | None) -> int:
+        """The port at which ranks meet: rank 0 says it, the others are told it."""
+        if port is not None:
+            self.send(Meet(port))
+            return port
+        message = self.next()
+        assert isinstance(message, Meet), message
+        return message.port
 
     def post(self, message: Message) -> None:
         """Speak without waiting: what the owner does not read yet goes with later words, or in `hear`."""

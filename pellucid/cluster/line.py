@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from io import FileIO
-from typing import Self
+from typing import Protocol, Self
 
 LENGTH = struct.Struct("<Q")  # in front of each frame
 PIECE = 1 << 16  # bytes that are received at a time
@@ -136,7 +136,11 @@ class Line:
         self._out.close()
 
 
-def wait(lines: Iterable[Line], seconds: float | None) -> None:
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def wait(lines: Iterable[HasFileno], seconds: float | None) -> None:
     """Until there is something to receive on one of the lines, or room for what one could not send.
 
     seconds: at most so many; None is for ever.
@@ -144,6 +148,6 @@ def wait(lines: Iterable[Line], seconds: float | None) -> None:
     poll = select.poll()
     for line in lines:
         poll.register(line.fileno(), select.POLLIN)
-        if line.has_unsent:
+        if isinstance(line, Line) and line.has_unsent:
             poll.register(line.out_fileno(), select.POLLOUT)
     poll.poll(None if seconds is None else 1000 * seconds)

@@ -66,6 +66,10 @@ class Group(Protocol):
         """Every rank's tensor: [...] -> [size, ...]."""
         ...
 
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        """Of the sum over ranks of x [size * T, D] this rank's rows, [T, D]; x may be written over."""
+        ...
+
     def minimum(self, value: int) -> int:
         """The least of all ranks' numbers, on the host."""
         ...
@@ -83,6 +87,9 @@ class SingleRank:
 
     def gather(self, x: Tensor) -> Tensor:
         return x[None]
+
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        return x
 
     def minimum(self, value: int) -> int:
         return value
@@ -140,6 +147,16 @@ class TorchGroup:
         with self._calling("all_gather"):
             dist.all_gather(list(gathered.unbind()), x.contiguous(), group=self._group)
         return gathered
+
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        num_rows = len(x) // self.size
+        is_small = self.mailbox is not None and self.mailbox.can_sum(x)
+        if is_small or self._device.type == "cpu":  # gloo has nothing for it
+            return self.all_reduce(x)[self.rank * num_rows :][:num_rows]
+        own = x.new_empty((num_rows, *x.shape[1:]))
+        with self._calling("reduce_scatter"):
+            dist.reduce_scatter_tensor(own, x.contiguous(), group=self._group)
+        return own
 
     def minimum(self, value: int) -> int:
         number = torch.tensor([value], dtype=torch.int64, device=self._device)
@@ -241,8 +258,10 @@ class Links:
     """This rank's groups."""
 
     mesh: Mesh
-    world: Group
+    world: Group  # of this engine
     tp: Group
+    dp: Group = ALONE  # the same ranks of other engines, if these work in step
+    store: TCPStore | None = None  # where ranks have left their addresses
     channels: Channels | None = None  # without a pipeline there are none
 
 
@@ -262,17 +281,24 @@ def connect(
     if mesh.world == 1:
         return UNLINKED
     _choose_interface(device, site)
+    if mesh.dp > 1:  # one engine may replay what another launches: no buffers of their own are registered
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    store = _make_store(mesh, meet, site.first)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        store=_make_store(mesh, meet, site.first), rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
+        store=store, rank=mesh.rank, world_size=mesh.world, timeout=_PATIENCE,
     )  # fmt: skip
     # Every rank makes every group, also those that it is not in: torch asks for that.
-    made = {ranks: _group(ranks, mesh.rank, device, entered) for ranks in mesh.groups("tp")}
-    world = _group(tuple(range(mesh.world)), mesh.rank, device, entered)
-    tp = made[mesh.ranks("tp")]
-    if isinstance(tp, TorchGroup) and device.type == "cuda":
-        tp.open_mailbox(site.node)
-    return Links(mesh=mesh, world=world, tp=tp, channels=_channels(mesh, device, waiting))
+    made = {
+        ranks: _group(ranks, mesh.rank, device, entered)
+        for ranks in dict.fromkeys((*mesh.groups("tp"), *mesh.groups("dp"), *mesh.engines()))
+    }
+    tp, dp = made[mesh.ranks("tp")], made[mesh.ranks("dp")]
+    for group in (tp, dp):
+        if isinstance(group, TorchGroup) and device.type == "cuda":
+            group.open_mailbox(site.node)
+    world = next(made[ranks] for ranks in mesh.engines() if mesh.rank in ranks)
+    return Links(mesh=mesh, world=world, tp=tp, dp=dp, store=store, channels=_channels(mesh, device, waiting))
 
 
 def _choose_interface(device: torch.device, site: Site) -> None:

@@ -49,6 +49,10 @@ class Mesh:
         lines = np.moveaxis(self._grid(), AXES.index(axis), -1).reshape(-1, self.size_of(axis))
         return [tuple(line) for line in lines.tolist()]
 
+    def engines(self) -> list[tuple[int, ...]]:
+        """The ranks of each whole copy."""
+        return [tuple(ranks) for ranks in self._grid().reshape(self.dp, -1).tolist()]
+
     def _grid(self) -> np.ndarray:
         return np.arange(self.world).reshape(self.dp, self.pp, self.tp)
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from pellucid.config import KEEP_KV, EngineConfig
 from pellucid.connectors.base import KV_CONNECTORS
 from pellucid.engine.core import Engine
-from pellucid.executor.base import EXECUTORS, Capacity, Executor
+from pellucid.executor.base import EXECUTORS, Capacity, Executor, MeetAt, alone
 from pellucid.features.host import HostFeatures
 from pellucid.kernels.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
@@ -42,23 +42,26 @@ class RunningEngine(Generic[E_co]):
 
 
 def start_engine(
-    config: EngineConfig, *, replica: int = 0, nodes: tuple[Node, ...] = ()
+    config: EngineConfig, *, replica: int = 0, nodes: tuple[Node, ...] = (), meet: MeetAt = alone
 ) -> RunningEngine[Engine]:
     """Start everything below text.
 
-    replica: which of the data-parallel engines this is.  nodes: the machines, if there are several.  Raises
-    ValueError for what the user can mend: model, options, memory.
+    replica: which of the data-parallel engines this is.  nodes: the machines, if there are several.
+    meet: how ranks of other engines are found, if this one works in step with others.  Raises ValueError
+    for what the user can mend: model, options, memory.
     """
     if config.device.device != "cpu" and has_gpu() and not config.parallel.shares_model:
         num_engines = config.parallel.num_engines
         start_early(str(config), len(os.sched_getaffinity(0)) // num_engines, Share(replica, num_engines))
     try:
-        return _start(config, replica, nodes)
+        return _start(config, replica, nodes, meet)
     finally:
         end_early()
 
 
-def _start(config: EngineConfig, replica: int, nodes: tuple[Node, ...]) -> RunningEngine[Engine]:
+def _start(
+    config: EngineConfig, replica: int, nodes: tuple[Node, ...], meet: MeetAt
+) -> RunningEngine[Engine]:
     began = time.perf_counter()
     checkpoint = Checkpoint.open(config.model)
     draft = open_draft(config, checkpoint)
@@ -66,7 +69,8 @@ def _start(config: EngineConfig, replica: int, nodes: tuple[Node, ...]) -> Runni
     resolved = resolve(config, platform, checkpoint, draft, replica=replica, nodes=nodes)
     logger.info("%s", resolved.table())
     executor = EXECUTORS.load(resolved.executor)()
-    capacity = executor.start(resolved)
+    in_step = config.parallel.shares_experts
+    capacity = executor.start(resolved, meet) if in_step else executor.start(resolved)
     try:
         engine = _make_engine(resolved, executor, capacity)
         if (path := config.scheduler.trace_steps) is not None:
@@ -114,6 +118,8 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         check_invariants=user.scheduler.check_invariants,
         is_synthetic=resolved.speculative.is_synthetic,
     )
+    if user.parallel.shares_experts:
+        engine.rest.forbid("other engines need its experts; stop the engines, and start them again")
     transfer = resolved.kv_transfer
     if transfer is not None and not KV_CONNECTORS.load(transfer.kv_connector).may_sleep:
         engine.rest.forbid(f"its KV is lent by {transfer.kv_connector}; stop the engine, and start it again")

@@ -59,7 +59,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 def live(desk: Desk, work: Work) -> None:
     """Load, and serve until told to stop."""
-    started = start_engine(work.config, replica=work.replica, nodes=work.nodes)
+    started = start_engine(work.config, replica=work.replica, nodes=work.nodes, meet=desk.meet)
     desk.send(Ready(tagged(Facts(started.resolved, started.capacity, started.engine.stats()))))
     collector.spare()  # while its owner gets ready to listen
     serve(started.engine, desk)
@@ -72,7 +72,7 @@ def serve(engine: Engine, desk: Desk) -> None:
     engine.ears.append(desk)
     while True:
         updates: list[SeqUpdate] = []
-        for message in desk.hear(_patience(engine)):
+        for message in desk.hear(_patience(engine), engine.executor.lines):
             match message:
                 case Orders(orders):
                     num_heard += 1

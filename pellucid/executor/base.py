@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pellucid.cluster.line import HasFileno
 from pellucid.kv.kinds import Kind
 from pellucid.registry import Registry
 from pellucid.resolve import Resolved
@@ -37,8 +38,22 @@ def _unheard(name: str, said: object) -> None:
     pass
 
 
-def _alone(port: int | None) -> int:
-    raise AssertionError("a worker alone meets nobody")
+MeetAt = Callable[[int | None], int]
+
+
+def alone(port: int | None) -> int:
+    """Nobody is met but the ranks of this engine."""
+    assert port is not None, "nobody says where the ranks meet"
+    return port
+
+
+class NoPace:
+    """Of a worker that no other engine waits for; see lockstep/pace.py."""
+
+    lines: Sequence[HasFileno] = ()  # readable when others may wait for a step
+
+    def attend(self) -> None:
+        """Take part in the steps that they wait for."""
 
 
 class WorkersLost(RuntimeError):
@@ -55,14 +70,10 @@ class Seat:
     address: str | None = None  # of that; None if there is one machine
     first: str | None = None  # of rank 0's
     # Where they meet: rank 0 says the port that it listens at, the others say None and are told it.
-    meet: Callable[[int | None], int] = _alone
+    meet: MeetAt = alone
     entered: Callable[[str], None] = _nothing  # told each collective's name before it begins
     waiting: Callable[[bool], None] = _nothing  # told when it begins and ceases to wait for another stage
     say: Callable[[str, object], None] = _unheard  # to the host's half of a feature, by name; from any thread
-
-
-class HasFileno(Protocol):
-    def fileno(self) -> int: ...
 
 
 class Pending(Protocol):
@@ -88,7 +99,9 @@ class Ticket(Pending, Protocol):
 class Executor(Protocol):
     """Owns the workers.  `depth` plans may be under way."""
 
-    def start(self, resolved: Resolved) -> Capacity: ...
+    def start(self, resolved: Resolved, meet: MeetAt = alone) -> Capacity:
+        """meet: as of a `Seat`, where ranks of other engines are met, too."""
+        ...
 
     def submit(self, plan: StepPlan) -> Ticket: ...
 

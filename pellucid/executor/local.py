@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, Pending, Seat, Ticket
+from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, MeetAt, Pending, Seat, Ticket, alone
+from pellucid.nodes.place import addresses, arrange
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -30,9 +31,18 @@ class LocalTicket:
 class LocalExecutor:
     """Runs plans as they come; on a GPU `submit` returns once the step is launched."""
 
-    def start(self, resolved: Resolved) -> Capacity:
-        device = resolved.user.parallel.first_gpu(resolved.replica)
-        seat = Seat(device=device, say=lambda name, said: self._hear(0, name, said))
+    def start(self, resolved: Resolved, meet: MeetAt = alone) -> Capacity:
+        parallel = resolved.user.parallel
+        place = next(place for place in arrange(parallel) if place.dp == resolved.replica)
+        address, first = addresses(parallel, resolved.nodes, place)
+        seat = Seat(
+            device=parallel.first_gpu(resolved.replica),
+            node=place.node,
+            address=address,
+            first=first,
+            meet=meet,
+            say=lambda name, said: self._hear(0, name, said),
+        )
         self.worker = load_object(WORKER)(resolved, seat)
         return self.worker.start()
 
@@ -41,7 +51,7 @@ class LocalExecutor:
 
     @property
     def lines(self) -> Sequence[HasFileno]:
-        return ()
+        return self.worker.pace.lines
 
     def submit(self, plan: StepPlan) -> LocalTicket:
         return LocalTicket(self.worker.execute(plan))
@@ -50,7 +60,8 @@ class LocalExecutor:
         return getattr(self.worker, name)(*args)
 
     def check(self) -> None:
-        """Nothing to ask: a failure in this process has already raised."""
+        """A failure in this process has already raised; but other engines may wait for a step."""
+        self.worker.pace.attend()
 
     def shutdown(self) -> None:
         self.worker.shutdown()

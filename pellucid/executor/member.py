@@ -17,7 +17,6 @@ from pellucid.cluster.messages import (
     Answer,
     Call,
     Late,
-    Meet,
     Plan,
     Ready,
     Result,
@@ -26,7 +25,7 @@ from pellucid.cluster.messages import (
     tagged,
     untagged,
 )
-from pellucid.executor.base import Capacity, Pending, Seat, Ticket
+from pellucid.executor.base import Capacity, NoPace, Pending, Seat, Ticket
 from pellucid.executor.progress import Progress, Standing
 from pellucid.nodes.place import Place
 from pellucid.registry import load_object
@@ -56,6 +55,9 @@ class Worker(Protocol):
 
     def execute(self, plan: StepPlan) -> Pending: ...
 
+    @property
+    def pace(self) -> NoPace: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -69,7 +71,7 @@ def live(desk: Desk, work: Work) -> None:
         node=work.place.node,
         address=work.addresses[0],
         first=work.addresses[1],
-        meet=lambda port: _meet(desk, port),
+        meet=desk.meet,
         entered=progress.enter,
         waiting=progress.wait,
         say=lambda name, said: desk.send(Said(name, tagged(said))),
@@ -82,16 +84,6 @@ def live(desk: Desk, work: Work) -> None:
     worker.shutdown()
 
 
-def _meet(desk: Desk, port: int | None) -> int:
-    """Rank 0 says the port at which the ranks meet, the others are told it."""
-    if port is not None:
-        desk.send(Meet(port))
-        return port
-    message = desk.next()
-    assert isinstance(message, Meet), message
-    return message.port
-
-
 class Hands:
     """The two threads of a worker that serves."""
 
@@ -102,9 +94,10 @@ class Hands:
     def serve(self) -> None:
         """Run plans in the order in which they come, until told to stop."""
         threading.Thread(target=self._report, daemon=True).start()
-        waiting: Ticket | None = None
+        waiting, pace = cast("Ticket | None", None), self._worker.pace
         while True:
-            match self._desk.next():
+            beside = pace if waiting is None else NoPace()  # while one is open, no other step may be launched
+            match self._desk.next(beside.lines, beside.attend):
                 case Plan() as message:
                     plan = message.whole()
                     self._progress.begin(plan.id)
@@ -117,6 +110,7 @@ class Hands:
                     assert waiting is not None, "no plan is open"
                     waiting.provide(late.whole())
                     self._launched(waiting)
+                    waiting = None
                 case Call(name, args):
                     answer = getattr(self._worker, name)(*map(untagged, args))
                     self._desk.send(Answer(tagged(answer)))

@@ -25,11 +25,11 @@ from pellucid.cluster.messages import (
     untagged,
 )
 from pellucid.cluster.supervisor import Launcher, Supervisor
-from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, WorkersLost
+from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, MeetAt, WorkersLost, alone
 from pellucid.executor.member import Work
 from pellucid.executor.progress import Standing
 from pellucid.interrupts import held_back
-from pellucid.nodes.place import Place, arrange, named
+from pellucid.nodes.place import Place, addresses, arrange, named
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
@@ -94,25 +94,27 @@ class MultiprocExecutor:
     def lines(self) -> Sequence[HasFileno]:
         return self._team.lines
 
-    def start(self, resolved: Resolved) -> Capacity:
+    def start(self, resolved: Resolved, meet: MeetAt = alone) -> Capacity:
         """Start the processes and wait until all have loaded their part."""
+        self._meet = meet
         self._timeout = resolved.user.parallel.worker_timeout
         places = [place for place in arrange(resolved.user.parallel) if place.dp == resolved.replica]
         launcher, resolved, places = self._arrange(resolved, places)
         self._team = Supervisor(launcher)
         try:
             for rank, place in enumerate(places):
-                self._start_worker(resolved, rank, place, places[0])
+                self._start_worker(resolved, rank, place)
+            if resolved.user.parallel.shares_experts and resolved.replica:  # rank 0 is another engine's
+                self._team.send(Meet(meet(None)))
             return cast(Capacity, self._team.await_ready(self._hear)[0])
         except BaseException:  # Ctrl-C, too: a loading worker holds memory that others may want
             self._end("the engine has not started")
             raise
 
-    def _start_worker(self, resolved: Resolved, rank: int, place: Place, first: Place) -> None:
-        nodes = resolved.nodes
-        at = (nodes[place.node].address, nodes[first.node].address) if nodes else (None, None)
+    def _start_worker(self, resolved: Resolved, rank: int, place: Place) -> None:
+        at = addresses(resolved.user.parallel, resolved.nodes, place)
         work = Work(worker=self._worker, rank=rank, place=place, addresses=at, resolved=resolved)
-        name, life = named(f"worker {rank}", place, nodes), "pellucid.executor.member:live"
+        name, life = named(f"worker {rank}", place, resolved.nodes), "pellucid.executor.member:live"
         member = self._team.start(name, life, work, node=place.node)
         member.standing = Standing(member.process.notes)
         self._standings.append(member.standing)
@@ -188,8 +190,8 @@ class MultiprocExecutor:
                 self._results[result.plan_id] = result
             case Answer(value):
                 self._answers[rank] = untagged(value)
-            case Meet():
-                self._team.send(message, to=self._team.members[1:])
+            case Meet(port):
+                self._team.send(Meet(self._meet(port)), to=self._team.members[1:])
             case Said(name, said):
                 assert self._listener is not None, "nobody listens"
                 self._listener(rank, name, untagged(said))

@@ -127,6 +127,9 @@ class GraphLauncher(Generic[B, Y]):
         if counts.any_scores:
             return None
         recordings = self._recordings.get(counts.riders.bits & self.features.forward_bits)
+        if counts.common is not None:
+            shape = counts.common.shape
+            return None if recordings is None or shape is None else recordings[shape]
         return None if recordings is None else recordings.find(counts, by_halves=by_halves)
 
     def _may_replay(self, counts: StepCounts) -> Halves:

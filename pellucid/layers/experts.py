@@ -19,6 +19,7 @@ from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
+from pellucid.layers.spread import Spread
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import ExpertMatrix, ExpertsMethod
 from pellucid.quant.base import Experts as KeptExperts
@@ -135,8 +136,9 @@ class Experts(nn.Module):
         dtype: torch.dtype,
         post: RMSNorm | None = None,
         scale: float = 1.0,
+        spread: Spread | None = None,
     ) -> None:
-        """method: how matrices are kept.  dtype: of activations.
+        """method: how matrices are kept.  dtype: of activations.  spread: over engines.
 
         post, scale: what follows the sum over ranks.
         """
@@ -149,7 +151,7 @@ class Experts(nn.Module):
             self.register_parameter(name, weight)
         self.gating = Gating(sparse.act.kernel, sparse.act.limit, sparse.act.alpha)
         self.weighs_input = sparse.weighs_input
-        self.group, self.leaf = group, leaf
+        self.group, self.leaf, self.spread = group, leaf, spread
 
     def matrix(self, name: ExpertMatrix) -> Weight:
         """Before `finish`."""
@@ -186,16 +188,30 @@ class Experts(nn.Module):
                 yield expert, inputs, hidden_ref(inputs, self._kept, expert, self.gating)
 
     def forward(self, x: Tensor, fwd: ForwardInput) -> Tensor | Addend:
-        assert self._kept is not None, "finish() was not called after loading"
-        mix = self.leaf.mix if isinstance(self._kept, ExpertWeights) else self.leaf.mix_packed
-        mixed = mix(
-            x,
-            self.router(x, fwd),
-            self._kept,
-            self.gating,
-            weighs_input=self.weighs_input,
-            more=None if self.shared is None else self.shared(x, fwd),
-        )
+        chosen = self.router(x, fwd)
+        more = None if self.shared is None else self.shared(x, fwd)
+        if self.spread is None:
+            mixed = self._mix(x, chosen, more)
+        else:
+            mixed = self.spread.over(x, chosen, max(fwd.num_common, fwd.num_tokens), self._mix)
+            mixed = mixed if more is None else plus_more(mixed, more)
         if self.group.size == 1 and self.post is None and self.scale == 1.0:
             return mixed
         return Addend(mixed, self.group, post_of(self.post, self.scale))
+
+    def lend(self, num_tokens: int) -> None:
+        """Multiply other engines' tokens.  num_tokens: of each of them."""
+        assert self.spread is not None, "no other engine has experts of this layer"
+        self.spread.lend(num_tokens, self._mix)
+
+    def _mix(self, x: Tensor, chosen: Chosen, more: More | None = None) -> Tensor:
+        """x [T, D] -> [T, D], by the experts that are here."""
+        assert self._kept is not None, "finish() was not called after loading"
+        mix = self.leaf.mix if isinstance(self._kept, ExpertWeights) else self.leaf.mix_packed
+        return mix(x, chosen, self._kept, self.gating, weighs_input=self.weighs_input, more=more)
+
+
+def plus_more(mixed: Tensor, more: More) -> Tensor:
+    """mixed [T, D], and what every token takes besides."""
+    factor = 1.0 if more.gate is None else more.gate.float().sigmoid()
+    return (mixed.float() + more.values.float() * factor).to(mixed.dtype)

@@ -81,6 +81,7 @@ class BuildOptions:
     num_spec: int = 0  # drafts that may reach past max_model_len
     leaf: Leaf | None = None  # who provides norms and activations; default the fastest on `device`
     expert_parallel: bool = False  # the ranks of `group` have whole experts, not slices of all
+    engines: Group = ALONE  # that divide the experts among them: this rank in each
     tree_depth: int = 0  # of the drafts that it verifies, if they are trees
     adapters: AdapterLimits | None = None  # that its layers are to have room for
     seed: int = 0  # of dummy weights
@@ -102,7 +103,12 @@ class ModelFactory:
         checkpoint, quantization = self.resolved.checkpoint, self.resolved.user.device.quantization
         lora = self.resolved.user.lora
         limits = AdapterLimits(lora.max_loras, lora.max_lora_rank) if lora.enable_lora else None
-        return self._build(checkpoint, quantization, self.stage, tree_depth=tree_depth, adapters=limits)
+        return self._build(
+            *(checkpoint, quantization, self.stage),
+            tree_depth=tree_depth,
+            adapters=limits,
+            engines=self.links.dp,
+        )
 
     def build_draft(self) -> BuiltModel:
         """The same for the checkpoint that `model` in speculative_config names; in the target's dtypes.
@@ -147,8 +153,12 @@ class ModelFactory:
         *,
         tree_depth: int = 0,
         adapters: AdapterLimits | None = None,
+        engines: Group = ALONE,
     ) -> BuiltModel:
-        options = replace(self._options(quantization, stage), tree_depth=tree_depth, adapters=adapters)
+        """engines: those that divide the experts; a draft's are whole in each."""
+        options = replace(
+            self._options(quantization, stage), tree_depth=tree_depth, adapters=adapters, engines=engines
+        )
         resolved = self.resolved
         return build(checkpoint, resolved.platform, options, resolved.user.device.attention_backend)
 
@@ -241,6 +251,7 @@ def make_context(
         stored=source.infos.keys(),
         is_dummy=checkpoint.is_dummy,
         expert_parallel=options.expert_parallel,
+        engines=options.engines,
     )
 
 

@@ -82,6 +82,7 @@ class BuildContext:
     stored: Collection[str] = ()  # the checkpoint's tensors; none of a dummy
     is_dummy: bool = False  # weights will be random
     expert_parallel: bool = False  # ranks have whole experts, not slices of all
+    engines: Group = ALONE  # this rank in each of the engines that divide the experts among them
     adapters: AdapterLimits | None = None  # None: layers have no room for any
     lora_banks: list[LoraBank] = field(default_factory=list)  # of the layers that are here
     adaptable: set[str] = field(default_factory=set)  # matrices of all stages that adapters may change

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from pellucid.layers.experts import Experts, Router, Share, Shared, Sparse
+from pellucid.layers.leaf import FUSED
 from pellucid.layers.linear import Linear
 from pellucid.layers.norm import RMSNorm
+from pellucid.layers.spread import Spread
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import (
     WHOLE,
@@ -50,20 +52,22 @@ def make_experts(
         dtype=b.context.dtype,
         post=post,
         scale=scale,
+        spread=maker.spread(),
     )
 
 
 def share_of(b: Builder, sparse: Sparse) -> Share:
     """Which experts this rank has."""
-    num, size = sparse.routing.num_experts, b.context.coords.size
+    num, coords, engines = sparse.routing.num_experts, b.context.coords, b.context.engines
+    size = coords.size * engines.size
     if not b.context.expert_parallel:
         return Share(0, num)
     if num % size:
         raise ValueError(
             f"enable_expert_parallel divides {num} experts among {size} ranks, which is not whole; "
-            "leave it out, or use another tensor_parallel_size"
+            "leave it out, or use another tensor_parallel_size or data_parallel_size"
         )
-    return Share(b.context.coords.rank * (num // size), num // size)
+    return Share((engines.rank * coords.size + coords.rank) * (num // size), num // size)
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,27 @@ class Maker:
         return Router(
             self.plain_linear(sparse.router, num, bias=sparse.router_bias, wide=sparse.router_is_wide),
             sparse,
-            self.share,
+            Share(0, num) if b.context.engines.size > 1 else self.share,
             bias,
             b.context.leaf,
             name=b.path(sparse.router),
             is_uniform=b.context.is_dummy,
+        )
+
+    def spread(self) -> Spread | None:
+        """Between engines that divide the experts among them."""
+        context, routing = self.b.context, self.sparse.routing
+        if context.engines.size == 1:
+            return None
+        return Spread(
+            context.engines,
+            self.share,
+            routing.num_experts,
+            routing.top_k,
+            self.dim,
+            context.dtype,
+            context.device,
+            is_fused=context.leaf is FUSED,
         )
 
     def plain_linear(self, name: str, out: int, *, bias: bool = False, wide: bool = False) -> Linear:

@@ -42,3 +42,11 @@ def arrange(parallel: ParallelConfig) -> list[Place]:
 def named(name: str, place: Place, nodes: tuple[Node, ...]) -> str:
     """What a member is called: with its node, if there are several."""
     return f"{name} on node {place.node} ({nodes[place.node].address})" if nodes else name
+
+
+def addresses(
+    parallel: ParallelConfig, nodes: tuple[Node, ...], place: Place
+) -> tuple[str | None, str | None]:
+    """Of a rank's machine, and of that of the first rank that it meets; None if there is one machine."""
+    first = next(p for p in arrange(parallel) if parallel.shares_experts or p.dp == place.dp)
+    return (nodes[place.node].address, nodes[first.node].address) if nodes else (None, None)

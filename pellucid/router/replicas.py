@@ -16,12 +16,14 @@ from typing import Protocol, cast
 import msgspec
 import numpy as np
 
+from pellucid.cluster.desk import ECHO
 from pellucid.cluster.line import Line, wait
 from pellucid.cluster.messages import (
     Abort,
     Add,
     ClearPrefixCache,
     Failed,
+    Meet,
     Message,
     Order,
     Orders,
@@ -87,7 +89,7 @@ class Replica:
         self.error: str | None = None  # why it takes no more requests
         self._member, self._max_silence = member, config.parallel.worker_timeout
         has_workers = config.parallel.shares_model or config.device.executor in ("multiproc", "mp", "ray")
-        self._grace = GRACE if has_workers else 0.0
+        self._grace = GRACE if has_workers or config.parallel.shares_experts else 0.0
         self._outbox: list[Order] = []
         self._num_sent = 0  # `Orders`
         self._num_long = 0  # orders that take their time: to sleep, and to wake
@@ -162,7 +164,7 @@ class Replicas:
                 with own_cpus(index, num_engines):
                     self._start_engine(index, homes[index], nodes)
                 self._replicas.append(Replica(self._team.members[index], self._config))
-            ready = self._team.await_ready(hear_early, is_wanted)
+            ready = self._team.await_ready(self._hear_early, is_wanted)
         except BaseException:
             self._team.end()
             self._dismiss()
@@ -183,6 +185,13 @@ class Replicas:
         self._dismiss = muster.close
         self._team = Supervisor(load_object(NODES)(muster.nodes, here=0))
         return muster.nodes
+
+    def _hear_early(self, index: int, message: Message) -> None:
+        """What an engine says while others load: where their ranks meet, if they do."""
+        if isinstance(message, Meet):
+            self._team.send(message, to=[*self._team.members[:index], *self._team.members[index + 1 :]])
+        else:
+            hear_early(index, message)
 
     def _begin(self, ready: Sequence[Facts]) -> Capacity:
         self.resolved, capacity = ready[0].resolved, least([facts.capacity for facts in ready])
@@ -271,7 +280,7 @@ class Replicas:
             updates += self._take_in(index, message)
         for index, replica in enumerate(self._replicas):
             if silence := replica.describe_silence():
-                updates += self._lose(index, silence)
+                updates += self._lose(index, self._find_stopped() or silence)
         self._move_requests()
         return joined(updates) if len(said) > 1 else updates
 
@@ -382,6 +391,8 @@ class Replicas:
                 update.error = update.finish_reason = None
         updates = [update for update in self.router.note(index, news) if update.says_anything]
         error = f"{self._team.members[index].name}: {turn.error}"
+        if self._config.parallel.shares_experts:
+            return updates + self._end_together(error)
         return updates + self._hand_on(index, self._close(index, error), error, is_suspect=not turn.is_lost)
 
     def _tell_where(self, index: int, news: list[SeqUpdate]) -> None:
@@ -391,8 +402,39 @@ class Replicas:
                 where = msgspec.to_builtins(self._lenders.params(index, kept))
                 update.extras = {**(update.extras or {}), "kv_transfer_params": where}
 
+    def _find_stopped(self) -> str | None:
+        """Of engines in step, why one that says nothing waits: for one that a signal has stopped."""
+        if not self._config.parallel.shares_experts:
+            return None
+        stopped = (member.name for member in self._team.members if member.process.is_stopped)
+        name = next(stopped, None)
+        return name and f"{name} has said nothing: a signal has stopped it, and others wait for its step"
+
+    def _end_together(self, error: str) -> list[SeqUpdate]:
+        """Engines in step live and die together: answers to all requests, with what was wrong first."""
+        until = time.monotonic() + GRACE
+        while ECHO in error and not self._team.failures and time.monotonic() < until:
+            self._team.poll(PATIENCE)  # who only misses another one says that; its own end tells more
+        if ECHO in error and self._team.failures:
+            error = min(self._team.failures, key=lambda failure: ECHO in failure.message).message
+        self._team.end()
+        left = [(index, self._close(index, error)) for index in range(len(self._replicas))]
+        return [
+            update
+            for index, names in left
+            for update in self.router.note(index, [self._last(name, error) for name in names])
+        ]
+
+    def _last(self, request_id: str, error: str) -> SeqUpdate:
+        """The end of a request that nobody goes on with."""
+        if self.router.is_aborted(request_id):
+            return SeqUpdate(request_id, finish_reason=FinishReason.ABORT)
+        return failure(request_id, error)
+
     def _lose(self, index: int, error: str) -> list[SeqUpdate]:
         """An engine has died, or is to."""
+        if self._config.parallel.shares_experts:
+            return self._end_together(error)
         self._team.end(members=[self._team.members[index]])
         return self._hand_on(index, self._close(index, error), error)
 
@@ -402,10 +444,9 @@ class Replicas:
         """Requests of an engine that has ended go on at others; answers to those with which none can."""
         answers: list[SeqUpdate] = []
         for name in request_ids:
-            if self.router.is_aborted(name):
-                answers.append(SeqUpdate(name, finish_reason=FinishReason.ABORT))
-            elif (move := self.router.go_on(name, is_suspect=is_suspect)) is None:
-                answers.append(failure(name, error))
+            is_over = self.router.is_aborted(name)
+            if is_over or (move := self.router.go_on(name, is_suspect=is_suspect)) is None:
+                answers.append(self._last(name, error))
             else:
                 self._replicas[move.target].post(Add.of(move.request))
         for replica in self._replicas:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import ForwardInput
+from pellucid.graphs.shapes import StepShape
 from pellucid.kernels.gather_rows import gather_rows, gather_rows_ref
 from pellucid.platform import has_triton
 from pellucid.rows import SlotRows, SlotViews, StepRows
@@ -20,6 +22,13 @@ from pellucid.schedule.plan import Rows
 from pellucid.transfer import upload
 from pellucid.worker.layout import Arranged, DraftLayout
 from pellucid.worker.slots import Slots
+
+
+class Common(NamedTuple):
+    """What engines in step have agreed on."""
+
+    num_tokens: int  # the most of any of them, with padding
+    shape: StepShape | None  # the recording that all replay; None: none does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +43,7 @@ class StepCounts:
     max_keys: np.ndarray | None = None  # no row has more tokens with KV; None: it is not known
     num_propose: int = 0  # drafts wanted of each row that samples
     riders: Riders = NO_RIDERS  # what its rows ask for beside tokens
+    common: Common | None = None  # None: no other engine takes part
 
     @property
     def num_rows(self) -> int:
@@ -194,6 +204,7 @@ class InputBuilder:
             num_sampled=rows.counts.num_sampled.tolist(),
             max_keys=[] if rows.counts.max_keys is None else rows.counts.max_keys.tolist(),
             max_query=rows.counts.max_query,
+            num_common=0 if rows.counts.common is None else rows.counts.common.num_tokens,
             block_size=self.slots.block_size,
         )
         return StepInput(fwd=fwd, rows=held, texts=texts)

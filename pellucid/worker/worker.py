@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
@@ -31,8 +29,10 @@ from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.layout import Layout, choose_kinds, lay_out
+from pellucid.lockstep.launcher import LockstepLauncher, spread_layers
+from pellucid.lockstep.pace import Pace
 from pellucid.models.build import BuiltModel, ModelFactory
-from pellucid.progress import tell
+from pellucid.progress import Phases, tell
 from pellucid.resolve import Resolved
 from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import SamplingState
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pellucid.spec.base import Built
 
 logger = logging.getLogger(__name__)
-IMPORTED = time.time()
 EVERY_PLAN = 2**62  # no plan has as large an id
 # Tokens of a step with chunks, times bytes of weights that a token is multiplied with.
 WORTH_RECORDING = 35e12
@@ -71,11 +70,17 @@ class Worker:
 
     def __init__(self, resolved: Resolved, seat: Seat | None = None) -> None:
         self.resolved, self.seat = resolved, seat or Seat()
-        self.late = LateCompilations()
+        self.late, self.pace = LateCompilations(), Pace()
         self._host_weights: HostWeights | None = None  # while they are there alone
         parallel = resolved.user.parallel
+        dp, before = 1, 0  # ranks of other engines, if these work in step
+        if parallel.shares_experts:
+            dp, before = parallel.num_engines, resolved.replica * resolved.num_workers
         self.mesh = Mesh(
-            pp=resolved.num_pipeline_stages, tp=parallel.tensor_parallel_size, rank=self.seat.rank
+            dp=dp,
+            pp=resolved.num_pipeline_stages,
+            tp=parallel.tensor_parallel_size,
+            rank=before + self.seat.rank,
         )
         self.stage = Stage(self.mesh.rank_of("pp"), resolved.pipeline_cuts)
         self.device = choose_device(resolved.platform.device, self.seat.device)
@@ -113,6 +118,7 @@ class Worker:
             self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
+        self.pace.begin(self.links, site.address, self.resolved.user.parallel.worker_timeout)
         logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))
         self.late.begin()
         return self.capacity
@@ -189,6 +195,7 @@ class Worker:
     def shutdown(self) -> None:
         """Give the memory back; a second time there is nothing to give."""
         self._let_go()
+        self.pace.close()
         self.late.end()
         self._free_cached()
         disconnect()
@@ -225,7 +232,8 @@ class Worker:
         self.weight_bytes = target.weight_bytes
         check_needs(proposer.needs, method, target.model, num_stages=self.mesh.pp)
         # Ranks that share layers must run the same ones, so there all are run.
-        models = (model.model for model in self.models if self.links.tp.size == 1)
+        shares_layers = self.links.tp.size * self.links.dp.size > 1
+        models = (model.model for model in self.models if not shares_layers)
         self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))
         self.layout = self._lay_out()
         max_len = resolved.max_model_len + resolved.num_spec
@@ -255,7 +263,7 @@ class Worker:
             modules=target.modules,
             adaptable=target.adaptable,
             resolved=resolved,
-            rank=self.mesh.rank,
+            rank=self.seat.rank,
             say=self.seat.say,
         )
         features = WorkerFeatures.of(resolved.features, facts)
@@ -295,9 +303,10 @@ class Worker:
         features: WorkerFeatures,
     ) -> Launcher[Any]:  # fmt: skip
         """Graphs, if there are shapes to record."""
-        if not shapes:
-            return eager
-        return GraphLauncher(eager, shapes, state, features, partial(CudaRecorder, self.abridged))
+        recorder = partial(CudaRecorder, self.abridged)
+        launcher = GraphLauncher(eager, shapes, state, features, recorder) if shapes else eager
+        layers = spread_layers(self.models[0].model, self.links.dp.size)
+        return LockstepLauncher(launcher, shapes, layers, self.pace, recorder) if layers else launcher
 
     def _recorded_shapes(self, target: BuiltModel, shape: DraftShape) -> dict[StepShape, bool]:
         """On a GPU, unless the user or an attention backend will have none; and whether by halves, too."""
@@ -309,6 +318,8 @@ class Worker:
             return {}
         max_rows, max_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         shapes = decode_shapes(max_rows, max_query, max_tokens, max_short)
+        if self.mesh.dp > 1:
+            return {shape: True for shape, has_halves in shapes.items() if has_halves}
         if device.record_chunks and has_maps and self.mesh.pp == 1 and shape.parents is None:
             # Beyond, the device takes longer than launching does.
             longest = int(WORTH_RECORDING / target.token_bytes)
@@ -329,8 +340,8 @@ class Worker:
         """On a GPU, processes that help to compile: they get ready while weights are loaded."""
         if self.device.type == "cpu":
             return nullcontext()
-        parallel, num_ranks = self.resolved.user.parallel, self.mesh.world
-        rank = self.resolved.replica * num_ranks + self.mesh.rank
+        parallel, num_ranks = self.resolved.user.parallel, self.resolved.num_workers
+        rank = self.resolved.replica * num_ranks + self.seat.rank
         share = Share(rank, num_ranks * parallel.num_engines)
         return compilers_for(str(self.resolved.user), len(os.sched_getaffinity(0)) // share.size, share)
 
@@ -396,24 +407,6 @@ class Worker:
             part = pool[unit * layout.unit_bytes :][: num_blocks * num_bytes]
             layer.kv_cache = part.view(layer.spec.kv_dtype or layer.spec.dtype).view(shape)
         return pool
-
-
-class Phases:
-    """How long the parts of a start took, as a line."""
-
-    def __init__(self) -> None:
-        self._ended = time.perf_counter()
-        # In a worker's own process little else has happened before.
-        self._said = [f"imports {IMPORTED - psutil.Process().create_time():.1f} s"]
-
-    def end(self, name: str) -> None:
-        """A phase has ended."""
-        now = time.perf_counter()
-        self._said.append(f"{name} {now - self._ended:.1f} s")
-        self._ended = now
-
-    def __str__(self) -> str:
-        return ", ".join(self._said)
 
 
 def choose_device(kind: str, index: int | None) -> torch.device:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from pellucid.config import EngineConfig
-from pellucid.executor.base import Capacity, Seat
+from pellucid.executor.base import Capacity, NoPace, Seat
 from pellucid.executor.multiproc import MultiprocExecutor
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
@@ -39,7 +39,7 @@ class ToyWorker:
     """Answers each row with the number of token ids that the plan has admitted."""
 
     def __init__(self, resolved: Resolved, seat: Seat) -> None:
-        self.seat = seat
+        self.seat, self.pace = seat, NoPace()
 
     @property
     def reports(self) -> bool:

@@ -63,6 +63,11 @@ COMPANIES = {
     "drafts, small chunks": {"speculative_config": NGRAM, "depth": 2, "max_num_batched_tokens": 24},
     "slices on two ranks": {"tensor_parallel_size": 2},
     "whole experts on two ranks": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "over two engines, with drafts": {
+        "data_parallel_size": 2,
+        "enable_expert_parallel": True,
+        "speculative_config": NGRAM,
+    },
     "two stages": {"pipeline_parallel_size": 2, "num_gpu_blocks_override": 60},
 }
 
