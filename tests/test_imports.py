@@ -213,6 +213,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "proxy": {"cli.load.http", "router.router"},
     "cli.route": {"cli", "proxy", "server"},
+    "cli.doctor": {"cli", "doctor"},
+    "doctor": {"platform", "native.build", "nodes.connection", "nodes.launcher"},
     "cli.merge": {"cli", "lora.merge", "models.checkpoint", "config"},
     "cli.inspect": {"cli", "models", "platform", "config", "resolve"},
     "cli.quantize": {"cli", "models.checkpoint", "quantize", "text", *PLAIN},

@@ -25,6 +25,7 @@ COMMANDS = {
     "route": "one address for servers that compute prompts and servers that go on from there",
     "run-batch": "answer a file of requests, in OpenAI's batch form",
     "replay": "run a recorded engine's scheduler again, with other limits, in virtual time",
+    "doctor": "look at this machine: GPUs, links, limits, versions, and what to do about them",
     "bench": "measure throughput, latency, or a server under load",
     "inspect": "show how a model's weights are stored, and what multiplies them here",
     "quantize": "make a quantized checkpoint of a plain one",
