@@ -89,7 +89,7 @@ class CacheConfig:
     kv_offloading_disk_size: float = option(64.0, "most GiB of files in kv_offloading_path")
     kv_offloading_backend: str = option("native", "native, the only one", ("native",))
     kv_transfer_config: Mapping[str, object] | str | None = option(
-        None, 'where KV comes from and goes to, JSON: {"kv_connector": ...}; see docs/serving.md'
+        None, 'where KV comes from and goes to, JSON: {"kv_connector": ...}; see docs/parallel.md'
     )
 
 
@@ -172,7 +172,9 @@ class ParallelConfig:
     )
     decode_engines: int = option(0, "whole copies that go on from there; both, instead of data_parallel_size")
     worker_timeout: float = option(
-        300.0, "seconds that a step may take before the engine ends and names the worker that hangs"
+        300.0,
+        "seconds that a step may take before the engine ends and names the worker that hangs",
+        alias=("distributed_timeout_seconds",),
     )
 
     nnodes: int = option(1, "machines, each with as many ranks; the others run `pellucid agent`")

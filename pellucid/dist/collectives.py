@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from pellucid.dist import parallel_state
 from pellucid.dist.mesh import Mesh
 from pellucid.kernels.all_reduce import Mailbox, gather_ranks, memory_shape, sum_rows
 from pellucid.platform import has_triton
@@ -298,7 +299,11 @@ def connect(
         if isinstance(group, TorchGroup) and device.type == "cuda":
             group.open_mailbox(site.node)
     world = next(made[ranks] for ranks in mesh.engines() if mesh.rank in ranks)
-    return Links(mesh=mesh, world=world, tp=tp, dp=dp, store=store, channels=_channels(mesh, device, waiting))
+    links = Links(
+        mesh=mesh, world=world, tp=tp, dp=dp, store=store, channels=_channels(mesh, device, waiting)
+    )
+    parallel_state.remember(links)
+    return links
 
 
 def _choose_interface(device: torch.device, site: Site) -> None:
@@ -357,6 +362,7 @@ def _greet(channels: Channels, stage: int, num_stages: int, device: torch.device
 
 def disconnect() -> None:
     """Leave; nothing happens if this process has met nobody."""
+    parallel_state.remember(None)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -17,7 +17,7 @@ from pellucid.sampling_params import SamplingParams
 
 POSITIONALS = {"bench": ["throughput"]}
 NEEDED = {"run-batch": ["-i", "in", "-o", "out"]}
-WITH_ENGINE = [name for name in COMMANDS if name not in ("agent", "merge", "replay", "route")]
+WITH_ENGINE = [name for name in COMMANDS if name not in ("agent", "doctor", "merge", "replay", "route")]
 
 
 def parse(*argv: str):
