@@ -33,8 +33,9 @@ def versions() -> Iterator[Finding]:
     yield ok("torch", f"{torch.__version__}, built for {built}")
     if torch.version.cuda:
         yield from _triton()
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        yield ok("NCCL", nccl)
+        from torch.cuda import nccl
+
+        yield ok("NCCL", ".".join(map(str, nccl.version())))
 
 
 def _triton() -> Iterator[Finding]:
