@@ -149,13 +149,10 @@ def scales_of_blocks(weight: Tensor, scale: Tensor) -> Tensor | None:
 
     None: outputs have scales of their own, or this torch has no such product.
     """
-    num_groups = scale.shape[1]
-    blocks = scale.detach().view(-1, BLOCK, num_groups)
+    blocks = scale.detach().view(-1, BLOCK, scale.shape[1])
     if not bool((blocks == blocks[:, :1]).all()) or not knows_blocks(weight.device):
         return None
-    room = torch.zeros(len(blocks), -(-num_groups // 4) * 4, device=scale.device)  # rows of whole 16 bytes
-    room[:, :num_groups] = blocks[:, 0]
-    return room[:, :num_groups]
+    return blocks[:, 0].contiguous()
 
 
 @cache

@@ -116,9 +116,12 @@ def packed_product(kind: str, platform: Platform, *, native: bool = False) -> Pr
 
 
 def vendor_multiplies_blocks(shape: LinearShape) -> bool:
-    """Whether torch._scaled_mm takes a scale for each 128 x 128 weights: on Hopper, of whole blocks."""
-    parts = (shape.in_features, *shape.out_partitions)
-    return shape.dtype == torch.bfloat16 and not any(part % 128 for part in parts)
+    """Whether torch._scaled_mm takes a scale for each 128 x 128 weights: on Hopper, of whole blocks.
+
+    Four blocks of inputs are 16 bytes of scales, of which a row must have whole ones.
+    """
+    are_whole = shape.in_features % 512 == 0 and not any(part % 128 for part in shape.out_partitions)
+    return shape.dtype == torch.bfloat16 and are_whole
 
 
 def vendor_multiplies(shape: LinearShape, platform: Platform) -> bool:

@@ -410,11 +410,11 @@ def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(
 
 def test_scales_of_blocks_lie_as_the_vendors_product_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_product, "knows_blocks", lambda device: True)
-    weight = torch.zeros(384, 640, dtype=torch.float8_e4m3fn)
-    blocks = torch.rand(3, 5)
+    weight = torch.zeros(384, 1024, dtype=torch.float8_e4m3fn)
+    blocks = torch.rand(3, 8)
     made = fp8_product.scales_of_blocks(weight, blocks.repeat_interleave(128, 0))
     assert made is not None and torch.equal(made, blocks) and made.stride() == (8, 1)
-    assert fp8_product.scales_of_blocks(weight, torch.rand(384, 5)) is None
+    assert fp8_product.scales_of_blocks(weight, torch.rand(384, 8)) is None
 
 
 @pytest.mark.parametrize("num_rows", [160, 163])
@@ -441,9 +441,9 @@ def test_rows_for_the_vendors_product_are_whole_sixteens(
 def test_the_vendors_product_of_blocks_matches(num_rows: int) -> None:
     if not fp8_product.knows_blocks(torch.device("cuda")):
         pytest.skip("this GPU or torch has no such product")
-    x = round_rows(torch.randn(num_rows, 640, device="cuda").bfloat16(), Rounding(128))
-    weight = torch.randn(384, 640, device="cuda").to(torch.float8_e4m3fn)
-    scale = (torch.rand(3, 5, device="cuda") + 0.5).repeat_interleave(128, 0)
+    x = round_rows(torch.randn(num_rows, 1536, device="cuda").bfloat16(), Rounding(128))
+    weight = torch.randn(384, 1536, device="cuda").to(torch.float8_e4m3fn)
+    scale = (torch.rand(3, 12, device="cuda") + 0.5).repeat_interleave(128, 0)
     blocks = fp8_product.scales_of_blocks(weight, scale)
     assert blocks is not None
     y = fp8_product.multiply_blocks(x, weight, blocks).float()

@@ -109,6 +109,26 @@ def test_fp8_is_multiplied_in_fp8_where_there_is_hardware_for_it(
         assert product.multiplier is multiplier
 
 
+# Of other widths torch 2.11's product was seen to be wrong, or refused.
+@pytest.mark.parametrize(
+    ("num_in", "outs", "multiplier"),
+    [
+        (512, (256, 128), Multiplier.FP8_BLOCKS),
+        (1536, (128,), Multiplier.FP8_BLOCKS),
+        (384, (128,), Multiplier.FP8_KERNELS),
+        (640, (128,), Multiplier.FP8_KERNELS),
+        (1408, (128,), Multiplier.FP8_KERNELS),
+        (512, (128, 64), Multiplier.FP8_KERNELS),
+    ],
+    ids=str,
+)
+def test_the_vendor_multiplies_blocks_of_widths_that_it_takes(
+    num_in: int, outs: tuple[int, ...], multiplier: Multiplier
+) -> None:
+    shape = LinearShape(in_features=num_in, out_partitions=outs, split="out", dtype=torch.bfloat16)
+    assert fp8_product(shape, gpu((9, 0)), block=128).multiplier is multiplier
+
+
 def test_a_cpu_packs_what_it_can_and_says_where_it_is_slow() -> None:
     assert int8_product(CPU, packs=True).multiplier is Multiplier.PACKED
     assert int8_product(CPU, packs=False).multiplier is Multiplier.WIDENED
@@ -136,6 +156,7 @@ def test_where_there_is_no_fp8_weights_alone_are_rounded(format: Fp8Format | Non
     layer.finish()
     weight = layer.param("weight").double() * scale.repeat_interleave(96 // scale.shape[1], dim=1)
     x = torch.randn(5, 96).half()
+    assert layer.bias is not None
     expected = F.linear(x.double(), weight) + layer.bias
     torch.testing.assert_close(layer(x).double(), expected, atol=2e-3 * expected.abs().max().item(), rtol=0)
     assert {name for name, _ in layer.named_parameters()} == {"weight", "weight_scale", "bias"}
