@@ -1,17 +1,20 @@
 """The tiers in a worker: pages of pinned host memory, copies on a stream of their own, files by threads.
 
-Loads, saves and files have a thread each, so none waits for another.  What is to be copied is behind an
-event of the stream on which steps are launched.
+Loads, saves and files have a thread each, so none waits for another; a load's files are read and checked
+by several at once, as one thread is slower than a disk.  What is to be copied is behind an event of the
+stream on which steps are launched.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Event = torch.cuda.Event | None
+
+MAX_READERS = 8  # threads that read the files of one load
 
 
 class HostPages:
@@ -68,6 +73,7 @@ class Tiers:
         self._host: HostPages | None = None
         self._folder: Path | None = None
         self._lanes: dict[str, Lane] = {}
+        self._readers = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1), "kv reader")
         self._has_warned = False
         self.last_load = 0, 0.0  # bytes, and seconds of their copies
 
@@ -103,6 +109,7 @@ class Tiers:
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
+        self._readers.shutdown()
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -125,8 +132,13 @@ class Tiers:
 
     def _load(self, lane: Lane, job: Job, behind: Event) -> None:
         assert self._host is not None
-        for name, places in job.what["read"]:
-            self._read(name, self._host.views(places))
+        reads = [
+            self._readers.submit(self._read, name, self._host.views(places))
+            for name, places in job.what["read"]
+        ]
+        wait(reads)  # all of them, also behind one that fails: until then they fill the job's pages
+        for read in reads:
+            read.result()
         began = time.perf_counter()
         with lane.behind(behind):
             for page, place, num in runs(job.pages, job.what["places"]):
