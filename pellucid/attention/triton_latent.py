@@ -132,12 +132,12 @@ class TritonLatent:
         turned = q.new_empty(piece.num_keys, spec.rope_dim)
         for first in range(0, spec.num_heads, each):
             heads = slice(first, first + each)
-            up = layer.up[heads].flatten(0, 1)
-            expanded = q.new_empty(piece.num_keys, len(up))
+            up = layer.up[heads]
+            expanded = q.new_empty(piece.num_keys, len(up), width)
             where = {"cu_keys": piece.cu_keys, "row_scale": layer.row_scale}
             self.latent_expand(layer.kv_cache, up, piece.rows, **where, turned=turned, out=expanded)
             self.latent_prefill(
-                *(q[:, heads], expanded.unflatten(1, (-1, width)), turned, piece.rows),
+                *(q[:, heads], expanded, turned, piece.rows),
                 tiles=piece.tiles,
                 cu_keys=piece.cu_keys,
                 scale=layer.scale,

@@ -6,7 +6,8 @@
 Rows follow one another, each from where `cu_keys` says.  How many keys they have only the device knows: there
 is room for a number that the host knows, and programs behind the last key end at once.
 
-Legend: B rows, S keys of all rows, N heads, C rank of the latent, R features that turn.
+Legend: B rows, S keys of all rows, N heads, H features of a head's key and value, C rank of the latent, R
+features that turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import PagedRows, shared_memory
+from pellucid.kernels.prefill_attention import STEP_POINTERS
 
 ROWS_AT_ONCE = 64  # in which a program looks for its keys' rows
 
@@ -52,18 +54,19 @@ def latent_expand(
     turned: Tensor,
     out: Tensor,
 ) -> Tensor:
-    """Multiply the latents of kv_cache [num_blocks, block_size, C + R] with up [O, C] into out [S, O].
+    """Multiply the latents of kv_cache [num_blocks, block_size, C + R] with up [N, H, C] into out [S, N, H].
 
     turned: [S, R], gets what turns of each key.  cu_keys: [B] int64, rising, where each row begins there; the
     rest stays as it is.  The cache holds rows / row_scale, in FP8 or in up's dtype.
     """
-    num_out, rank = up.shape
+    num_heads, width, rank = up.shape
     num_keys, rotary_dim = turned.shape
     assert kv_cache.is_contiguous() and kv_cache.shape[2] == rank + rotary_dim, (kv_cache.shape, up.shape)
     assert up.is_contiguous() and out.is_contiguous() and turned.is_contiguous()
-    assert out.shape == (num_keys, num_out) and len(cu_keys) == rows.num_rows, (out.shape, cu_keys.shape)
+    assert out.shape == (num_keys, num_heads, width), (out.shape, num_keys, up.shape)
+    assert len(cu_keys) == rows.num_rows, (cu_keys.shape, rows.num_rows)
     tile = tile_for(up.itemsize, shared_memory(up.device))
-    latent_expand_kernel[(triton.cdiv(num_out, tile.outs), triton.cdiv(num_keys, tile.keys))](
+    latent_expand_kernel[(triton.cdiv(num_heads * width, tile.outs), triton.cdiv(num_keys, tile.keys))](
         kv_cache,
         up,
         turned,
@@ -73,8 +76,9 @@ def latent_expand(
         cu_keys,
         row_scale,
         rows.num_rows,
+        num_heads,
         rows.block_table.stride(0),
-        NUM_OUT=num_out,
+        WIDTH=width,
         RANK=rank,
         ROTARY=rotary_dim,
         ROTARY_PADDED=triton.next_power_of_2(rotary_dim),
@@ -93,16 +97,21 @@ def latent_expand(
 def latent_expand_ref(
     kv_cache: Tensor, up: Tensor, rows: PagedRows, *, row_scale: float = 1.0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Of each row what is made of its latents [seq_len, O], and what turns [seq_len, R]."""
+    """Of each row what is made of its latents [seq_len, N, H], and what turns [seq_len, R]."""
     made = []
     for table, length in zip(rows.block_table, rows.seq_lens.tolist(), strict=True):
         pages = table[: -(-length // kv_cache.shape[1])].long()
         kept = (kv_cache[pages].flatten(0, 1)[:length].float() * row_scale).to(up.dtype)
-        made.append((F.linear(kept[:, : up.shape[1]], up), kept[:, up.shape[1] :]))
+        latents, turning = kept.tensor_split([up.shape[2]], dim=1)
+        made.append((F.linear(latents, up.flatten(0, 1)).unflatten(1, up.shape[:2]), turning))
     return made
 
 
-@triton.jit(do_not_specialize=["num_rows", "block_table_stride"])
+# Of a step's rows, and of heads that have room at once, one variant takes any number.
+@triton.jit(
+    do_not_specialize=["num_rows", "num_heads", "block_table_stride"],
+    do_not_specialize_on_alignment=STEP_POINTERS,
+)
 def latent_expand_kernel(
     cache_ptr,
     up_ptr,
@@ -113,8 +122,9 @@ def latent_expand_kernel(
     cu_keys_ptr,
     row_scale,
     num_rows,
+    num_heads,
     block_table_stride,
-    NUM_OUT: tl.constexpr,
+    WIDTH: tl.constexpr,
     RANK: tl.constexpr,
     ROTARY: tl.constexpr,
     ROTARY_PADDED: tl.constexpr,
@@ -127,6 +137,7 @@ def latent_expand_kernel(
 ):
     """One program some outputs of some keys, which may be of several rows."""
     let_next_start(DEPENDENT)
+    num_out = num_heads * WIDTH
     first = tl.program_id(1) * TILE
     key = first + tl.arange(0, TILE)
     row, end = tl.full([TILE], -1, tl.int32), tl.full([], 0, tl.int64)
@@ -152,11 +163,11 @@ def latent_expand_kernel(
                 line[:, None] + begin + k[None, :], mask=present[:, None] & inside[None, :], other=0.0
             )
             up_at = up_ptr + column[:, None] * RANK + begin + k[None, :]
-            w = tl.load(up_at, mask=(column < NUM_OUT)[:, None] & inside[None, :], other=0.0)
+            w = tl.load(up_at, mask=(column < num_out)[:, None] & inside[None, :], other=0.0)
             y = tl.dot(c.to(w.dtype), tl.trans(w), y, input_precision="ieee")
-        out_at = out_ptr + key.to(tl.int64)[:, None] * NUM_OUT + column[None, :]
+        out_at = out_ptr + key.to(tl.int64)[:, None] * num_out + column[None, :]
         made = (y * row_scale).to(out_ptr.dtype.element_ty)
-        tl.store(out_at, made, mask=present[:, None] & (column < NUM_OUT)[None, :])
+        tl.store(out_at, made, mask=present[:, None] & (column < num_out)[None, :])
         if tl.program_id(0) == 0:
             rotary = tl.arange(0, ROTARY_PADDED)
             inside = present[:, None] & (rotary < ROTARY)[None, :]

@@ -26,7 +26,7 @@ from pellucid.kernels.paged_attention import (
     shared_memory,
     tree_arguments,
 )
-from pellucid.kernels.prefill_attention import stages_for
+from pellucid.kernels.prefill_attention import STEP_POINTERS, stages_for
 
 
 def queries_per_tile(dtype: torch.dtype) -> int:
@@ -47,16 +47,16 @@ def latent_prefill(
 ) -> Tensor:
     """Attend with q [T, N, nope + R] over expanded keys and values into out [T, N, value], its result.
 
-    expanded: [S, N, nope + value]; keys_turned: [S, R], for all heads.  tiles: [num_tiles, 2] int32, each
-    tile's row and its first query there, of queries_per_tile(dtype).  cu_keys: [B] int64, where each row's
-    keys begin.  rows.tree: drafts that are a tree.  Strides are free but for the last ones.  Reads no device
-    value on the host.
+    expanded: [S, N, nope + value], contiguous; keys_turned: [S, R], for all heads.  tiles: [num_tiles, 2]
+    int32, each tile's row and its first query there, of queries_per_tile(dtype).  cu_keys: [B] int64, where
+    each row's keys begin.  rows.tree: drafts that are a tree.  Other strides are free but for the last ones.
+    Reads no device value on the host.
     """
     num_heads, head_dim = q.shape[1:]
     rotary_dim, value_dim = keys_turned.shape[1], out.shape[2]
     nope_dim = head_dim - rotary_dim
     assert expanded.shape[1:] == (num_heads, nope_dim + value_dim), (expanded.shape, q.shape, out.shape)
-    assert q.stride(2) == expanded.stride(2) == keys_turned.stride(1) == out.stride(2) == 1
+    assert expanded.is_contiguous() and q.stride(2) == keys_turned.stride(1) == out.stride(2) == 1
     if len(tiles) == 0:
         return out
     nope_padded, rotary_padded, value_padded = (
@@ -79,8 +79,6 @@ def latent_prefill(
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
-        expanded.stride(0),
-        expanded.stride(1),
         keys_turned.stride(0),
         out.stride(0),
         out.stride(1),
@@ -184,7 +182,7 @@ def attend_keys(
     return accumulator, maximum, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP_POINTERS)
 def latent_prefill_kernel(
     q_ptr,
     expanded_ptr,
@@ -200,8 +198,6 @@ def latent_prefill_kernel(
     scale,  # to base 2
     q_token_stride,
     q_head_stride,
-    expanded_token_stride,
-    expanded_head_stride,
     turned_stride,
     out_token_stride,
     out_head_stride,
@@ -234,7 +230,8 @@ def latent_prefill_kernel(
     q_at = q_ptr + ((first_token + query) * q_token_stride + head * q_head_stride)[:, None]
     q = tl.load(q_at + nope[None, :], mask=asked & (nope < NOPE)[None, :], other=0.0)
     turned = tl.load(q_at + NOPE + rotary[None, :], mask=asked & (rotary < ROTARY)[None, :], other=0.0)
-    keys_ptr = expanded_ptr + first_key * expanded_token_stride + head * expanded_head_stride
+    expanded_token_stride = tl.num_programs(0) * (NOPE + VALUE)  # of all heads that have room at once
+    keys_ptr = expanded_ptr + first_key * expanded_token_stride + head * (NOPE + VALUE)
     turned_ptr = keys_turned_ptr + first_key * turned_stride
     position = prefix + query
     ancestors, first_draft = position, seq_len

@@ -313,7 +313,7 @@ def compile_latent(target: GPUTarget) -> None:
         sys.stdout.write(f"latent_rope_kernel {target.arch} {size}\n")
         tile = expand_tile(2, ROOM[target])
         numbers |= {
-            "NUM_OUT": 4096,
+            "WIDTH": 256,
             "BLOCK_SIZE": 64,
             "TILE": tile.keys,
             "OUTS": tile.outs,

@@ -184,8 +184,8 @@ def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype, kept: t
     case = latents(CHUNKS, rank + rotary, dtype, kept)
     starts = torch.tensor([0, *(n + 3 for n in case.seq_lens)]).cumsum(0)  # with room between rows
     cu_keys, num_keys = starts[:-1].to(DEVICE), int(starts[-1]) + 300
-    up = random(heads * (nope + value), rank, dtype=dtype) / rank**0.5
-    expanded = torch.full((num_keys, len(up)), torch.nan, device=DEVICE, dtype=dtype)
+    up = random(heads, nope + value, rank, dtype=dtype) / rank**0.5
+    expanded = torch.full((num_keys, *up.shape[:2]), torch.nan, device=DEVICE, dtype=dtype)
     turned = torch.full((num_keys, rotary), torch.nan, device=DEVICE, dtype=dtype)
     where = {"cu_keys": cu_keys, "row_scale": scale}
     latent_expand(case.cache, up, case.rows, **where, turned=turned, out=expanded)
@@ -200,9 +200,9 @@ def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype, kept: t
     q = random(case.num_tokens, heads, nope + rotary, dtype=dtype)
     out = torch.full((case.num_tokens, heads, value), torch.nan, device=DEVICE, dtype=dtype)
     tiles = torch.from_numpy(prefill_tiles(case.query_lens, queries_per_tile(dtype))).to(DEVICE)
-    how, made = {"cu_keys": cu_keys, "scale": 0.2}, expanded.unflatten(1, (heads, -1))
-    latent_prefill(q, made, turned, case.rows, tiles=tiles, **how, out=out)
-    assert_close(out, latent_prefill_ref(q, made, turned, case.rows, value_dim=value, **how))
+    how = {"cu_keys": cu_keys, "scale": 0.2}
+    latent_prefill(q, expanded, turned, case.rows, tiles=tiles, **how, out=out)
+    assert_close(out, latent_prefill_ref(q, expanded, turned, case.rows, value_dim=value, **how))
 
 
 def test_rows_are_found_wherever_keys_begin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +212,8 @@ def test_rows_are_found_wherever_keys_begin(monkeypatch: pytest.MonkeyPatch) -> 
     case = latents(lens, 32)
     case.rows.seq_lens[-2:] = 0
     begins = (case.rows.seq_lens.cumsum(0) - case.rows.seq_lens).long()
-    up, total = random(20, 24), sum(n for _, n in lens[:-2])
-    turned, out = (torch.full((total + 70, n), torch.nan, device=DEVICE) for n in (8, 20))
+    up, total = random(4, 5, 24), sum(n for _, n in lens[:-2])
+    turned, out = (torch.full((total + 70, *n), torch.nan, device=DEVICE) for n in ((8,), (4, 5)))
     latent_expand(case.cache, up, case.rows, cu_keys=begins, turned=turned, out=out)
     keys, turning = (torch.cat(x) for x in zip(*latent_expand_ref(case.cache, up, case.rows), strict=True))
     assert_close(out[:total], keys)
