@@ -1,75 +1,23 @@
-"""Engines in step, in threads: random work, no deadlock, every step all engines', none for nobody."""
+"""Engines in step: random work (simulate.py), and what they say of one that does not come or has ended."""
 
 from __future__ import annotations
 
-import random
-import socket
 import threading
 import time
-from itertools import combinations
 
 import pytest
 
-from pellucid.cluster.line import Line, wait
+from pellucid.cluster.line import wait
 from pellucid.dist.collectives import PeerError
 from pellucid.graphs.shapes import StepShape
 from pellucid.lockstep.launcher import has_room
-from pellucid.lockstep.pace import NOTHING, Need, Pace
+from pellucid.lockstep.pace import Need
+from tests.lockstep.simulate import paces, run
 
 
-def paces(num: int, patience: float = 10.0) -> list[Pace]:
-    """Of so many engines, each with a line to every other one."""
-    lines: list[dict[int, Line]] = [{} for _ in range(num)]
-    for one, other in combinations(range(num), 2):
-        lines[one][other], lines[other][one] = map(Line.over, socket.socketpair())
-    made = [Pace() for _ in range(num)]
-    for pace, own in zip(made, lines, strict=True):
-        pace.open(own, patience)
-    return made
-
-
-class Engine(threading.Thread):
-    """Has a step to do now and then; else it sleeps until another one has."""
-
-    def __init__(self, pace: Pace, seed: int, work: int, fleet: list[Engine]) -> None:
-        """work: steps to do.  fleet: all engines."""
-        super().__init__(daemon=True)
-        self.pace, self.rng, self.work, self.fleet = pace, random.Random(seed), work, fleet
-        self.steps: list[Need] = []  # as all have agreed
-        self.own: list[Need] = []
-        pace.follow = lambda: self.agree(NOTHING)
-
-    def agree(self, need: Need) -> None:
-        self.own.append(need)
-        self.steps.append(self.pace.agree(need))
-
-    def run(self) -> None:
-        while any(engine.work for engine in self.fleet):
-            if self.work and self.rng.random() < 0.5:
-                self.agree(Need(self.rng.randint(1, 99), self.rng.randint(1, 9), 1, self.rng.randint(0, 1)))
-                self.work -= 1
-            else:
-                wait(self.pace.lines, self.rng.choice([0.0, 0.002]))
-            self.pace.attend()
-
-
-@pytest.mark.parametrize("num", [2, 4])
-def test_all_engines_take_the_same_steps_and_none_for_nobody(num: int) -> None:
-    engines, work = list[Engine](), [0 if index == 1 else 30 for index in range(num)]
-    for seed, pace in enumerate(paces(num)):
-        engines.append(Engine(pace, seed, work[seed], engines))
-    for engine in engines:
-        engine.start()
-    for engine in engines:
-        engine.join(30)
-        assert not engine.is_alive(), "a deadlock"
-    steps = engines[0].steps
-    assert all(engine.steps == steps for engine in engines)
-    for step, needs in zip(steps, zip(*(engine.own for engine in engines), strict=True), strict=True):
-        assert step == Need(*map(max, zip(*needs, strict=True)))
-        assert any(need != NOTHING for need in needs), "a step that nobody has work for"
-    assert len(steps) <= sum(work)
-    assert sum(need != NOTHING for engine in engines for need in engine.own) == sum(work)
+@pytest.mark.parametrize("seed", range(40))
+def test_all_engines_take_the_same_steps_and_none_for_nobody(seed: int) -> None:
+    run(seed)
 
 
 def test_who_does_not_come_is_named() -> None:

@@ -1,7 +1,8 @@
 """Break one law at a time, and see that ring 0 notices.
 
 Each fault replaces texts of the real files (or of the toy worker, for the workers' laws) in fresh module
-objects; nothing on disk changes.  A fault that nothing shows is a surprise; so is an equivalent that fails.
+objects; nothing on disk changes.  Law 13, which is of several engines, has a simulation of its own.  A fault
+that nothing shows is a surprise; so is an equivalent that fails.
 
     python -m tests.ring0.mutants [N] [WORD]    at most N configurations (default 1000), faults with WORD
 """
@@ -40,6 +41,11 @@ MODULES = {  # in the order of import
     "connector": "tests.ring0.connector",
     "worker": "tests.ring0.worker",
     "simulate": "tests.ring0.simulate",
+}
+LOCKSTEP = {
+    "pace": "pellucid.lockstep.pace",
+    "launcher": "pellucid.lockstep.launcher",
+    "lockstep": "tests.lockstep.simulate",
 }
 Edit = tuple[str, str, str]  # module, text, what replaces it ($ is the text itself)
 
@@ -608,6 +614,34 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a stop of another's ends a text, or none of one's own": [
         ("scheduler", "not s.stop_token_ids.isdisjoint(n)", "s.stop_token_ids.isdisjoint(n)")
     ],
+    "13 who has no work takes no part": [("pace", "while self.is_awaited:", "while False:")],
+    "13 who has no work begins steps": [("pace", "while self.is_awaited:", "self.follow()\n        $")],
+    "13 a step is counted by who has work": [("pace", "self._tick += 1", "self._tick += need != NOTHING")],
+    "13 a step begins when one other has come": [
+        ("pace", "while late := [engine", "while len(late := [engine"),
+        ("pace", "if not heard]:\n            left", "if not heard]) == len(self._lines):\n            left"),
+        (
+            "pace",
+            "in self._heard.items():\n            tick",
+            "in self._heard.items():\n            if not heard:\n                continue\n            tick",
+        ),
+    ],
+    "13 who has work pads by its own count": [
+        (
+            "launcher",
+            "self.pace.agree(need_of(counts))",
+            "(self.pace.agree(need_of(counts)), need_of(counts))[1]",
+        )
+    ],
+    "13 who has no work pads by the recorded size": [
+        ("launcher", "            self._lend(common.num_tokens)", "            self._lend(max(self._empty))")
+    ],
+    "13 one replays while another launches": [
+        ("launcher", "shape = None if need.is_eager else next(fits, None)", "shape = next(fits, None)")
+    ],
+    "13 others' rows need no places": [("launcher", "and need.num_rows <=", "and 0 <=")],
+    "13 others' drafts need no places": [("launcher", "and need.max_query <=", "and 0 <=")],
+    "13 drafts that follow need no recording": [("launcher", "2 if counts.num_propose else 1", "1")],
 }
 EQUIVALENT: dict[str, list[Edit]] = {
     # The KV of tokens behind a stop is there, too.
@@ -636,19 +670,25 @@ def source_of(name: str) -> str:
         return file.read()
 
 
+def modules_of(edits: list[Edit]) -> dict[str, str]:
+    """Those that are run to catch a fault, the last of them the simulation."""
+    return LOCKSTEP if edits and edits[0][0] in LOCKSTEP else MODULES
+
+
 def mutate(name: str, edits: list[Edit]) -> CodeType:
-    """The code of one of MODULES with the edits that are for it."""
-    source = source_of(MODULES[name])
+    """The code of one of these modules with the edits that are for it."""
+    path = modules_of(edits)[name]
+    source = source_of(path)
     for _, old, new in (edit for edit in edits if edit[0] == name):
         assert source.count(old) == 1, f"{source.count(old)} times in {name}: {old!r}"
         source = source.replace(old, new.replace("$", old))
-    return compile(source, MODULES[name], "exec")
+    return compile(source, path, "exec")
 
 
 def load_mutant(edits: list[Edit]) -> ModuleType:
     """Execute all modules anew, some of them edited, under their own names.  Returns the simulation."""
     module = ModuleType("none")
-    for short, name in MODULES.items():
+    for short, name in modules_of(edits).items():
         code = mutate(short, edits)
         module = sys.modules[name] = ModuleType(name)
         exec(code, module.__dict__)
