@@ -37,7 +37,7 @@ class Request:
     seed: int = 0  # of the noise; already drawn if the user gave none
     eos_token_ids: tuple[int, ...] = ()  # the model's; they end the text unless sampling.ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    lora: str | None = None  # an adapter: `AdapterRef.encode` of features/lora
+    lora: str | None = None  # an adapter: `AdapterRef.encode` of lora/request.py
     cache_salt: str | None = None
     grammar: str | None = None  # from sampling.structured_outputs; see sample/grammars/base.py
     is_quiet: bool = False  # nobody looks before the end: one update for the first tokens, one for the rest
@@ -53,8 +53,9 @@ class Request:
 
     @property
     def cache_key(self) -> tuple[str | None, str | None]:
-        """Requests share cached prefixes only if theirs are the same."""
-        return self.lora, self.cache_salt
+        """Requests share cached prefixes only if theirs are the same: of an adapter, what it holds."""
+        adapter = None if self.lora is None else self.lora.partition(" ")[0]
+        return adapter, self.cache_salt
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

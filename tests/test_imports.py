@@ -86,6 +86,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "lora": {"kernels", "quant.base", "weights.source", *PLAIN},
     "lora.merge": {"lora", "models", "weights.source", "quantize.output"},
     "lora.request": set[str](),
+    "lora.content": set[str](),
     "lora.peft_config": set[str](),
     "layers": {"native", "attention.base", "quant.base", "lora.bank", "kernels", "dist", "forward"},
     "models.builder": {"layers", "lora.bank", "attention.base", "quant", "kv.layout", "dist", *PLAIN},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Request
@@ -68,7 +69,7 @@ async def unload(body: UnloadRequest, request: Request) -> Response:
 async def _try(server: Server, adapter: LoRARequest) -> None:
     """Have the engine read it, and run a token with it.  Raises a 400 if it does not fit the model."""
     with users_fault(_FIELDS):
-        lora = server.llm.adapter(adapter)
+        lora = await asyncio.to_thread(server.llm.adapter, adapter)  # reads all of it
     server.check_room(1)
     (prompt,) = await server.llm.tokenize([{"prompt_token_ids": [0]}])
     mailbox = server.llm.open([prompt], SamplingParams(max_tokens=1, temperature=0), lora=lora)

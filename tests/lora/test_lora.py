@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,34 @@ def test_prefixes_are_not_shared_across_adapters(tiny: Path, adapters, expected)
     assert [output.outputs[0].token_ids for output in found] == [
         expected[name][5] for name in ("all", None, "all")
     ]
+
+
+def put(source: Path, folder: Path) -> None:
+    """Write an adapter there, dated as every other."""
+    for file in sorted(source.iterdir()):
+        (folder / file.name).write_bytes(file.read_bytes())
+        os.utime(folder / file.name, ns=(10**18, 10**18))
+
+
+def test_an_adapter_is_what_its_files_hold(tiny: Path, adapters, expected, tmp_path: Path) -> None:
+    """Other numbers by the same name find nothing of the old ones, the old ones come back from any tier."""
+    folder, tiers = (
+        tmp_path / "adapter",
+        {"kv_offloading_size": 0.01, "kv_offloading_path": str(tmp_path / "kv")},
+    )
+    folder.mkdir()
+    for names in (("all", "some", "all"), ("some", "one")):
+        with LLM(str(tiny), **BASE, **tiers) as llm:
+            for name in names:
+                put(adapters[name] / "adapter", folder)
+                wished = LoRARequest("mine", 1, str(folder))
+                found = llm.generate([PROMPTS[5]], GREEDY, use_tqdm=False, lora_request=wished)[0]
+                assert found.outputs[0].token_ids == expected[name][5], f"{name} of {names}"
+        assert found.num_cached_tokens == {"all": 32, "one": 0}[name]
+    with LLM(str(tiny), **BASE, **tiers) as llm:
+        wished = LoRARequest("another name", 2, str(adapters["some"] / "adapter"))
+        found = llm.generate([PROMPTS[5]], GREEDY, use_tqdm=False, lora_request=wished)[0]
+    assert found.num_cached_tokens == 32 and found.outputs[0].token_ids == expected["some"][5]
 
 
 def test_an_adapter_that_does_not_fit_ends_its_request_alone(

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pellucid.features.base import WorkerFacts, WorkerFeature
 from pellucid.forward import ForwardInput
 from pellucid.kernels.gather_rows import owners
 from pellucid.lora.bank import LowRank
+from pellucid.lora.content import content_of
 from pellucid.lora.peft import read_adapter
 from pellucid.lora.request import AdapterRef
 from pellucid.rows import StepRows
@@ -68,10 +70,12 @@ class Adapters:
             named = AdapterRef.decode(ref)
             adapter = read_adapter(Path(named.path))
             self._check(named, adapter)
-            if self._pins:
-                adapter = {
-                    name: LowRank(*(each.pin_memory() for each in pair)) for name, pair in adapter.items()
-                }
+            own = Tensor.pin_memory if self._pins else Tensor.clone  # no view of a file that may change
+            adapter = {name: LowRank(*map(own, pair)) for name, pair in adapter.items()}
+            if content_of(Path(named.path)) != named.content:
+                raise ValueError(
+                    f"adapter {named.name!r} was written again while a request for it waited; send it anew"
+                )
             self._held[ref] = adapter
             while len(self._held) > self._most:
                 self._held.popitem(last=False)
