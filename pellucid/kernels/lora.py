@@ -5,10 +5,18 @@
 """Low-rank additions to a product, of another adapter for each token.
 
 LoRA (Hu et al. 2021), batched as in Punica (Chen et al. 2023): y[t] += B[a] A[a] x[t] with a = adapters[t],
-and nothing if that is -1.  Two launches: `shrink` multiplies by A, its inputs cut into parts that run side by
-side, and `expand` sums the parts and multiplies by B.  A program has a tile of tokens and one adapter, and
-ends at once if none of them has that; tokens of others are zeros in it and are not written, so a token's
-result depends on no other one, and what is launched not on who asks.
+and nothing if that is -1.  Two launches, of which what each token gets depends on no other one, and there are
+two ways.
+
+Grouped: `shrink` multiplies by A, its inputs cut into parts that run side by side, and `expand` sums the
+parts and multiplies by B.  A program has a tile of tokens and one adapter, and ends at once if none of them
+has that; tokens of others are zeros in it and are not written.
+
+Wide, of few tokens where all adapters together have few ranks: the A of all adapters and of all merged
+matrices are one matrix, and one product multiplies all tokens by all of it, by the kernels that multiply
+weights of its shape; `expand_wide` picks each token's own slice and multiplies by the B of all adapters, what
+is not the token's own being zeros.  Steps of few tokens last as long as what they read and launch, and of
+adapters there is little to read.  Zeros times B are zeros as long as all numbers in B are finite.
 
 Legend: T tokens, K input features, N output features, P matrices merged in the layer, L adapters, R the rank.
 """
@@ -38,6 +46,8 @@ class Cut(NamedTuple):
 
 FEW, SOME, MANY = Cut(tile=16, split=512), Cut(tile=32, split=512), Cut(tile=64, split=1 << 30)
 MOST_SOME = 512  # tokens
+MOST_WIDE = 256  # tokens, and ranks of all adapters, that are multiplied the wide way
+WIDE_BLOCK = 64  # outputs of a program
 
 
 def add_lora_ref(
@@ -55,6 +65,57 @@ def add_lora_ref(
         inputs, ups = x[rows], b[adapter].split(parts)
         added = [F.linear(F.linear(inputs, down), up) for down, up in zip(a[adapter], ups, strict=True)]
         y[rows] += torch.cat(added, dim=-1)
+
+
+class WideShrink:
+    """x [T, K] times the A of all adapters: [T, L P R].  Holds `a` [L, P, R, K] as one matrix."""
+
+    def __init__(self, a: Tensor) -> None:
+        self._rows = a.flatten(0, 2)
+        self._own = None
+        if a.is_cuda and a.itemsize == 2:
+            from pellucid.kernels.own_products import OwnProducts, choices_for  # where Triton is installed
+
+            self._own = OwnProducts(self._rows, choices_for(self._rows))
+
+    @staticmethod
+    def serves(num_adapters: int, rank: int) -> bool:
+        """Whether so many adapters of such a rank are few."""
+        return num_adapters * rank <= MOST_WIDE
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = None if self._own is None else self._own(x, self._rows)
+        return F.linear(x, self._rows) if y is None else y
+
+
+def expand_wide_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """Add to y [T, N] what B makes of each token's own slice of `shrunk` [T, L P R]; the rest as above."""
+    own = shrunk.unflatten(1, (len(b), len(parts), b.shape[2]))
+    for adapter in adapters.unique().tolist():
+        if adapter < 0:
+            continue
+        rows = (adapters == adapter).nonzero()[:, 0]
+        downs, ups = own[rows, adapter].unbind(1), b[adapter].split(parts)
+        y[rows] += torch.cat([F.linear(down, up) for down, up in zip(downs, ups, strict=True)], dim=-1)
+
+
+def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """`expand_wide_ref` in one launch; three merged matrices at most, and all numbers of b finite."""
+    num_tokens, (num_adapters, num_out, rank) = len(y), b.shape
+    assert shrunk.shape == (num_tokens, num_adapters * len(parts) * rank), (shrunk.shape, b.shape, parts)
+    assert shrunk.stride(1) == y.stride(1) == 1 and len(parts) <= 3, (shrunk.stride(), y.stride(), parts)
+    if not num_tokens:
+        return
+    tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    ends = [sum(parts[: part + 1]) for part in range(len(parts))] + [num_out] * (3 - len(parts))
+    num_blocks = [triton.cdiv(size, WIDE_BLOCK) for size in parts] + [0] * (3 - len(parts))
+    expand_wide_kernel[(sum(num_blocks), triton.cdiv(num_tokens, tile))](
+        y, shrunk, adapters, b, num_tokens, y.stride(0), shrunk.stride(0),
+        END0=ends[0], END1=ends[1], N=num_out, BLOCKS0=num_blocks[0], BLOCKS1=num_blocks[1],
+        R=rank, P=len(parts), L=num_adapters, PADDED=triton.next_power_of_2(num_adapters) * rank,
+        TILE=tile, BLOCK=WIDE_BLOCK, PRECISION="ieee" if y.dtype == torch.float32 else "tf32",
+        num_warps=4, **dependent(),
+    )  # fmt: skip
 
 
 def add_lora(y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
@@ -158,4 +219,50 @@ def expand_kernel(
     y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
     inside = is_its[:, None] & (at < end)[None, :]
     y = tl.load(y_ptr, mask=inside, other=0.0)
+    tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def expand_wide_kernel(
+    y_ptr,
+    shrunk_ptr,
+    adapters_ptr,
+    b_ptr,
+    num_tokens,
+    y_stride,
+    shrunk_stride,
+    END0: tl.constexpr,  # outputs of the first matrix, of the first two; N if there are no more
+    END1: tl.constexpr,
+    N: tl.constexpr,
+    BLOCKS0: tl.constexpr,  # blocks of outputs that the first matrix has, the second one
+    BLOCKS1: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    L: tl.constexpr,
+    PADDED: tl.constexpr,  # L R, or the next power of two
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a block of outputs and a tile of tokens; B is on its way before the wait."""
+    let_next_start(DEPENDENT)
+    block = tl.program_id(0)
+    part = (block >= BLOCKS0).to(tl.int32) + (block >= BLOCKS0 + BLOCKS1).to(tl.int32)
+    first = tl.where(part == 0, block * BLOCK, END0 + (block - BLOCKS0) * BLOCK)
+    first = tl.where(part == 2, END1 + (block - BLOCKS0 - BLOCKS1) * BLOCK, first)
+    end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
+    at, column = first + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    of, rank = column // R, column % R
+    up_at = b_ptr + (of * N * R + rank)[:, None] + at[None, :] * R
+    up = tl.load(up_at, mask=(of < L)[:, None] & (at < end)[None, :], other=0.0)
+    wait(DEPENDENT)
+    token = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
+    y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
+    inside = (adapter >= 0)[:, None] & (at < end)[None, :]
+    y = tl.load(y_ptr, mask=inside, other=0.0)
+    shrunk_at = shrunk_ptr + token[:, None] * shrunk_stride + ((of * P + part) * R + rank)[None, :]
+    shrunk = tl.load(shrunk_at, mask=adapter[:, None] == of[None, :], other=0.0)
+    sums = tl.dot(shrunk, up, input_precision=PRECISION)
     tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)

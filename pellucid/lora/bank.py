@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.lora import LEAST_RANK, add_lora, add_lora_ref
+from pellucid.kernels.lora import (
+    LEAST_RANK,
+    MOST_WIDE,
+    WideShrink,
+    add_lora,
+    add_lora_ref,
+    expand_wide,
+)
 from pellucid.platform import has_triton
 from pellucid.quant.base import Coords, LinearShape
 
@@ -49,8 +56,9 @@ class LoraBank:
         """prefixes: of the checkpoint's matrices that are merged in the layer; coords: their slices here."""
         self.prefixes, self._shape, self._coords, self._limits = prefixes, shape, coords, limits
         self._device = device
-        on_gpu = device.type == "cuda" and has_triton()
-        self._add = add_lora if on_gpu else add_lora_ref
+        self._has_kernels = device.type == "cuda" and has_triton()
+        self._add = add_lora if self._has_kernels else add_lora_ref
+        self._wide: WideShrink | None = None  # of few tokens
         self._down = self._up = torch.empty(0)
 
     def make_room(self) -> None:
@@ -60,12 +68,19 @@ class LoraBank:
         kind = {"dtype": shape.dtype, "device": self._device}
         self._down = torch.zeros(num, len(shape.out_partitions), rank, shape.in_features, **kind)
         self._up = torch.zeros(num, shape.out_features, rank, **kind)
+        if self._has_kernels and WideShrink.serves(num, rank):
+            self._wide = WideShrink(self._down)
 
     def add(self, y: Tensor, x: Tensor, fwd: ForwardInput) -> None:
         """To y [T, out_features] what each token's adapter makes of x [T, in_features]."""
         adapters = fwd.adapters_of(x)
-        if adapters is not None:
-            self._add(y, x, adapters, self._down, self._up, self._shape.out_partitions)
+        if adapters is None:
+            return
+        parts = self._shape.out_partitions
+        if self._wide is not None and len(x) <= MOST_WIDE:
+            expand_wide(y, self._wide(x), adapters, self._up, parts)
+        else:
+            self._add(y, x, adapters, self._down, self._up, parts)
 
     def check(self, part: int, pair: LowRank) -> None:
         """Raise ValueError if an adapter's matrices for matrix number `part` do not fit it."""
@@ -79,6 +94,11 @@ class LoraBank:
             raise ValueError(
                 f"{self.prefixes[part]}: rank {rank} is above max_lora_rank {self._limits.max_rank}"
             )
+        for name, matrix in (("lora_A", pair.down), ("lora_B", pair.up)):
+            if not matrix.to(self._shape.dtype).isfinite().all():
+                raise ValueError(
+                    f"{self.prefixes[part]}: {name} has numbers that are not finite in {self._shape.dtype}"
+                )
 
     def put(self, place: int, pairs: Sequence[LowRank | None]) -> None:
         """Bring an adapter to its place; None: it has nothing for this matrix."""

@@ -1,3 +1,5 @@
+# Constants of kernels are dicts of many kinds of value.
+# pyright: reportArgumentType=false
 """Compile the kernels for a GPU on a machine without one.
 
 What the interpreter accepts, the compiler may refuse; and what it compiles must fit a GPU's shared memory.
@@ -50,7 +52,16 @@ from pellucid.kernels.latent_expand import latent_expand_kernel
 from pellucid.kernels.latent_expand import tile_for as expand_tile
 from pellucid.kernels.latent_prefill import latent_prefill_kernel
 from pellucid.kernels.latent_rope import latent_rope_kernel
-from pellucid.kernels.lora import BLOCK_K, BLOCK_N, MANY, SOME, expand_kernel, shrink_kernel
+from pellucid.kernels.lora import (
+    BLOCK_K,
+    BLOCK_N,
+    MANY,
+    SOME,
+    WIDE_BLOCK,
+    expand_kernel,
+    expand_wide_kernel,
+    shrink_kernel,
+)
 from pellucid.kernels.lora import FEW as FEW_TOKENS
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
@@ -371,6 +382,14 @@ def compile_adapters() -> None:
             names = {name: signature_of(name, "*bf16") for name in kernel.arg_names}
             made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, num_warps=4)
             sys.stdout.write(f"{kernel.fn.__name__} {tile}x{rank}x{parts} {made.metadata.shared}\n")
+    for tile, num in ((16, 1), (32, 8), (64, 16)):
+        constants = ends | {"BLOCKS0": 64, "BLOCKS1": 16, "R": 16, "P": 3, "L": num, "PADDED": 16 * num}
+        constants |= {"TILE": tile, "BLOCK": WIDE_BLOCK, "PRECISION": "tf32"}
+        del constants["SPLITS"]
+        names = {name: signature_of(name, "*bf16") for name in expand_wide_kernel.arg_names}
+        types = {"adapters_ptr": "*i32", "num_tokens": "i32"}
+        made = compiled(expand_wide_kernel, {**names, **types}, constants, num_warps=4)
+        sys.stdout.write(f"expand_wide_kernel {tile}x{num} {made.metadata.shared}\n")
 
 
 def compile_ends() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.lora import add_lora, add_lora_ref
+from pellucid.kernels.lora import WideShrink, add_lora, add_lora_ref, expand_wide, expand_wide_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank
     "q, k, v of a decode": (5, 80, (64, 16, 16), 3, 16),
     "one matrix, many tiles": (37, 600, (72,), 2, 32),
     "gate and up": (16, 64, (96, 96), 4, 16),
+    "many tokens": (70, 64, (64,), 5, 16),
 }
 
 
@@ -32,8 +33,12 @@ def test_kernels_are_as_the_reference(
     expected, found = y.clone(), y.clone()
     add_lora_ref(expected, x, adapters, a, b, parts)
     add_lora(found, x, adapters, a, b, parts)
-    assert torch.equal(found[0], y[0]), "a token without an adapter has changed"
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    shrunk, wide, by_torch = WideShrink(a)(x), y.clone(), y.clone()
+    expand_wide(wide, shrunk, adapters, b, parts)
+    expand_wide_ref(by_torch, shrunk, adapters, b, parts)
+    for sums in (found, wide, by_torch):
+        assert torch.equal(sums[0], y[0]), "a token without an adapter has changed"
+        torch.testing.assert_close(sums, expected, atol=2e-4, rtol=2e-4)
 
 
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
@@ -43,8 +48,15 @@ def test_a_token_does_not_depend_on_its_neighbours() -> None:
     x, a, b = x.to(DEVICE), a.to(DEVICE), b.to(DEVICE)
     alone, together = torch.zeros(16, 48, device=DEVICE), torch.zeros(16, 48, device=DEVICE)
     adapters = torch.arange(16, device=DEVICE, dtype=torch.int32) % 3
-    add_lora(together, x, adapters, a, b, (48,))
     only = torch.full_like(adapters, -1)
     only[7] = adapters[7]
+    shrunk = WideShrink(a)(x)
+    add_lora(together, x, adapters, a, b, (48,))
     add_lora(alone, x, only, a, b, (48,))
     assert torch.equal(alone[7], together[7])
+    strangers = shrunk.clone()
+    strangers[torch.arange(16) != 7] = torch.inf
+    expand_wide(together.zero_(), shrunk, adapters, b, (48,))
+    expand_wide(alone.zero_(), strangers, only, b, (48,))
+    assert torch.equal(alone[7], together[7])
+    assert not alone[:7].any() and not alone[8:].any()

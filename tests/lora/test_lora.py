@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LoRARequest, SamplingParams
 from pellucid.lora.peft_config import read_config
@@ -112,6 +114,20 @@ def test_an_adapter_that_does_not_fit_ends_its_request_alone(
         )
     assert "q_proj" in (outputs[0].error or "") and outputs[0].outputs[0].finish_reason == "error"
     assert outputs[1].outputs[0].token_ids == expected["all"][1]
+
+
+def test_numbers_that_are_none_are_refused(tiny: Path, adapters, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    copytree(adapters["one"] / "adapter", folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][0, 0] = torch.inf
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with LLM(str(tiny), **BASE) as llm:
+        (output,) = llm.generate(
+            PROMPTS[:1], GREEDY, use_tqdm=False, lora_request=LoRARequest("broken", 1, str(folder))
+        )
+    assert "k_proj: lora_B has numbers that are not finite" in (output.error or "")
 
 
 @pytest.mark.parametrize(
