@@ -1,7 +1,8 @@
 """Products of a layer of experts, packed and plain: microseconds by number of tokens.
 
 `python benchmarks/experts.py --codes mxfp4 --tokens 1 32 256` on a GPU; gpt-oss-20b's sizes unless
-told otherwise.
+told otherwise.  `--device cpu`: of native code, and of torch for plain experts; then it is the time for which
+this process has the core, so use one (`OMP_NUM_THREADS=1`).
 Experts are drawn by chance, and each launch is of another of several layers, so that codes come from memory.
 Sorting and adding up are in it, routing is not.
 """
@@ -9,30 +10,40 @@ Sorting and adding up are in it, routing is not.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights, Gating, mix_experts
+from pellucid.kernels.experts import ExpertWeights, Gating, mix_experts, mix_experts_ref
 from pellucid.kernels.packed_experts import PackedExperts, mix_packed, pack_experts
 from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
+from pellucid.native.library import library
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.native_experts import NativeExperts, native_experts
 from pellucid.quant.online import EXPERT_FORMATS
 from pellucid.quant.packed import dummy
 
 LAYERS, LAUNCHES = 3, 9
 GATING = Gating("silu", 7.0, 1.702)
+Layer = ExpertWeights | PackedExperts | NativeExperts
 
 
-def packed_layer(num: int, dim: int, hidden: int, format: Callable[[int], LayerFormat]) -> PackedExperts:
+def coded_layer(
+    num: int, dim: int, hidden: int, format: Callable[[int], LayerFormat], device: str
+) -> PackedExperts | NativeExperts:
     def codes(num_out: int, num_in: int) -> GroupCodes:
-        bits = torch.randint(256, (num_out, num_in), dtype=torch.uint8, device="cuda")
+        bits = torch.randint(256, (num_out, num_in), dtype=torch.uint8, device=device)
         return dummy(bits, format(num_in))
 
     gates = [(codes(hidden, dim), codes(hidden, dim)) for _ in range(num)]
     downs = [(codes(dim, hidden),) for _ in range(num)]
+    if device == "cpu":
+        code = library()
+        assert code is not None, "no compiler"
+        return native_experts(code, gates, downs, torch.bfloat16)
     return PackedExperts(
         gate_up=pack_experts(gates, torch.bfloat16, gated=True),
         down=pack_experts(downs, torch.bfloat16),
@@ -42,15 +53,34 @@ def packed_layer(num: int, dim: int, hidden: int, format: Callable[[int], LayerF
     )
 
 
-def plain_layer(num: int, dim: int, hidden: int) -> ExpertWeights:
+def plain_layer(num: int, dim: int, hidden: int, device: str) -> ExpertWeights:
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16) * 0.02
 
     return ExpertWeights(random(num, 2 * hidden, dim), random(num, dim, hidden))
 
 
-def microseconds(launch: Callable[[int], Tensor]) -> float:
-    """Of one of several launches in a recorded graph, the best of three replays."""
+def mixed(x: Tensor, chosen: Chosen, layer: Layer) -> Tensor:
+    if isinstance(layer, NativeExperts):
+        return layer.mix(x, chosen, GATING)
+    if isinstance(layer, PackedExperts):
+        return mix_packed(x, chosen, layer, GATING)
+    return (mix_experts if x.is_cuda else mix_experts_ref)(x, chosen, layer, GATING)
+
+
+def on_cpu(launch: Callable[[int], Tensor]) -> float:
+    """Microseconds of one of several launches, the best of three rounds."""
+    times: list[float] = []
+    for _ in range(4):
+        began = time.process_time()
+        for i in range(LAYERS):
+            launch(i)
+        times.append(1e6 * (time.process_time() - began) / LAYERS)
+    return min(times[1:])
+
+
+def on_gpu(launch: Callable[[int], Tensor]) -> float:
+    """The same in a recorded graph."""
     for i in range(LAYERS):
         launch(i)
     graph = torch.cuda.CUDAGraph()
@@ -74,25 +104,28 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 32, 256, 4096, 16384])
     parser.add_argument("--sizes", type=int, nargs=4, default=[32, 4, 2880, 2880], metavar="N",
                         help="experts, of a token, features of the model, of an expert")  # fmt: skip
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    num, top_k, dim, hidden = args.sizes
-    layers = [
-        plain_layer(num, dim, hidden)
+    (num, top_k, dim, hidden), device = args.sizes, args.device
+    layers: list[Layer] = [
+        plain_layer(num, dim, hidden, device)
         if args.codes == "plain"
-        else packed_layer(num, dim, hidden, EXPERT_FORMATS[args.codes])
+        else coded_layer(num, dim, hidden, EXPERT_FORMATS[args.codes], device)
         for _ in range(LAYERS)
     ]
-    print(
-        f"{torch.cuda.get_device_name()}, {args.codes}, {num} experts, {top_k} of a token, {dim} x {hidden}"
-    )
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+    print(f"{name}, {args.codes}, {num} experts, {top_k} of a token, {dim} x {hidden}")
     for num_tokens in args.tokens:
-        x = torch.randn(num_tokens, dim, device="cuda", dtype=torch.bfloat16)
-        ids = torch.stack([torch.randperm(num, device="cuda")[:top_k] for _ in range(num_tokens)]).int()
-        chosen = Chosen(ids, torch.rand(num_tokens, top_k, device="cuda"))
-        mix = mix_experts if args.codes == "plain" else mix_packed
-        taken = microseconds(lambda i: mix(x, chosen, layers[i], GATING))  # noqa: B023 called at once
+        x = torch.randn(num_tokens, dim, device=device, dtype=torch.bfloat16)
+        ids = [
+            torch.stack([torch.randperm(num, device=device)[:top_k] for _ in range(num_tokens)]).int()
+            for _ in layers
+        ]
+        weights = torch.rand(num_tokens, top_k, device=device)
+        microseconds = on_gpu if device == "cuda" else on_cpu
+        taken = microseconds(lambda i: mixed(x, Chosen(ids[i], weights), layers[i]))  # noqa: B023 called at once
         teraflops = 6e-12 * num_tokens * top_k * dim * hidden
-        print(f"{num_tokens:6} tokens {taken:9.1f} us, {teraflops / taken * 1e6:6.0f} TFLOP/s", flush=True)
+        print(f"{num_tokens:6} tokens {taken:9.1f} us, {teraflops / taken * 1e6:8.2f} TFLOP/s", flush=True)
 
 
 if __name__ == "__main__":

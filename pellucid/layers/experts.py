@@ -21,7 +21,7 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.spread import Spread
 from pellucid.layers.weight import Weight
-from pellucid.quant.base import ExpertMatrix, ExpertsMethod
+from pellucid.quant.base import ExpertMatrix, ExpertsMethod, MixesItself
 from pellucid.quant.base import Experts as KeptExperts
 
 
@@ -207,6 +207,8 @@ class Experts(nn.Module):
     def _mix(self, x: Tensor, chosen: Chosen, more: More | None = None) -> Tensor:
         """x [T, D] -> [T, D], by the experts that are here."""
         assert self._kept is not None, "finish() was not called after loading"
+        if isinstance(self._kept, MixesItself):
+            return self._kept.mix(x, chosen, self.gating, weighs_input=self.weighs_input, more=more)
         mix = self.leaf.mix if isinstance(self._kept, ExpertWeights) else self.leaf.mix_packed
         return mix(x, chosen, self._kept, self.gating, weighs_input=self.weighs_input, more=more)
 

@@ -356,6 +356,12 @@ enum Gate : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 
 }  // namespace
 
+// act(gate) * up; with a limit min(gate, limit) * sigmoid(alpha * gate) * (1 + clamp(up))
+struct Gating {
+    int32_t act = NONE;
+    float limit = 0, alpha = 1;  // limit 0: none
+};
+
 // W [N, K] in panels of 16 outputs: a step of 64 bytes has, of each, 2 inputs of 16 bits, 4 of 8 or 8 of 4 bits.
 struct Matrix {
     const uint8_t* words;   // [N / 16, steps, 16, 4]; of 4 bits inputs 0 .. 3 in the low halves, 4 .. 7 above
@@ -633,8 +639,8 @@ inline void store_some(T* to, Floats v, int64_t room) {
     for (int64_t i = 0; i < room; i++) to[i] = parts[i];
 }
 
-inline Floats activated(Floats x, int gate) {
-    switch (gate) {
+inline Floats activated(Floats x, int act) {
+    switch (act) {
         case SILU: return x / (1.0f + exponential(-x));
         case GELU_TANH: return x / (1.0f + exponential(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
         case RELU: return larger(x, Floats{});
@@ -644,9 +650,17 @@ inline Floats activated(Floats x, int gate) {
     }
 }
 
+inline Floats bounded(Floats x, float least, float most) {
+    const Floats above = larger(x, spread(least));
+    return above < most ? above : spread(most);
+}
+
 template <class T>
-inline Floats gated(Floats opening, Floats x, int gate) {
-    return rounded<T>(activated(rounded<T>(opening), gate)) * rounded<T>(x);
+inline Floats gated(Floats opening, Floats x, const Gating& gate) {
+    const Floats g = rounded<T>(opening), up = rounded<T>(x);
+    if (gate.limit == 0) return rounded<T>(activated(g, gate.act)) * up;
+    const Floats least = bounded(g, -INFINITY, gate.limit);
+    return least / (1.0f + exponential(-gate.alpha * least)) * (bounded(up, -gate.limit, gate.limit) + 1.0f);
 }
 
 // Where the outputs of a panel lie in y
@@ -665,8 +679,8 @@ inline Floats biased(const Matrix& m, Floats sums, int64_t first) {
 
 // The results of V vectors from `panel` on; of gates and what they open together if there is a gate
 template <class T, int V>
-inline void finish(const Matrix& m, const Floats (&sums)[V], T* y, int64_t row, int64_t panel, int gate) {
-    if (gate) {
+inline void finish(const Matrix& m, const Floats (&sums)[V], T* y, int64_t row, int64_t panel, const Gating& gate) {
+    if (gate.act) {
         constexpr int PAIR = 2 * PARTS;
         const int64_t hidden = m.stored / 2;
         for (int v = 0; v + PARTS < V; v += v % PAIR == PARTS - 1 ? PARTS + 1 : 1) {
@@ -684,14 +698,14 @@ inline void finish(const Matrix& m, const Floats (&sums)[V], T* y, int64_t row, 
 
 // The outputs of PANELS panels from `panel` on, of M rows
 template <template <int, int, int> class Tile, int CODE, int M, int PANELS, class T, class X>
-void some_rows(const Matrix& m, const X& x, T* y, int64_t row, int64_t panel, int gate) {
+void some_rows(const Matrix& m, const X& x, T* y, int64_t row, int64_t panel, const Gating& gate) {
     Floats sums[M][PANELS * PARTS];
     Tile<M, PANELS * PARTS, CODE>::run(m, x, row, panel, sums);
     UNROLL for (int i = 0; i < M; i++) finish<T>(m, sums[i], y, row + i, panel, gate);
 }
 
 template <template <int, int, int> class Tile, int CODE, int PANELS, class T, class X>
-void all_rows(const Matrix& m, const X& x, T* y, int64_t rows, int64_t panel, int gate) {
+void all_rows(const Matrix& m, const X& x, T* y, int64_t rows, int64_t panel, const Gating& gate) {
     constexpr int MOST = MOST_SUMS / PANELS;
     int64_t row = 0;
     for (; row + MOST <= rows; row += MOST) some_rows<Tile, CODE, MOST, PANELS>(m, x, y, row, panel, gate);
@@ -702,7 +716,7 @@ void all_rows(const Matrix& m, const X& x, T* y, int64_t rows, int64_t panel, in
 
 // y = x W^T.  Few rows: several panels are fetched beside each other
 template <template <int, int, int> class Tile, int CODE, class T, class X>
-void multiply(const Matrix& m, const X& x, T* y, int64_t rows, int gate) {
+void multiply(const Matrix& m, const X& x, T* y, int64_t rows, const Gating& gate) {
     const int64_t panels = m.num_out / PANEL;
     constexpr int FEW = LANES == 16 ? 4 : 2;
     if (rows == 1) {
@@ -712,7 +726,7 @@ void multiply(const Matrix& m, const X& x, T* y, int64_t rows, int gate) {
             for (; panel + 2 <= panels; panel += 2) some_rows<Tile, CODE, 1, 2>(m, x, y, 0, panel, gate);
             for (; panel < panels; panel++) some_rows<Tile, CODE, 1, 1>(m, x, y, 0, panel, gate);
         });
-    } else if (gate || rows <= MOST_SUMS / 2) {
+    } else if (gate.act || rows <= MOST_SUMS / 2) {
         for_all((panels + 1) / 2, [&](int64_t i) {
             if (2 * i + 1 < panels) return all_rows<Tile, CODE, 2>(m, x, y, rows, 2 * i, gate);
             all_rows<Tile, CODE, 1>(m, x, y, rows, 2 * i, gate);
@@ -756,7 +770,7 @@ inline void fetch(const uint8_t* from) {
 
 // What tiles have summed up: rows by two panels
 template <class T>
-void finish_tiles(const Matrix& m, const float* sums, T* y, int64_t row, int64_t rows, int64_t panel, bool two, int gate) {
+void finish_tiles(const Matrix& m, const float* sums, T* y, int64_t row, int64_t rows, int64_t panel, bool two, const Gating& gate) {
     for (int64_t i = 0; i < rows; i++) {
         const Floats both[2] = {load<Floats>(sums + 16 * i), load<Floats>(sums + 256 + 16 * i)};
         if (two) {
@@ -770,7 +784,7 @@ void finish_tiles(const Matrix& m, const float* sums, T* y, int64_t row, int64_t
 
 // Two panels, the second one perhaps absent, of bfloat16
 template <class T>
-void float_tiles(const Matrix& m, const Plain& x, T* y, int64_t rows, int64_t panel, bool two, int gate) {
+void float_tiles(const Matrix& m, const Plain& x, T* y, int64_t rows, int64_t panel, bool two, const Gating& gate) {
     const int64_t panel_bytes = m.num_in * 32;
     const uint8_t* words = m.words + panel * panel_bytes;
     alignas(64) float sums[4][256];
@@ -810,14 +824,14 @@ void float_tiles(const Matrix& m, const Plain& x, T* y, int64_t rows, int64_t pa
 }
 
 template <class T>
-void multiply_tiles(const Matrix& m, const Plain& x, T* y, int64_t rows, int gate) {
+void multiply_tiles(const Matrix& m, const Plain& x, T* y, int64_t rows, const Gating& gate) {
     const int64_t panels = m.num_out / PANEL;
     for_all((panels + 1) / 2, [&](int64_t i) { float_tiles(m, x, y, rows, 2 * i, 2 * i + 1 < panels, gate); });
 }
 
 // The same of integers of 8 bits or 4, in groups of inputs
 template <class T>
-void integer_tiles(const Matrix& m, const Rounded& x, T* y, int64_t rows, int64_t panel, bool two, int gate) {
+void integer_tiles(const Matrix& m, const Rounded& x, T* y, int64_t rows, int64_t panel, bool two, const Gating& gate) {
     const int64_t num_in = m.num_in, panel_bytes = num_in * PANEL, groups = x.num_groups;
     const int64_t chunk = std::min<int64_t>(64, m.group), chunks = m.group / chunk;
     const uint8_t* bytes = m.words + panel * panel_bytes;
@@ -885,14 +899,14 @@ void integer_tiles(const Matrix& m, const Rounded& x, T* y, int64_t rows, int64_
 }
 
 template <class T>
-void multiply_tiles(const Matrix& m, const Rounded& x, T* y, int64_t rows, int gate) {
+void multiply_tiles(const Matrix& m, const Rounded& x, T* y, int64_t rows, const Gating& gate) {
     const int64_t panels = m.num_out / PANEL;
     for_all((panels + 1) / 2, [&](int64_t i) { integer_tiles(m, x, y, rows, 2 * i, 2 * i + 1 < panels, gate); });
 }
 #else
 bool may_use_tiles() { return false; }
 template <class T, class X>
-void multiply_tiles(const Matrix&, const X&, T*, int64_t, int) {}
+void multiply_tiles(const Matrix&, const X&, T*, int64_t, const Gating&) {}
 #endif
 
 constexpr int64_t FEW_ROWS = 16;  // that are prepared faster than threads are called
@@ -929,7 +943,7 @@ Plain same_rows(const Matrix& m, const Bf16* x, int64_t rows) {
 }
 
 template <class T>
-void product(const Matrix& m, const T* x, T* y, int64_t rows, int gate) {
+void product(const Matrix& m, const T* x, T* y, int64_t rows, const Gating& gate) {
     if (m.code >= BYTES && m.code <= TABLE) {
         const Rounded all(rows, m.num_in, m.num_in / m.group);
         for_rows(rows, [&](int64_t row) { round_row(x + row * m.num_used, row, m.num_used, m.group, all); });
@@ -954,6 +968,80 @@ void product(const Matrix& m, const T* x, T* y, int64_t rows, int gate) {
 #endif
     if (m.code == E4M3) return multiply<FloatTile, E4M3>(m, plain, y, rows, gate);
     multiply<FloatTile, E5M2>(m, plain, y, rows, gate);
+}
+
+}  // namespace
+
+// Gated MLPs, of which each token takes some: E experts, k of a token.
+struct Mixture {
+    const Matrix *gate_up, *down;  // [E] of whole panels of gates and of what they open; [E]
+    int64_t num, top_k, hidden, dim;
+    Gating gate;
+    int32_t weighs_input, type;  // an expert's input is times its weight, not what it gives
+};
+
+namespace {
+
+// What every token takes besides, factor [T] times values [T, D], or values alone
+template <class T>
+struct More {
+    const T* values;
+    const float* factor;
+};
+
+// Token by token what its experts give, in their order, and then what is added to that
+template <class T>
+void sum_pairs(const Mixture& e, const int32_t* ids, const float* weights, const T* given, const int64_t* places,
+               const More<T>& more, T* y, int64_t tokens) {
+    for_rows(tokens, [&](int64_t token) {
+        for (int64_t d = 0; d < e.dim; d += LANES) {
+            Floats sum = {};
+            for (int64_t pair = token * e.top_k; pair < (token + 1) * e.top_k; pair++) {
+                if (ids[pair] >= e.num) continue;
+                const float weight = e.weighs_input ? 1.0f : weights[pair];
+                sum = fma(load16(given + places[pair] * e.dim + d), spread(weight), sum);
+            }
+            if (more.values) {
+                const float factor = more.factor ? more.factor[token] : 1.0f;
+                sum = fma(load16(more.values + token * e.dim + d), spread(factor), sum);
+            }
+            store16(y + token * e.dim + d, sum);
+        }
+    });
+}
+
+// given: [T * k, D], room for what each pair of a token and an expert gives, sorted by experts
+template <class T>
+void mix(const Mixture& e, const T* x, const int32_t* ids, const float* weights, const More<T>& more, T* given, T* y,
+         int64_t tokens) {
+    const int64_t pairs = tokens * e.top_k;
+    int64_t* ends = (int64_t*)scratch<3>((e.num + 1 + 2 * pairs) * sizeof(int64_t));
+    int64_t *order = ends + e.num + 1, *places = order + pairs;
+    std::fill(ends, order, 0);
+    for (int64_t pair = 0; pair < pairs; pair++)
+        if (ids[pair] < e.num) ends[ids[pair] + 1]++;
+    for (int64_t i = 0; i < e.num; i++) ends[i + 1] += ends[i];
+    for (int64_t pair = 0; pair < pairs; pair++)
+        if (ids[pair] < e.num) order[places[pair] = ends[ids[pair]]++] = pair;
+    for (int64_t i = 0, first = 0; i < e.num; first = ends[i++]) {
+        const int64_t rows = ends[i] - first;
+        if (!rows) continue;
+        T* inputs = (T*)scratch<4>(rows * e.dim * sizeof(T));
+        T* hidden = (T*)scratch<5>(rows * e.hidden * sizeof(T));
+        for_rows(rows, [&](int64_t row) {
+            const int64_t pair = order[first + row];
+            const T* from = x + pair / e.top_k * e.dim;
+            T* to = inputs + row * e.dim;
+            if (!e.weighs_input) {
+                std::memcpy(to, from, e.dim * sizeof(T));
+                return;
+            }
+            for (int64_t d = 0; d < e.dim; d += LANES) store16(to + d, load16(from + d) * weights[pair]);
+        });
+        product(e.gate_up[i], inputs, hidden, rows, e.gate);
+        product(e.down[i], hidden, given + first * e.dim, rows, Gating{});
+    }
+    sum_pairs(e, ids, weights, given, places, more, y, tokens);
 }
 
 // Between products
@@ -996,7 +1084,7 @@ void add_norm(const T* x, T* stream, bool has_stream, const Norm& norm, T* out, 
 }
 
 template <class T>
-void gate_rows(const T* x, T* y, int64_t rows, int64_t hidden, int gate) {
+void gate_rows(const T* x, T* y, int64_t rows, int64_t hidden, const Gating& gate) {
     for_rows(rows, [&](int64_t row) {
         const T *opening = x + row * 2 * hidden, *opened = opening + hidden;
         for (int64_t d = 0; d < hidden; d += LANES)
@@ -1199,9 +1287,18 @@ SYMBOL void pellucid_panels(const uint32_t* from, uint32_t* to, int64_t blocks, 
 // y [M, N] = x [M, K] W^T + bias; with a gate [M, N / 2], act(gate) * up of W = [gate; up]
 SYMBOL void pellucid_product(const Matrix* m, const void* x, void* y, int64_t rows, int32_t gate) {
     if (m->type == IS_BF16)
-        product(*m, (const Bf16*)x, (Bf16*)y, rows, gate);
+        product(*m, (const Bf16*)x, (Bf16*)y, rows, Gating{gate});
     else
-        product(*m, (const Half*)x, (Half*)y, rows, gate);
+        product(*m, (const Half*)x, (Half*)y, rows, Gating{gate});
+}
+
+// y [T, D] = what a token's experts, ids [T, k], give for x [T, D], weighed, and factor * more if there is any
+SYMBOL void pellucid_mix(const Mixture* e, const void* x, const int32_t* ids, const float* weights, const void* more,
+                         const float* factor, void* given, void* y, int64_t tokens) {
+    if (e->type == IS_BF16)
+        mix(*e, (const Bf16*)x, ids, weights, More<Bf16>{(const Bf16*)more, factor}, (Bf16*)given, (Bf16*)y, tokens);
+    else
+        mix(*e, (const Half*)x, ids, weights, More<Half>{(const Half*)more, factor}, (Half*)given, (Half*)y, tokens);
 }
 
 // stream [M, D] += x, if there is one; out = its norm
@@ -1217,9 +1314,9 @@ SYMBOL void pellucid_add_norm(const void* x, void* stream, const void* weight, v
 // y [M, hidden] = act(gate) * up of x [M, 2 * hidden]
 SYMBOL void pellucid_gate(const void* x, void* y, int64_t rows, int64_t hidden, int32_t gate, int32_t type) {
     if (type == IS_BF16)
-        gate_rows((const Bf16*)x, (Bf16*)y, rows, hidden, gate);
+        gate_rows((const Bf16*)x, (Bf16*)y, rows, hidden, Gating{gate});
     else
-        gate_rows((const Half*)x, (Half*)y, rows, hidden, gate);
+        gate_rows((const Half*)x, (Half*)y, rows, hidden, Gating{gate});
 }
 
 // The place of the highest of each row x [M, num], the first one in a tie

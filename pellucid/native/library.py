@@ -65,6 +65,28 @@ class MatrixFields(Structure):
     )
 
 
+class GatingFields(Structure):
+    """`Gating` of cpu.cpp."""
+
+    _fields_ = (("act", c_int32), ("limit", c_float), ("alpha", c_float))
+
+
+class MixtureFields(Structure):
+    """`Mixture` of cpu.cpp."""
+
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("num", c_int64),
+        ("top_k", c_int64),
+        ("hidden", c_int64),
+        ("dim", c_int64),
+        ("gate", GatingFields),
+        ("weighs_input", c_int32),
+        ("type", c_int32),
+    )
+
+
 class HeadsFields(Structure):
     """`Heads` of cpu.cpp."""
 
@@ -88,6 +110,7 @@ class HeadsFields(Structure):
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "panels": (c_void_p, c_void_p, c_int64, c_int64),
     "product": (POINTER(MatrixFields), c_void_p, c_void_p, c_int64, c_int32),
+    "mix": (POINTER(MixtureFields), *[c_void_p] * 7, c_int64),
     "add_norm": (*[c_void_p] * 4, c_int64, c_int64, c_float, c_int32, c_int32),
     "gate": (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32),
     "highest": (c_void_p, c_void_p, c_int64, c_int64, c_int32),
@@ -110,6 +133,7 @@ class Library:
         cpus = [min(core) for core in CORES] if is_pinned else []
         code.pellucid_cpus((c_int32 * len(cpus))(*cpus), c_int64(len(cpus)))
         self.panels, self.product = code.pellucid_panels, code.pellucid_product
+        self.mix = code.pellucid_mix
         self.add_norm, self.gate = code.pellucid_add_norm, code.pellucid_gate
         self.highest = code.pellucid_highest
         self.attend = code.pellucid_attend

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.experts import ExpertWeights
+from pellucid.kernels.experts import ExpertWeights, Gating, More
 from pellucid.kernels.packed_experts import PackedExperts
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
+from pellucid.kernels.routing import Chosen
 from pellucid.platform import Platform, platform_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
 ExpertMatrix = Literal["gate_up", "down"]
-Experts = ExpertWeights | PackedExperts
 Fill = Literal["normal", "near_one", "one", "bits"]  # what dummy weights look like
 
 
@@ -257,6 +257,26 @@ class LinearMethod(Protocol):
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         """x [..., in_features] -> [..., out_features], bias added.  fwd is None for the head."""
         ...
+
+
+@runtime_checkable
+class MixesItself(Protocol):
+    """Experts that bring their own products."""
+
+    def mix(
+        self,
+        x: Tensor,
+        chosen: Chosen,
+        gating: Gating,
+        *,
+        weighs_input: bool = False,
+        more: More | None = None,
+    ) -> Tensor:
+        """x [T, D] -> [T, D]; see `mix_experts`."""
+        ...
+
+
+Experts = ExpertWeights | PackedExperts | MixesItself
 
 
 class ExpertsMethod(Protocol):

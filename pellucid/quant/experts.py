@@ -18,10 +18,12 @@ from torch import Tensor
 from pellucid.kernels.experts import ExpertWeights
 from pellucid.kernels.packed_experts import PackedExperts, pack_experts
 from pellucid.kernels.packed_weight import GroupCodes, Numbers
+from pellucid.native.library import library, serves
 from pellucid.quant.base import Coords, ExpertMatrix, Experts, KnowsWhole, ParamSpec
 from pellucid.quant.codes import Codes, Scales
 from pellucid.quant.expert_places import AllInOne, ExpertPlace, OneByOne
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.native_experts import Biases, NativeExperts, native_experts
 from pellucid.quant.packed import bits_kept, dummy, group_codes, kept_bits, plain, with_zeros
 from pellucid.quant.products import Multiplier
 from pellucid.quant.rounding import rounded
@@ -45,9 +47,7 @@ class PlainExperts:
         name = str(dtype).removeprefix("torch.")
         return f"{name}: grouped products{f', for {self.why}' if self.why else ''}"
 
-    def finish(
-        self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]
-    ) -> Experts:
+    def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:
         return ExpertWeights(gate_up, down, *biases)
 
 
@@ -58,7 +58,7 @@ class CodedExperts:
     gate_up: Callable[[int], LayerFormat]
     down: Callable[[int], LayerFormat]
     is_stored: bool
-    is_slow: bool = False
+    device: str = "cuda"
 
     def format(self, matrix: ExpertMatrix, num_in: int) -> LayerFormat:
         return (self.gate_up if matrix == "gate_up" else self.down)(num_in)
@@ -76,16 +76,16 @@ class CodedExperts:
     def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
         format = self.format(matrix, 1 << 30)
         by = "grouped products that unpack codes in registers, activations as they are"
-        if self.is_slow:
-            by = Multiplier.SLICES.value
+        if self.device == "cpu":
+            by = "native code, of the experts that are hit" if serves(dtype) else Multiplier.SLICES.value
         return f"{format.layout} {format.code.name}, {bits_kept(format.code)} bits: {by}"
 
-    def finish(
-        self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]
-    ) -> Experts:
+    def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:
         ups, downs = self._matrices("gate_up", gate_up, 2), self._matrices("down", down, 1)
         num, hidden, dim = down.shape[0], down.shape[2], down.shape[1]
         try:
+            if down.device.type == "cpu" and (mixed := native(ups, downs, dtype, biases)) is not None:
+                return mixed
             return PackedExperts(
                 gate_up=pack_experts(alike(ups), dtype, gated=True),
                 down=pack_experts(alike(downs), dtype),
@@ -120,12 +120,30 @@ class CodedExperts:
             return group_codes(rounded(matrix, format))
 
 
+def native(gate_up: Matrices, down: Matrices, dtype: torch.dtype, biases: Biases) -> NativeExperts | None:
+    """As native code multiplies them; None: it does not, on this CPU or such matrices."""
+    code = library()
+    if code is None or not serves(dtype):
+        return None
+    try:
+        return native_experts(code, coded(gate_up), coded(down), dtype, biases)
+    except ValueError as error:
+        logger.warning("experts' numbers are made at every call, which costs time: %s", error)
+        return None
+
+
+def coded(experts: Matrices) -> list[list[GroupCodes]]:
+    """Raises ValueError if some are no codes."""
+    codes = [[part for part in parts if isinstance(part, GroupCodes)] for parts in experts]
+    if sum(map(len, codes)) < sum(map(len, experts)):
+        raise ValueError("some are stored as plain numbers")
+    return codes
+
+
 def alike(experts: Matrices) -> list[list[GroupCodes]]:
     """The same with zeros where any has some.  Raises ValueError where they cannot stay packed, and why."""
-    codes = [[part for part in parts if isinstance(part, GroupCodes)] for parts in experts]
+    codes = coded(experts)
     every = [part for parts in codes for part in parts]
-    if len(every) < sum(map(len, experts)):
-        raise ValueError("some are stored as plain numbers")
     if any(part.index is not None for part in every):
         raise ValueError("their inputs are in an order of their own")
     kinds = {(part.numbers, part.bits, part.middle, part.zero is None, part.offset is None) for part in every}

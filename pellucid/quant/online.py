@@ -90,19 +90,22 @@ class Online:
         if way == NONE:
             return PlainExperts()
         of = EXPERT_FORMATS[way]
-        return CodedExperts(of, of, is_stored=False, is_slow=self.device == "cpu")
+        return CodedExperts(of, of, is_stored=False, device=self.device)
 
 
-def online(asked: str | Mapping[str, object] | None, device: str = "cuda") -> Online | None:
+def online(
+    asked: str | Mapping[str, object] | None, device: str = "cuda", *, packs: bool = True
+) -> Online | None:
     """How layers are quantized that are plain in files; None: `asked` is no way to do that.
 
-    On a CPU, which makes numbers of experts' codes at every call, experts must be asked for.
+    packs: codes are multiplied as they are.  Where experts' numbers would be made at every call, experts
+    must be asked for.
     Raises ValueError for a mapping that names a way or a kind that there is not.
     """
     if asked is None:
         return Online()
     if isinstance(asked, str) and not asked.lstrip().startswith("{"):
-        kinds = LINEAR if device == "cpu" else LAYERS
+        kinds = LAYERS if packs else LINEAR
         return Online((Choice(EVERYTHING, asked, kinds),), device) if asked in ONLINE else None
     mapping = dict(read(asked))
     ignored = mapping.pop("ignore", [])

@@ -27,6 +27,7 @@ from pellucid.quant.schemes import SCHEMES, rules_of
 from pellucid.quant.schemes.base import Kind, Rules, StoredConfig
 from pellucid.quant.unquantized import Unquantized
 
+KEPT = "codes are kept for activations of 16 bits, on GPUs and by native code for CPUs"
 Path = str  # of a matrix, such as "model.layers.0.mlp.up_proj"
 
 
@@ -53,13 +54,13 @@ class Quantization(Protocol):
 class AsStored(Quantization):
     """A quantized checkpoint.  served: codes that methods of their own multiply, where the model runs.
 
-    packs: other codes stay codes, too.  packs_experts: so do those of experts.
+    packs: other codes stay codes, too.  device: where the model runs.
     """
 
     rules: Rules
     served: frozenset[Code] = frozenset()
     packs: bool = False
-    packs_experts: bool = False
+    device: str = "cuda"
 
     def method(self, paths: tuple[Path, ...], kind: Kind) -> LinearMethod | None:
         kept = {self._kept(self.stored(path, kind)) for path in paths}
@@ -90,7 +91,7 @@ class AsStored(Quantization):
             return ""
         if self.packs:
             return refusal(format) or ""
-        return "codes are kept for activations of 16 bits, on GPUs and by native code for CPUs"
+        return KEPT
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)
@@ -103,13 +104,13 @@ class AsStored(Quantization):
         for format in formats:
             if format is None or format.code == PLAIN:
                 return PlainExperts()
-            if not self.packs_experts:
-                return PlainExperts("codes of experts are kept on GPUs alone, for activations of 16 bits")
+            if not self.packs:
+                return PlainExperts(KEPT)
             if (why := refusal(format)) is not None:
                 return PlainExperts(why)
         up, last = formats
         assert up is not None and last is not None
-        return CodedExperts(lambda _: up, lambda _: last, is_stored=True)
+        return CodedExperts(lambda _: up, lambda _: last, is_stored=True, device=self.device)
 
 
 def choose_quantization(
@@ -122,11 +123,10 @@ def choose_quantization(
     naming the value, the reason and the way out, for what is not served.
     """
     name = asked if asked is None or isinstance(asked, str) else "a mapping"
-    rules = rules_of(stored, name)
+    rules, packs = rules_of(stored, name), packs_codes(platform, dtype)
     if rules is not None:
-        packs = packs_codes(platform, dtype), packs_experts(platform, dtype)
-        return AsStored(rules, served_codes(platform, dtype), *packs)
-    found = online(asked, platform.device)
+        return AsStored(rules, served_codes(platform, dtype), packs, platform.device)
+    found = online(asked, platform.device, packs=packs)
     if found is not None:
         return found
     known = ", ".join(ONLINE)
@@ -148,11 +148,6 @@ def served_codes(platform: Platform, dtype: torch.dtype) -> frozenset[Code]:
 def packs_codes(platform: Platform, dtype: torch.dtype) -> bool:
     """Whether codes of all kinds are kept and multiplied: by kernels, or by native code."""
     return serves(dtype) if platform.device == "cpu" else dtype.itemsize == 2
-
-
-def packs_experts(platform: Platform, dtype: torch.dtype) -> bool:
-    """Whether codes of experts are: by kernels alone."""
-    return platform.device == "cuda" and dtype.itemsize == 2
 
 
 def native_format(format: LayerFormat) -> Fp8Format | str | None:

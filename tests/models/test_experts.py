@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pellucid.cli.main import main
-from pellucid.layers.experts import Experts, Router
+from pellucid.layers.experts import Experts
+from pellucid.models.build import BuiltModel
+from pellucid.native.library import library
 from pellucid.quant import quantization
 from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
-from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.layouts.base import LayerFormat, Writes
+from pellucid.quant.native_experts import NativeExperts
 from pellucid.quant.online import EXPERT_FORMATS
 from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import Harness, load
@@ -23,6 +27,13 @@ from tests.models.test_coded import GPTQ, rounded
 
 transformers = pytest.importorskip("transformers")
 MX_EXPERTS = LayerFormat(layout="mx-experts", code=E2M1, group=Group(1, 32))
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}}},
+}  # fmt: skip
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -46,7 +57,7 @@ def save_model(folder: Path, *, one_by_one: bool) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def rewrite(folder: Path, tensors: dict[str, Tensor], quantization: dict[str, object] | None) -> None:
+def rewrite(folder: Path, tensors: dict[str, Tensor], quantization: Mapping[str, object] | None) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text())
     if quantization is not None:
@@ -65,6 +76,17 @@ def mxfp4(weight: Tensor) -> Codes:
     return Codes(q=q.flatten(-2), code=E2M1, group=MX_EXPERTS.group, scale=Scales(scale))
 
 
+def encoded(codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+    layout = layout_of(format)
+    assert isinstance(layout, Writes)
+    return layout.encode(codes, format)
+
+
+def mixtures_of(built: BuiltModel) -> list[Experts]:
+    assert isinstance(built.model, torch.nn.Module)
+    return [layer for layer in built.model.modules() if isinstance(layer, Experts)]
+
+
 def logits_of(folder: Path) -> Tensor:
     return Harness(load(folder, max_model_len=32), num_seqs=1, max_len=32).step({0: TOKENS})[0]
 
@@ -74,7 +96,7 @@ PACKS = pytest.mark.parametrize("packs", [False, True], ids=["decoded", "packed"
 
 def let_pack(monkeypatch: pytest.MonkeyPatch, *, packs: bool) -> None:
     """As on a GPU: codes of experts stay codes."""
-    monkeypatch.setattr(quantization, "packs_experts", lambda platform, dtype: packs)
+    monkeypatch.setattr(quantization, "packs_codes", lambda platform, dtype: packs)
 
 
 def assert_alike(actual: Tensor, expected: Tensor, *, packs: bool) -> None:
@@ -92,7 +114,7 @@ def test_mxfp4_experts_compute_what_their_numbers_say(
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             codes = mxfp4(tensor)
             plain[name] = codes.dequantized()
-            written = layout_of(MX_EXPERTS).encode(codes, MX_EXPERTS)
+            written = encoded(codes, MX_EXPERTS)
             coded |= {f"{name}_{suffix}": part for suffix, part in written.items()}
         else:
             coded[name] = tensor
@@ -115,7 +137,7 @@ def test_experts_in_codes_one_by_one_do_so_too(
         if ".experts." in name:
             codes = rounded(tensor)
             plain[name] = codes.dequantized()
-            written = layout_of(format).encode(codes, format)
+            written = encoded(codes, format)
             coded |= {name.replace("weight", suffix): part for suffix, part in written.items()}
         else:
             coded[name] = tensor
@@ -140,8 +162,37 @@ def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, way: str) -> 
     built = load(tmp_path, max_model_len=32, quantization=asked)
     actual = Harness(built, num_seqs=1, max_len=32).step({0: TOKENS})[0]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    mixtures = [layer for layer in built.model.modules() if isinstance(layer, Experts)]
+    mixtures = mixtures_of(built)
     assert all(list(layer.parameters(recurse=False)) == [] for layer in mixtures), "plain matrices are gone"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_native_code_mixes_codes_as_files_have_them_and_as_they_are_rounded(
+    tmp_path: Path, stored: bool
+) -> None:
+    """In bfloat16, beside the codes' numbers in float32."""
+    if library() is None:
+        pytest.skip("no native code here")
+    plain = save_model(tmp_path, one_by_one=True)
+    numbers, coded = dict(plain), dict(plain)
+    for name in [name for name in plain if ".experts." in name]:
+        format = EXPERT_FORMATS["int8" if stored else "int4"](plain[name].shape[1])
+        codes = codes_of(plain[name], format)
+        numbers[name] = codes.dequantized()
+        if stored:
+            del coded[name]
+            written = encoded(codes, format)
+            coded |= {name.replace("weight", suffix): part for suffix, part in written.items()}
+    rewrite(tmp_path, numbers, None)
+    expected = logits_of(tmp_path)
+    rewrite(tmp_path, coded, INT8 if stored else None)
+    asked = None if stored else "int4"
+    built = load(tmp_path, max_model_len=32, dtype=torch.bfloat16, quantization=asked)
+    mixtures = mixtures_of(built)
+    assert all(isinstance(layer._kept, NativeExperts) for layer in mixtures)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    actual = Harness(built, num_seqs=1, max_len=32).step({0: TOKENS})[0]
+    error = (actual.float() - expected).abs().max() / expected.abs().max()
+    assert error < (0.05 if stored else 0.15), error
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
@@ -158,7 +209,7 @@ def test_padding_of_a_step_reads_no_expert(tmp_path: Path) -> None:
     save_model(tmp_path, one_by_one=True)
     harness = Harness(load(tmp_path, max_model_len=32), num_seqs=1, max_len=32)
     fwd = harness.inputs({0: TOKENS})
-    mixture = next(layer for layer in harness.built.model.modules() if isinstance(layer, Experts))
+    mixture = mixtures_of(harness.built)[0]
     x = torch.randn(len(TOKENS), 32)
     whole = mixture(x, fwd)
     fwd.cu_seqlens_q[-1] = 5
@@ -173,7 +224,7 @@ def test_a_dummys_tokens_are_spread_evenly_and_go_the_same_ways_again(tmp_path: 
     built = load(tmp_path, max_model_len=256, load_format="dummy")
     harness = Harness(built, num_seqs=1, max_len=256)
     fwd = harness.inputs({0: [7] * 200})
-    routers = [layer for layer in built.model.modules() if isinstance(layer, Router)]
+    routers = [layer.router for layer in mixtures_of(built)]
     x = torch.ones(200, 32)
     first, second = (router(x, fwd).ids for router in routers)
     assert torch.equal(first, routers[0](x, fwd).ids) and not torch.equal(first, second)
