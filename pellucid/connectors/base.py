@@ -13,7 +13,8 @@ some blocks whose pages are lent; a *job* is what workers are told of it.
     host    ended       all ranks are, and it is ok if all were
 
 Law 5: pages of a transfer belong to it until every rank has spoken, whatever becomes of the request.
-A load that failed is computed instead, or ends its request: `kv_load_failure_policy`.
+A load that failed, or has not ended after `kv_load_seconds`, is computed instead, or ends its request:
+`kv_load_failure_policy`.  While one is late no other is begun: whoever has the KV may hang.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class WorkerDoor:
     rank: int
     num_ranks: int
     done: Callable[[int, bool], None]  # a job's number, and whether all went well; from any thread
+    load_seconds: float = 20.0  # behind which nobody waits for a load any more
 
 
 class WorkerConnector(Protocol):

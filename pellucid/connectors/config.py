@@ -25,6 +25,7 @@ class KVTransferConfig:
     kv_role: str = "kv_both"
     engine_id: str | None = None
     kv_load_failure_policy: str = "recompute"  # or "fail": the request whose load failed ends
+    kv_load_seconds: float = 20.0  # behind which a load that has not come has failed
     kv_ip: str = "127.0.0.1"
     kv_port: int | None = None  # at which engines of other nodes ask for KV; None: none do
     kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -35,6 +36,9 @@ class KVTransferConfig:
                 raise ValueError(
                     f"{name} in kv_transfer_config is {value!r}, must be one of {', '.join(choices)}"
                 )
+        seconds: object = self.kv_load_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise ValueError(f"kv_load_seconds in kv_transfer_config is {seconds!r}, must be above 0 seconds")
 
     @classmethod
     def of(cls, cache: CacheConfig) -> KVTransferConfig | None:

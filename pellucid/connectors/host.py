@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING
 
 from pellucid.connectors.base import KV_CONNECTORS, Ended, Jobs, KVConnector
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from pellucid.schedule.scheduler import Scheduler
 
 
+logger = logging.getLogger(__name__)
+
+
 class KVTransfer(HostFeature):
     """The door, seen from its own side: see base.py."""
 
@@ -31,7 +36,7 @@ class KVTransfer(HostFeature):
         config = self._resolved.kv_transfer
         assert config is not None, "a feature that nobody has asked for"
         host = load_object(KV_CONNECTORS.load(config.kv_connector).host)
-        self.fails = config.kv_load_failure_policy == "fail"
+        self.fails, self.seconds = config.kv_load_failure_policy == "fail", config.kv_load_seconds
         self.serve(scheduler, None)
         self.connector: KVConnector = host(self, self._resolved, capacity, config.kv_connector_extra_config)
 
@@ -42,11 +47,15 @@ class KVTransfer(HostFeature):
         self._transfers = Transfers(self._kv, self.num_ranks)
         self._asked: set[str] = set()  # requests whose load has begun, or that none is there for
         self._failed: dict[str, str | None] = {}
+        self._due: dict[Transfer, float] = {}  # loads that are waited for, and until when by `clock`
+        self._late: set[Transfer] = set()  # loads that nobody waits for any more
         self._kv.pool.observer = self._publishes
         if connector is not None:
             self.connector = connector
 
     fails = False  # does a request whose load fails?
+    seconds = 20.0  # that a load is waited for
+    clock = staticmethod(time.monotonic)
 
     # The connector's door
 
@@ -63,7 +72,7 @@ class KVTransfer(HostFeature):
 
     def holds(self, seq: Seq, hit: PrefixHit) -> bool:
         """Ask the connector for what is not cached here: once, and again only while pages are short."""
-        if seq.request.id in self._asked:
+        if seq.request.id in self._asked or self._late:
             return False
         kv, tokens = self._kv, seq.tokens[: seq.max_cached]
         digests = kv.digests(seq.prefix, tokens)
@@ -83,6 +92,7 @@ class KVTransfer(HostFeature):
             return False
         self._asked.add(seq.request.id)
         self._transfers.begin(transfer, self.connector.load(transfer))
+        self._due[transfer] = self.clock() + self.seconds
         return True
 
     def _publishes(self, kind: int, digests: list[bytes], blocks: Pages) -> None:
@@ -122,6 +132,8 @@ class KVTransfer(HostFeature):
 
     def poll(self) -> dict[str, str | None]:
         self.connector.poll()
+        for transfer in [each for each, due in self._due.items() if due <= self.clock()]:
+            self._give_up(transfer)
         return self._take_failed()
 
     def is_busy(self) -> bool:
@@ -142,12 +154,24 @@ class KVTransfer(HostFeature):
         self.connector.ended(transfer, ok=ok)
         self._transfers.take_back(transfer, ok=ok)
         self._scheduler.look_again()
-        if transfer.is_load:
-            if self.fails and not ok:
-                name = self._scheduler.request_of(transfer.seq_id)
-                if name is not None:
-                    self._failed[name] = "its KV could not be loaded (kv_load_failure_policy is 'fail')"
-            self._scheduler.release(transfer.seq_id)
+        self._late.discard(transfer)
+        if self._due.pop(transfer, None) is not None:
+            self._go_on(transfer, ok=ok)
+
+    def _give_up(self, transfer: Transfer) -> None:
+        """Wait no longer; its pages stay lent, for workers may still write there."""
+        logger.warning("KV of %d tokens has not come for %g s", transfer.num_tokens, self.seconds)
+        del self._due[transfer]
+        self._late.add(transfer)
+        self._transfers.forget(transfer)
+        self._go_on(transfer, ok=False)
+
+    def _go_on(self, transfer: Transfer, *, ok: bool) -> None:
+        """Who has waited for a load is admitted, or ends."""
+        name = self._scheduler.request_of(transfer.seq_id)
+        if self.fails and not ok and name is not None:
+            self._failed[name] = "its KV could not be loaded (kv_load_failure_policy is 'fail')"
+        self._scheduler.release(transfer.seq_id)
 
     def _take_failed(self) -> dict[str, str | None]:
         failed, self._failed = self._failed, {}

@@ -83,6 +83,6 @@ class Transfers:
         if transfer in self._kv.lent:
             take_back(self._kv, transfer, publish=is_of_use)
 
-    def forget(self) -> None:
-        """What loads bring from now on is not to be found."""
-        self._is_stale.update(transfer for transfer in self if transfer.is_load)
+    def forget(self, *transfers: Transfer) -> None:
+        """What these loads bring from now on is not to be found; without any, what all bring."""
+        self._is_stale.update(transfers or [transfer for transfer in self if transfer.is_load])

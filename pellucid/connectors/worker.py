@@ -26,6 +26,7 @@ class KVTransfer(WorkerFeature):
             rank=facts.rank,
             num_ranks=facts.resolved.num_workers,
             done=lambda number, ok: say("kv_transfer", Ended(number, ok)),
+            load_seconds=config.kv_load_seconds,
         )
         worker = load_object(KV_CONNECTORS.load(config.kv_connector).worker)
         self.connector: WorkerConnector = worker(door, config.kv_connector_extra_config)

@@ -360,5 +360,5 @@ def test_params_are_vllms_words() -> None:
 def test_options_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown key 'lend_second' .* did you mean 'lend_seconds'"):
         PeerOptions.of({"lend_second": 3})
-    with pytest.raises(ValueError, match="load_seconds is 0, must be more than 0"):
-        PeerOptions.of({"load_seconds": 0})
+    with pytest.raises(ValueError, match="lend_seconds is 0, must be more than 0"):
+        PeerOptions.of({"lend_seconds": 0})

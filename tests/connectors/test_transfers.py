@@ -78,6 +78,33 @@ def test_or_it_ends_the_request_if_that_is_the_policy() -> None:
     assert error[0] == "a" and "could not be loaded" in (error[1] or "")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_load_that_never_comes_is_given_up_and_keeps_its_pages(fails: bool) -> None:
+    store, device = Store(num_tokens=8), Device()
+    door = StoreTransfer(store, fails=fails)
+    scheduler, now = make_scheduler(store=door, num_blocks=16), [0.0]
+    door.clock = lambda: now[0]  # type: ignore[method-assign]
+    scheduler.add(make_request("a", 10))
+    step(scheduler, device)
+    now[0] = door.seconds - 1
+    assert door.poll() == {} and scheduler.next_plan() is None
+    now[0] = door.seconds
+    assert list(door.poll()) == ["a"] * fails and door.poll() == {}
+    if fails:
+        scheduler.abort("a")
+    scheduler.add(make_request("b", 10))
+    run_to_end(scheduler, device)
+    assert store.num_lookups == 1, "one that may hang is asked for nothing"
+    assert scheduler.kv.usage == 2 / 16 and scheduler.features.are_busy, "workers may still write there"
+    num_cached = scheduler.kv.pool.num_cached
+    door.say_all()
+    assert scheduler.kv.usage == 0 and not scheduler.features.are_busy
+    assert scheduler.kv.pool.num_cached == num_cached, "what comes too late is not published"
+    scheduler.add(make_request("c", 10))
+    step(scheduler, device)
+    assert store.num_lookups == 2
+
+
 @pytest.mark.parametrize("ok", [True, False])
 def test_an_aborted_request_leaves_its_blocks_to_the_load_until_it_has_ended(ok: bool) -> None:
     door, device = StoreTransfer(Store(num_tokens=8), num_ranks=2), Device()

@@ -18,7 +18,7 @@ from tests.llm.test_invariance import BASE, random_requests
 from tests.processes import members
 
 NUM = 40
-SOON = {"kv_connector": "PeerConnector", "kv_connector_extra_config": {"load_seconds": 2}}
+SOON = {"kv_connector": "PeerConnector", "kv_load_seconds": 2}
 
 
 def mixed(seed: int) -> tuple[list[list[int]], list[SamplingParams]]:

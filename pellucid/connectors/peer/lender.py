@@ -58,6 +58,7 @@ class Lender:
             os.truncate(memory, max(1, shelf.num_places) * stride)
         self._maps: dict[int, mmap.mmap] = {}
         self._listeners: list[socket.socket] = []
+        self._accepting: list[threading.Thread] = []
         self._connections: set[socket.socket] = set()
         self._listen(socket.socket(socket.AF_UNIX), local_address(engine_id))
         if host is not None and port is not None:
@@ -81,7 +82,9 @@ class Lender:
                 "or engine_id in kv_transfer_config"
             ) from error
         self._listeners.append(listener)
-        threading.Thread(target=self._accept, args=(listener,), name="kv lender", daemon=True).start()
+        accepts = threading.Thread(target=self._accept, args=(listener,), name="kv lender", daemon=True)
+        self._accepting.append(accepts)
+        accepts.start()
 
     def _accept(self, listener: socket.socket) -> None:
         while listener.fileno() >= 0:
@@ -195,6 +198,8 @@ class Lender:
                 open_socket.shutdown(socket.SHUT_RDWR)
             open_socket.close()
         self._listeners.clear()
+        for thread in self._accepting:  # an address is free when nobody waits there
+            thread.join(WAIT_SECONDS)
         for memory in self._memories:
             os.close(memory)
         self._memories.clear()

@@ -18,14 +18,12 @@ class PeerOptions:
 
     cpu_bytes_to_use: int | None = None  # of host memory for each rank, in which pages lie for others
     lend_seconds: float = 120.0  # that they lie there for a request that nobody asks for
-    load_seconds: float = 20.0  # in which another engine must answer; then the prompt is computed here
     # Hosts, addresses or networks that are believed about KV, whoever names them; see trust.py.
     peers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("lend_seconds", "load_seconds"):
-            if not (isinstance(getattr(self, name), int | float) and getattr(self, name) > 0):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, must be more than 0 seconds")
+        if not (isinstance(self.lend_seconds, int | float) and self.lend_seconds > 0):
+            raise ValueError(f"lend_seconds is {self.lend_seconds!r}, must be more than 0 seconds")
         given: object = self.cpu_bytes_to_use
         if given is not None and (not isinstance(given, int) or given < 1):
             raise ValueError(f"cpu_bytes_to_use is {given!r}, must be a number of bytes")

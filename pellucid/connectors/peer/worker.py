@@ -30,8 +30,8 @@ class PeerWorker:
     """See `WorkerConnector`.  Each job is done by a thread, on a GPU on a stream of that thread's own."""
 
     def __init__(self, door: WorkerDoor, options: Options) -> None:
-        self._door, self._options = door, PeerOptions.of(options)
-        self._secret = Trust.of(self._options.peers).secret
+        self._door = door
+        self._secret = Trust.of(PeerOptions.of(options).peers).secret
         self._is_gpu = door.device.type == "cuda"
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kv transfer")
         self._jobs: set[Future[None]] = set()
@@ -130,7 +130,7 @@ class PeerWorker:
             self._has_own.set()
 
     def _save(self, places: list[int], pages: list[int]) -> None:
-        self._has_own.wait(self._options.load_seconds)
+        self._has_own.wait(self._door.load_seconds)
         if self._own is None:
             raise LookupError("its memory could not be mapped")
         with self._own.used() as memory:
@@ -197,7 +197,7 @@ class PeerWorker:
     def _connect(self, peer: dict[str, Any]) -> Reader:
         host, port, engine_id = peer["host"], peer["port"], peer["engine_id"]
         address = None if host is None or port is None else (host, port)
-        rank, seconds = self._door.rank, self._options.load_seconds
+        rank, seconds = self._door.rank, self._door.load_seconds
         self._let_go()
         reader = Reader(engine_id, address, rank, peer["facts"], seconds, self._secret)
         if reader.memory is not None:

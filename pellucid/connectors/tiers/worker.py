@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Event = torch.cuda.Event | None
-
+LEAVE_SECONDS = 10.0  # that a thread has to finish
 MAX_READERS = 8  # threads that read the files of one load
 
 
@@ -106,11 +106,10 @@ class Tiers:
                 self._lanes["save"].put(self._told(job, lambda lane, job=job: self._save(lane, job, behind)))
 
     def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
+        have_ended = [lane.close() for lane in self._lanes.values()]
         self._lanes = {}
-        self._readers.shutdown()
-        if self._host is not None:
+        self._readers.shutdown(wait=all(have_ended))
+        if self._host is not None and all(have_ended):
             self._host.close()
             self._host = None
 
@@ -192,10 +191,11 @@ class Lane:
         self._work.put(lambda _: done.set())
         done.wait()
 
-    def close(self) -> None:
-        """Finish, and end."""
+    def close(self) -> bool:
+        """Finish, and end; False if it does not, as for a file system that hangs."""
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(LEAVE_SECONDS)
+        return not self._thread.is_alive()
 
     def behind(self, event: Event) -> Copies:
         return Copies(self._stream, event)
