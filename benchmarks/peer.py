@@ -89,12 +89,16 @@ def main(args: Sequence[str] | None = None) -> None:
     given = parser.parse_args(args)
     clock = Clock()
     options: dict[str, object] = {"model": given.model, "device": given.device, "dtype": given.dtype}
-    options |= {"gpu_memory_utilization": 0.4} if given.device != "cpu" else {"cpu_kv_cache_gib": 0.1}
     options |= {"max_model_len": given.prompt_tokens + 300, "max_num_seqs": 8}
+    # A share of the GPU's memory counts what others have there: the second engine's what the first one has.
+    shares = [{"gpu_memory_utilization": 0.45}, {"gpu_memory_utilization": 0.9}]
+    if given.device == "cpu":
+        shares = [{"cpu_kv_cache_gib": 0.1}] * 2
     transfer = {"kv_connector": "PeerConnector", "engine_id": NAME}
-    first = LLM(**options, kv_transfer_config=transfer | {"kv_role": "kv_producer"})  # type: ignore[arg-type]
+    lends = transfer | {"kv_role": "kv_producer"}
+    first = LLM(**options, **shares[0], kv_transfer_config=lends)  # type: ignore[arg-type]
     borrows = {"kv_connector": "PeerConnector", "kv_role": "kv_consumer"}
-    second = LLM(**options, kv_transfer_config=borrows)  # type: ignore[arg-type]
+    second = LLM(**options, **shares[1], kv_transfer_config=borrows)  # type: ignore[arg-type]
     rng, same, rows = random.Random(1), 0, list[tuple[float, float]]()
     for _ in range(given.num_prompts + 1):
         prompt = [rng.randrange(100, 1000) for _ in range(given.prompt_tokens)]

@@ -23,6 +23,10 @@ class Machine:
     bandwidth: float
     flops: float
 
+    def times(self, num: int) -> Machine:
+        """So many of them, with nothing to tell each other."""
+        return Machine(bandwidth=num * self.bandwidth, flops=num * self.flops)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
@@ -33,6 +37,7 @@ class ModelCost:
     expert_weights: int = 0  # of one expert index, over all layers
     num_experts: int = 0
     num_chosen: int = 0  # experts a token goes to
+    num_copies: int = 1  # of all but the experts, which so many engines divide: each reads its own
     kv_bytes_per_token: int
     attention_flops: int  # for one query and one key, over all layers
     bytes_per_weight: int
@@ -65,7 +70,8 @@ class ModelCost:
 
     def step(self, step: Step) -> tuple[float, float]:
         """(bytes, FLOPs) of one step."""
-        weights = self.dense_weights + self.head_weights + self.num_hit(step) * self.expert_weights
+        weights = self.num_copies * (self.dense_weights + self.head_weights)
+        weights += self.num_hit(step) * self.expert_weights
         moved = weights * self.bytes_per_weight + (step.read + step.num_tokens) * self.kv_bytes_per_token
         each = self.dense_weights + self.num_chosen * self.expert_weights
         computed = 2 * (each * step.num_tokens + self.head_weights * step.num_samples)

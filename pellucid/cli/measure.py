@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -237,16 +237,18 @@ def _limits(workload: Workload, run: Run, resolved: Resolved, machine: Machine) 
     cost = ModelCost.from_config(
         config, bytes_per_weight=DTYPE_BYTES[resolved.dtype], bytes_per_kv=DTYPE_BYTES[resolved.kv_dtype]
     )
-    num_devices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size  # alike
-    whole = Machine(bandwidth=num_devices * machine.bandwidth, flops=num_devices * machine.flops)
-    num_engines = parallel.num_engines  # each on a machine of its own, with its share
-    limits = [
-        run_limit(cost, workload.requests[i::num_engines], resolved.max_num_seqs, whole)
-        for i in range(num_engines)
-    ]
+    engine = machine.times(parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    num_engines, slots = parallel.num_engines, resolved.max_num_seqs
+    whole = engine.times(num_engines)
+    if parallel.shares_experts:  # steps are of all engines
+        cost = replace(cost, num_copies=num_engines)
+        limits = [run_limit(cost, workload.requests, num_engines * slots, whole)]
+    else:  # each has its share of the requests
+        shares = (workload.requests[i::num_engines] for i in range(num_engines))
+        limits = [run_limit(cost, share, slots, engine) for share in shares]
     limit_seconds = max(limit.seconds for limit in limits)
     figures = (
-        sum(limit.num_hit for limit in limits) / num_engines if cost.num_experts else None,
+        sum(limit.num_hit for limit in limits) / len(limits) if cost.num_experts else None,
         sum(limit.num_bytes for limit in limits) / 1e9,
         sum(limit.flops for limit in limits) / 1e12,
         whole.bandwidth / 1e9,

@@ -36,9 +36,10 @@ class KVTransferConfig:
                 raise ValueError(
                     f"{name} in kv_transfer_config is {value!r}, must be one of {', '.join(choices)}"
                 )
-        seconds: object = self.kv_load_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            raise ValueError(f"kv_load_seconds in kv_transfer_config is {seconds!r}, must be above 0 seconds")
+        if not _is_positive(self.kv_load_seconds):
+            raise ValueError(
+                f"kv_load_seconds in kv_transfer_config is {self.kv_load_seconds!r}, must be above 0"
+            )
 
     @classmethod
     def of(cls, cache: CacheConfig) -> KVTransferConfig | None:
@@ -93,3 +94,7 @@ class KVTransferConfig:
         if not isinstance(given.get("kv_connector"), str):
             raise ValueError("kv_transfer_config names no kv_connector")
         return cls(**given)  # type: ignore[arg-type]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf

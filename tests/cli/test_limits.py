@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,18 @@ def test_a_batch_of_experts_reads_those_it_hits():
     many, _ = cost.step(Step(num_tokens=256, num_samples=256, read=0, pairs=256))
     assert one == pytest.approx(6.08e9, rel=0.002)
     assert many == pytest.approx(60.44e9, rel=0.002)
+
+
+def test_engines_that_divide_experts_read_each_once_and_all_else_each_for_itself():
+    cost = cost_of("qwen3-30b-a3b")
+    step = Step(num_tokens=512, num_samples=512, read=0, pairs=512)
+    one, two = cost.step(step), replace(cost, num_copies=2).step(step)
+    assert two[0] - one[0] == 2 * (cost.dense_weights + cost.head_weights) and two[1] == one[1]
+    limits = [
+        run_limit(replace(cost, num_copies=num), [(16, 8)] * 64, 64, H200.times(num)).seconds
+        for num in (1, 2)
+    ]
+    assert limits[0] / 2 < limits[1] < limits[0] / 1.8
 
 
 def test_a_request_takes_one_step_for_its_prompt_and_one_for_each_further_token():

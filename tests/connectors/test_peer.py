@@ -306,8 +306,9 @@ def test_a_port_that_is_taken_is_the_users_to_mend(lender: Lender) -> None:
     with pytest.raises(ValueError, match=r"cannot ask for KV at 127.0.0.1:\d+.*another kv_port"):
         Lender(
             "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, host="127.0.0.1",
-            port=lender.port, secret=SECRET,
-        )  # fmt: skip  # type: ignore[attr-defined]
+            port=lender.port,  # type: ignore[attr-defined]
+            secret=SECRET,
+        )  # fmt: skip
 
 
 HERE = KVParams(do_remote_prefill=True, remote_engine_id="x", remote_request_id="1")
