@@ -45,6 +45,7 @@ from pellucid.kernels.packed_weight import (
     by_turns,
     numbers_of,
     packed,
+    spread,
 )
 from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
 from pellucid.platform import platform_of
@@ -95,11 +96,11 @@ def pack_experts(
 
 
 def folded(weight: PackedWeight) -> PackedWeight:
-    """The same with scales raised by what E2M1's numbers lack, if these stay finite."""
+    """The same with scales raised by what E2M1's numbers lack, if these stay finite, and words spread."""
     largest = float(weight.scale.abs().max())
     if weight.numbers is not Numbers.E2M1 or weight.dtype != torch.bfloat16 or largest > 1:
         return weight
-    return replace(weight, scale=weight.scale * 2.0**RAISED, raised=RAISED)
+    return replace(weight, words=spread(weight.words), scale=weight.scale * 2.0**RAISED, raised=RAISED)
 
 
 def kind_of(weight: PackedWeight) -> tuple[object, ...]:

@@ -51,14 +51,17 @@ from pellucid.kernels.tiles import RING_BYTES
 
 PROGRAMS = 112  # that leave few of a Hopper GPU's 132 multiprocessors without one
 STAGES = 4  # of steps: more were slower
+REGISTERS = 65_536  # of a multiprocessor
+COPYING = gl.constexpr(40)  # registers of the copying warp
 
 
 class ExpertTile(NamedTuple):
     """How the product of one expert's rows is cut."""
 
-    rows: int  # 16, 32, 64 or 128
+    rows: int  # 8, 16, 32, 64 or 128
     groups: int  # of four warps, 64 outputs each: 1, 2 or 3
     stages: int
+    programs: int = 1  # that a multiprocessor has registers for at once
 
 
 class Work(NamedTuple):
@@ -83,12 +86,16 @@ def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int = PROGRAMS
     codes = CODES.value * bits // 4
     stage = groups * codes + 2 * rows * LINE_BYTES.value
     whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results
-    return ExpertTile(rows, groups, max(whole, min(RING_BYTES // stage, STAGES) // whole * whole))
+    programs = 1 if groups > 1 else 3 if rows <= 32 else 2
+    return ExpertTile(rows, groups, max(whole, min(RING_BYTES // stage, STAGES) // whole * whole), programs)
 
 
-def registers_of(tile: ExpertTile) -> int | None:
-    """Of a thread, such that programs of one group and few rows find room, three of them."""
-    return None if tile.groups > 1 else 80 if tile.rows <= 32 else 128
+def registers_of(tile: ExpertTile) -> tuple[int, int]:
+    """Of a thread: when a program starts, and while it multiplies, when the copying warp has given up its own."""
+    warps = 4 * (tile.groups + 1)  # it counts as four
+    at_first = REGISTERS // (32 * warps * tile.programs) // 8 * 8
+    multiplying = (at_first * warps - COPYING.value * 4) // (4 * tile.groups) // 8 * 8
+    return at_first, min(multiplying, 232)
 
 
 def packed_experts_hopper(
@@ -117,6 +124,7 @@ def packed_experts_hopper(
     num = len(work.tiles)
     if not num:
         return out
+    at_first, multiplying = registers_of(tile)
     num_groups = weight.scale.shape[1]
     packed_experts_hopper_kernel[(num * triton.cdiv(num_blocks, tile.groups),)](
         boxes_of(x, [tile.rows, HALF.value]),
@@ -153,8 +161,9 @@ def packed_experts_hopper(
         STAGES=tile.stages,
         GATED=act is not None,
         ACT=None if limit is not None else act,
+        REGISTERS=multiplying,
         num_warps=4,
-        maxnreg=registers_of(tile),
+        maxnreg=at_first,
         **dependent(),
     )
     return out
@@ -378,6 +387,7 @@ def packed_experts_hopper_kernel(
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     ACT: gl.constexpr,
+    REGISTERS: gl.constexpr,  # of a multiplying thread
     DEPENDENT: gl.constexpr,
 ):
     """One program a tile of rows and a block of outputs; the blocks of a tile are neighbours."""
@@ -404,7 +414,7 @@ def packed_experts_hopper_kernel(
                 )),
             ],
             [1],
-            [40],
+            [COPYING],
         )  # fmt: skip
     elif GROUPS == 2:
         gl.warp_specialize(
@@ -425,7 +435,7 @@ def packed_experts_hopper_kernel(
                 )),
             ],
             [4, 1],
-            [232 if ROWS > 64 else 160, 40],
+            [REGISTERS, COPYING],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -451,5 +461,5 @@ def packed_experts_hopper_kernel(
                 )),
             ],
             [4, 4, 1],
-            [152, 152, 40],
+            [REGISTERS, REGISTERS, COPYING],
         )  # fmt: skip

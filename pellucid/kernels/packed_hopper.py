@@ -201,7 +201,7 @@ def assembly(
     """PTX that makes eight numbers of a word: $0 to $7, of the word $8; or four of 8 bits, of the word $4.
 
     The next arguments are scales of rows r and r + 8, what is subtracted from their codes, and what is added
-    in the end, each twice in an int32.  is_folded: scales of E2M1 are raised already.
+    in the end, each twice in an int32.  is_folded: scales of E2M1 are raised already, and its words spread.
     """
     type = type_of(dtype)
     lines, num = [".reg .b32 n<4>, s, t, u<8>;"], 4
@@ -209,7 +209,7 @@ def assembly(
         case Numbers.INTEGER, 4:
             lines += integers(type)
         case Numbers.E2M1, _:
-            lines += small_floats(type, is_folded=is_folded)
+            lines += spread_floats() if is_folded else small_floats(type)
         case Numbers.TABLE, _:
             lines += from_table(table_bits)
         case Numbers.INTEGER, _:
@@ -286,7 +286,27 @@ def integers(type: str) -> list[str]:
     return lines
 
 
-def small_floats(type: str, *, is_folded: bool) -> list[str]:
+def spread_floats() -> list[str]:
+    """E2M1 of words that are `spread`, but for 2^126: each code's bits lie apart as bfloat16's do, one's in two.
+
+    The turns are `TURNS`: those that lose no bit by it are shifts.
+    """
+    _, mask, _ = E2M1["bf16x2"]
+    mask |= 0x80008000
+    return [
+        f"and.b32 n0, $8, {mask:#x};",
+        "shl.b32 s, $8, 4;",
+        f"and.b32 n1, s, {mask:#x};",
+        "shf.l.wrap.b32 s, $8, $8, 10;",
+        f"and.b32 n2, s, {mask:#x};",
+        "shl.b32 s, $8, 6;",
+        f"and.b32 n3, s, {mask & ~0x01000100:#x};",
+        "shr.u32 s, $8, 2;",
+        "lop3.b32 n3, s, 0x01000100, n3, 0xea;",
+    ]
+
+
+def small_floats(type: str) -> list[str]:
     """E2M1: sign, exponent of two bits, which may be zero, mantissa of one, where wider types have them."""
     place, mask, factor = E2M1[type]
     lines = [f"mov.b32 t, {factor:#x};"]
@@ -297,8 +317,8 @@ def small_floats(type: str, *, is_folded: bool) -> list[str]:
             f"and.b32 n{i}, n{i}, {mask:#x};",
             f"shl.b32 s, $8, {12 - 4 * i};",
             f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
+            f"mul.rn.{type} n{i}, n{i}, t;",
         ]
-        lines += [] if is_folded else [f"mul.rn.{type} n{i}, n{i}, t;"]
     return lines
 
 

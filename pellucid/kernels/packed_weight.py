@@ -141,7 +141,8 @@ class PackedWeight:
     group: int  # inputs: a multiple of 64 or 16 or 32
     num_out: int
     num_in: int
-    raised: int = 0  # powers of two that scales have as a factor, and that kernels need not multiply by
+    # Powers of two that scales have as a factor, and that kernels need not multiply by; words are `spread`.
+    raised: int = 0
     gated: bool = False  # of each tile's outputs eight are gates, and eight what they open, by turns
 
     @property
@@ -287,6 +288,52 @@ def out_of_words(words: Tensor, bits: int) -> Tensor:
     return codes.permute(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(rows * TILE, columns * TILE)
 
 
+# Of the four codes of each half of a word, how far to the left its bits are turned to be those of a bfloat16:
+# sign, upper and lower bit of the exponent, mantissa.  No bit of a word is needed twice.
+TURNS = ((0, 0, 0, 0), (4, 4, 4, 4), (10, 10, 10, 10), (6, 30, 6, 6))
+BFLOAT16_BITS = (15, 8, 7, 6)
+
+
+def moves() -> dict[int, int]:
+    """How far to the left the bits of codes are turned from `in_words` to `spread`, and which of a word are."""
+    masks: dict[int, int] = {}
+    for half in range(2):
+        for code, turns in enumerate(TURNS):
+            for i, (turn, bit) in enumerate(zip(turns, BFLOAT16_BITS, strict=True)):
+                begin, end = 16 * half + 4 * code + 3 - i, (16 * half + bit - turn) % 32
+                masks[(end - begin) % 32] = masks.get((end - begin) % 32, 0) | 1 << begin
+    return masks
+
+
+def turned(words: Tensor, left: int) -> Tensor:
+    """int32 words whose bits are turned to the left."""
+    if left % 32 == 0:
+        return words
+    low = (1 << left % 32) - 1  # what comes from above; int32's own shift repeats the sign
+    return words << left % 32 | words >> 32 - left % 32 & low
+
+
+def signed(bits: int) -> int:
+    """32 bits as int32 has them."""
+    return bits - (bits >> 31 << 32)
+
+
+def spread(words: Tensor) -> Tensor:
+    """Words of E2M1 [..] with bits where `packed_hopper.small_floats` turns them to bfloat16's from."""
+    out = torch.zeros_like(words)
+    for left, mask in moves().items():
+        out |= turned(words & signed(mask), left)
+    return out
+
+
+def gathered(words: Tensor) -> Tensor:
+    """`spread` backwards."""
+    out = torch.zeros_like(words)
+    for left, mask in moves().items():
+        out |= turned(words, -left) & signed(mask)
+    return out
+
+
 def numbers_of(weight: PackedWeight, first: int = 0, last: int | None = None) -> Tensor:
     """Outputs first .. last of W in the activations' dtype, rounded once: the reference of all kernels.
 
@@ -298,10 +345,10 @@ def numbers_of(weight: PackedWeight, first: int = 0, last: int | None = None) ->
     def of_groups(lanes: Tensor | None) -> Tensor | None:
         return None if lanes is None else out_of_lanes(lanes[tiles]).float()
 
-    scale = of_groups(weight.scale)
+    scale, words = of_groups(weight.scale), weight.words[tiles]
     assert scale is not None
     codes = GroupCodes(
-        q=out_of_words(weight.words[tiles], weight.bits),
+        q=out_of_words(gathered(words) if weight.raised else words, weight.bits),
         numbers=weight.numbers,
         bits=weight.bits,
         group=weight.group,

@@ -821,9 +821,8 @@ def compile_packed_experts_hopper() -> None:
         }
         constants |= {"GATED": num_blocks == 90, "ACT": None}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
-        registers = registers_of_experts(tile)
-        options = {} if registers is None else {"maxnreg": registers}
-        made = compiled(packed_experts_hopper_kernel, types, constants, num_warps=4, **options)
+        at_first, constants["REGISTERS"] = registers_of_experts(tile)
+        made = compiled(packed_experts_hopper_kernel, types, constants, num_warps=4, maxnreg=at_first)
         sys.stdout.write(
             f"hopper_packed_experts {tile.rows} {tile.groups} {tile.stages} {bits} {made.metadata.shared}\n"
         )

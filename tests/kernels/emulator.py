@@ -664,6 +664,7 @@ def executed(assembly: str, num_results: int, args: Sequence[Value]) -> list[Ten
                 "and": torch.bitwise_and,
                 "shl": lambda a, n: a << n & 0xFFFFFFFF,
                 "shr": torch.bitwise_right_shift,
+                "shf": lambda low, high, n: (high << n | low >> 32 - n) & 0xFFFFFFFF,  # to the left
                 "lop3": lambda a, b, c, table: a & b | c,
             }[kind](*map(of, (first, *others)))
             assert kind != "lop3" or others[-1] == "0xea", line
