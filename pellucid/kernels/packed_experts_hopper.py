@@ -91,7 +91,7 @@ def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int = PROGRAMS
 
 
 def registers_of(tile: ExpertTile) -> tuple[int, int]:
-    """Of a thread: when a program starts, and while it multiplies, when the copying warp has given up its own."""
+    """Of a thread: at first, and while it multiplies, when the copying warp has given up its own."""
     warps = 4 * (tile.groups + 1)  # it counts as four
     at_first = REGISTERS // (32 * warps * tile.programs) // 8 * 8
     multiplying = (at_first * warps - COPYING.value * 4) // (4 * tile.groups) // 8 * 8

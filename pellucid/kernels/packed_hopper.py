@@ -287,7 +287,7 @@ def integers(type: str) -> list[str]:
 
 
 def spread_floats() -> list[str]:
-    """E2M1 of words that are `spread`, but for 2^126: each code's bits lie apart as bfloat16's do, one's in two.
+    """E2M1 of words that are `spread`, but for 2^126: a code's bits lie apart as bfloat16's do, one's in two.
 
     The turns are `TURNS`: those that lose no bit by it are shifts.
     """

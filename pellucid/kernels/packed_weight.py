@@ -295,7 +295,7 @@ BFLOAT16_BITS = (15, 8, 7, 6)
 
 
 def moves() -> dict[int, int]:
-    """How far to the left the bits of codes are turned from `in_words` to `spread`, and which of a word are."""
+    """How far to the left bits are turned from `in_words` to `spread`, and which bits of a word are."""
     masks: dict[int, int] = {}
     for half in range(2):
         for code, turns in enumerate(TURNS):
