@@ -316,7 +316,7 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min}, must be in [1, prompt_lookup_max], "
                 f"and prompt_lookup_max is {self.prompt_lookup_max}"
             )
-        if self.method in ("ngram", "suffix") and self.model is not None:
+        if self.method in ARE_CERTAIN and self.model is not None:
             raise ValueError(
                 f"method {self.method} reads no model, but model is {self.model!r}; leave one out"
             )
@@ -358,6 +358,11 @@ class SpeculativeConfig:
     def is_adaptive(self) -> bool:
         """Does acceptance say how many drafts a request has, and the clock whether it has any?"""
         return not self.is_synthetic if self.adaptive is None else self.adaptive
+
+    @property
+    def are_certain(self) -> bool:
+        """Is a draft what the text says, and not drawn from a distribution?"""
+        return self.method in ARE_CERTAIN
 
     @property
     def is_synthetic(self) -> bool:
@@ -495,6 +500,7 @@ MAX_DRAFTS = 64
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
 HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
 KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp", "pard")  # methods whose drafter has some
+ARE_CERTAIN = ("grammar", "ngram", "suffix")  # methods whose drafts are not drawn
 READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "pard")  # from the checkpoint that `model` names
 # vLLM's other names of methods.
 SAME_METHODS = {

@@ -97,6 +97,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
+        has_drafter=resolved.speculative.method != "grammar",
         drafter_keeps_kv=resolved.speculative.method in KEEP_KV,
         policy=user.scheduler.scheduling_policy,
     )

@@ -62,7 +62,10 @@ class Scheduler:
         most_new = 1 + options.num_spec
         self.table = Table(options.num_slots, options.max_model_len, most_new, self.features.watched)
         self.wants = Wants(
-            self.table, options.num_spec, options.cheap_tokens, keeps_kv=options.drafter_keeps_kv
+            self.table,
+            options.num_spec * options.has_drafter,
+            options.cheap_tokens,
+            keeps_kv=options.drafter_keeps_kv,
         )
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
@@ -803,9 +806,9 @@ class Scheduler:
         """Those of a running sequence that have landed, the prompt included."""
         return len(self.table.tokens(seq.slot))
 
-    def expect_drafts(self, seq: Sequence, num_draft: int) -> None:
+    def expect_drafts(self, seq: Sequence, num_draft: int, *, are_forced: bool = False) -> None:
         """The host has seen what a host-bound sequence has drafted; its next row may verify so many."""
-        self.table.drafts[seq.slot] = min(num_draft, int(self.table.want[seq.slot]))
+        self.table.drafts[seq.slot] = num_draft if are_forced else min(num_draft, self.table.want[seq.slot])
 
     def rows_in_flight(self) -> Flight:
         """The plan that comes home next."""

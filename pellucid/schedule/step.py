@@ -35,6 +35,7 @@ class SchedulerOptions:
     watermark: float = 0.01  # share of the pages that an admission leaves free while others run
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
     cheap_tokens: int = 0
+    has_drafter: bool = True  # else drafts are those that grammars force alone
     drafter_keeps_kv: bool = False  # whole only if it runs behind every step
 
     @property

@@ -13,6 +13,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
         "draft_model": "pellucid.spec.draft_model:DraftModelProposer",
         "eagle": "pellucid.spec.eagle:EagleProposer",
         "eagle3": "pellucid.spec.eagle3:Eagle3Proposer",
+        "grammar": "pellucid.spec.grammar:GrammarProposer",
         "medusa": "pellucid.spec.medusa:MedusaProposer",
         "mtp": "pellucid.spec.mtp:MtpProposer",
         "pard": "pellucid.spec.pard:PardProposer",

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,8 +70,9 @@ def check(kind: str, output: RequestOutput) -> None:
             assert re.match(r"\s*\{", text)
 
 
-def sampling(kind: str, seed: int = 0, **changes: object) -> SamplingParams:
-    return SamplingParams(**{"seed": seed, "max_tokens": 120, "structured_outputs": WISHES[kind], **changes})
+def sampling(kind: str, seed: int = 0, **changes: Any) -> SamplingParams:
+    params: dict[str, Any] = {"seed": seed, "max_tokens": 120, "structured_outputs": WISHES[kind]}
+    return SamplingParams(**(params | changes))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def llm() -> Generator[LLM, None, None]:
         yield llm
 
 
-def texts(llm: LLM, **changes: object) -> list[str]:
+def texts(llm: LLM, **changes: Any) -> list[str]:
     """Of every kind and of none, all at once."""
     params = [sampling(kind, seed, **changes) for seed, kind in enumerate([*WISHES] * 2)]
     params += [SamplingParams(seed=7, max_tokens=40, **changes)]
@@ -146,6 +148,21 @@ def test_texts_of_the_standard_test_of_drafts_are_of_their_language() -> None:
     config = {**NGRAM["speculative_config"], "rejection_sample_method": "standard"}
     with LLM("sprout", **OPTIONS, speculative_config=config) as llm:
         assert texts(llm)
+
+
+def test_what_a_grammar_forces_is_drafted_and_changes_no_text(llm: LLM, expected: list[str]) -> None:
+    wish = StructuredOutputsParams(regex=r"(red|blue) and nothing but red and blue in all of it, \d")
+    greedy = SamplingParams(temperature=0, max_tokens=60, structured_outputs=wish)
+    alone = llm.generate(PROMPTS[:1], greedy, use_tqdm=False)[0].outputs[0]
+    config = {"method": "grammar", "num_speculative_tokens": 8}
+    with LLM("sprout", **OPTIONS, speculative_config=config) as drafting:
+        before = drafting.llm_engine.stats
+        (output,) = drafting.generate(PROMPTS[:1], greedy, use_tqdm=False)
+        after = drafting.llm_engine.stats
+        assert output.outputs[0].token_ids == alone.token_ids
+        num_steps, num_tokens = after.num_steps - before.num_steps, len(alone.token_ids)
+        assert num_steps < num_tokens * 0.75, (num_steps, num_tokens)
+        assert texts(drafting) == expected
 
 
 def test_drafts_of_a_constrained_text_are_verified() -> None:
@@ -234,7 +251,7 @@ def test_thinking_that_may_not_end_is_refused(llm: LLM) -> None:
 
 
 def test_a_text_that_would_end_in_its_thinking_goes_on_to_its_answer(llm: LLM) -> None:
-    ids = {word: llm.get_tokenizer().token_to_id(word) for word in ("<|im_end|>", "</think>")}
+    ids = {word: llm.get_tokenizer().token_to_id(word) or 0 for word in ("<|im_end|>", "</think>")}
     params = SamplingParams(
         temperature=0,
         max_tokens=20,

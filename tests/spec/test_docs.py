@@ -29,6 +29,14 @@ def test_the_first_example_drafts() -> None:
         assert llm.llm_engine.resolved.speculative.method == "draft_model"
 
 
+def test_the_example_with_a_grammar_drafts() -> None:
+    pytest.importorskip("xgrammar")
+    (example,) = (block for block in BLOCKS if '"method": "grammar"' in block)
+    names: dict[str, int] = {}
+    exec(example, names)
+    assert names["forced"] > 0
+
+
 def test_configs_are_of_methods_that_there_are() -> None:
     found = re.findall(r"--speculative-config '({.*?})'", PAGE, flags=re.DOTALL)
     assert len(found) >= 3

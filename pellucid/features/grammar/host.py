@@ -11,12 +11,14 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.resolve import Resolved
@@ -24,11 +26,12 @@ from pellucid.sample.grammars.base import ANY_TOKEN, GrammarRef
 from pellucid.sample.grammars.wire import (
     SHARED_BYTES,
     Attach,
-    Filled,
+    Force,
     Forget,
     Read,
     Row,
     decode_filled,
+    decode_forced,
     decode_verdict,
     frame,
     map_masks,
@@ -36,9 +39,11 @@ from pellucid.sample.grammars.wire import (
 )
 from pellucid.schedule.news import News
 from pellucid.schedule.scheduler import Scheduler
+from pellucid.schedule.sequence import Sequence as Seq
 from pellucid.types import Request
 
 logger = logging.getLogger(__name__)
+A = TypeVar("A")
 NUM_THREADS = 32  # that attach; they only wait
 MOST_SILENCE = 30.0  # seconds; a language's process ends itself long before, if it gets a processor
 LOST = "the process of its grammar has ended: a mask took too long, or too much memory"
@@ -66,14 +71,14 @@ class Language:
         if verdict.error is not None:
             raise ValueError(verdict.error)
 
-    def send(self, order: Read | Forget) -> None:
+    def send(self, order: Read | Force | Forget) -> None:
         with suppress(OSError):  # `receive` tells
             self._socket.sendall(frame(order))
 
-    def receive(self) -> Filled | None:
-        """What it answers to `Read`; None if it has ended."""
+    def receive(self, decode: Callable[[bytearray], A]) -> A | None:
+        """What it answers to `Read` or `Force`; None if it has ended."""
         try:
-            return decode_filled(read_frame(self._socket))
+            return decode(read_frame(self._socket))
         except (EOFError, OSError):
             return None
 
@@ -94,6 +99,7 @@ class Text:
     thinking: tuple[int | None, int] | None
     attached: Future[None] = field(repr=False)
     drafts: list[int] = field(default_factory=list[int])  # that its next row may verify
+    are_forced: bool = False  # the drafts are the grammar's own, which workers have not seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +114,17 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What rows with a grammar have drafted, by index in the plan."""
+    """What a proposer has drafted for rows with a grammar, by index in the plan."""
 
     rows: dict[int, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedDrafts:
+    """What grammars force, by the row's index in the plan: the drafts that the row verifies."""
+
+    rows: dict[int, list[int]]
+    places: dict[int, int]  # of each row's first one in its text
 
 
 class Grammars(HostFeature):
@@ -121,6 +135,7 @@ class Grammars(HostFeature):
 
     def __init__(self, resolved: Resolved) -> None:
         self._num_words = -(-resolved.checkpoint.vocab_size // 32)
+        self._most_forced = most_forced(resolved)
         self._texts: dict[str, Text] = {}  # by request id
         self._languages: dict[tuple[str, str], tuple[Language, Future[None]]] = {}  # by address and digest
         self._ended: dict[str, str | None] = {}
@@ -144,6 +159,13 @@ class Grammars(HostFeature):
         self._texts[request.id] = Text(language, key, len(request.prompt_token_ids), ref.thinking, attached)
         return attached
 
+    def ride(self, rows: Sequence[AskingRow]) -> ForcedDrafts | None:
+        """The drafts that no worker has seen."""
+        forced = {row.index: self._drafts(row) for row in rows if self._texts[row.request.id].are_forced}
+        if not any(forced.values()):
+            return None
+        return ForcedDrafts(forced, {row.index: len(row.token_ids) for row in rows if row.index in forced})
+
     def late(self, rows: Sequence[AskingRow]) -> Masks:
         """What may come behind each row's text, and behind each of its drafts."""
         asked: dict[Language, list[AskingRow]] = {}
@@ -157,7 +179,7 @@ class Grammars(HostFeature):
                 masks[row.index] = self._masks[place : place + 1 + row.num_draft]
                 place += 1 + row.num_draft
         for language, its_rows in asked.items():
-            filled = language.receive()
+            filled = language.receive(decode_filled)
             if filled is None:
                 self._lose(language, {row.request.id: masks[row.index] for row in its_rows})
             else:
@@ -170,17 +192,22 @@ class Grammars(HostFeature):
         return ended
 
     def land(self, told: Drafts, news: News, scheduler: Scheduler) -> None:
-        """A row's drafts may be verified now: the grammar is shown them before.
+        """A row's drafts may be verified now: what its grammar forces, else its proposer's.
 
         Not where no token may end the text: there the grammar ends it, which it cannot do behind a draft.
         """
+        drafting: list[tuple[Seq, list[int]]] = []
         for index, drafts in told.rows.items():
             landed = news.landed.get(index)
             if landed is None or landed.seq.is_finished or not landed.seq.request.eos_token_ids:
                 continue
             if scheduler.num_tokens(landed.seq) >= landed.seq.min_len:
-                self._texts[landed.seq.request.id].drafts = drafts
-                scheduler.expect_drafts(landed.seq, len(drafts))
+                drafting.append((landed.seq, drafts))
+        forced = self._forced([seq for seq, _ in drafting], scheduler) if self._most_forced else {}
+        for seq, drafts in drafting:
+            text, own = self._texts[seq.request.id], forced.get(seq.request.id, [])
+            text.drafts, text.are_forced = own or drafts, bool(own)
+            scheduler.expect_drafts(seq, len(text.drafts), are_forced=text.are_forced)
 
     def leave(self, request_id: str) -> None:
         """With its last request an engine lets go of a language."""
@@ -207,10 +234,29 @@ class Grammars(HostFeature):
             os.close(self._memory)
         self._is_shut_down = True
 
+    def _forced(self, seqs: list[Seq], scheduler: Scheduler) -> dict[str, list[int]]:
+        """What must come next in these texts, by request."""
+        asked: dict[Language, list[Row]] = {}
+        for seq in seqs:
+            language = self._texts[seq.request.id].language
+            asked.setdefault(language, []).append(
+                self._row(seq.request, scheduler.table.tokens(seq.slot), [])
+            )
+        for language, rows in asked.items():
+            language.send(Force(rows, self._most_forced))
+        forced: dict[str, list[int]] = {}
+        for language, rows in asked.items():
+            answer = language.receive(decode_forced)
+            if answer is None:
+                self._lose(language, {row.request_id: np.zeros(0, dtype=np.int32) for row in rows})
+            else:
+                forced |= answer.token_ids
+        return forced
+
     def _row_or_end(self, row: AskingRow) -> Row:
         """A row that cannot be asked for ends its own text and no other; its masks count no more."""
         try:
-            return self._row(row)
+            return self._row(row.request, row.token_ids, self._drafts(row))
         except Exception as error:
             logger.exception("the grammar of request %s has failed", row.request.id)
             self._ended[row.request.id] = f"its grammar has failed: {type(error).__name__}: {error}"
@@ -219,13 +265,13 @@ class Grammars(HostFeature):
     def _drafts(self, row: AskingRow) -> list[int]:
         return self._texts[row.request.id].drafts[: row.num_draft]
 
-    def _row(self, row: AskingRow) -> Row:
-        request, text = row.request, self._texts[row.request.id]
-        new_token_ids = [int(token) for token in row.token_ids[text.num_read :]]
+    def _row(self, request: Request, token_ids: NDArray[np.int32], drafts: list[int]) -> Row:
+        text = self._texts[request.id]
+        new_token_ids = [int(token) for token in token_ids[text.num_read :]]
         num_tokens = text.num_read + len(new_token_ids) - len(request.prompt_token_ids)
         text.num_read += len(new_token_ids)
         may_stop = num_tokens >= request.sampling.min_tokens
-        return Row(request.id, new_token_ids, self._drafts(row), may_stop, text.thinking)
+        return Row(request.id, new_token_ids, drafts, may_stop, text.thinking)
 
     def _lose(self, language: Language, masks: dict[str, np.ndarray]) -> None:
         """A language's process has ended, or says nothing: its texts end, and the next request attaches anew.
@@ -237,6 +283,17 @@ class Grammars(HostFeature):
         self._ended |= dict.fromkeys(masks, LOST)
         for mask in masks.values():
             mask[:] = ANY_TOKEN
+
+
+def most_forced(resolved: Resolved) -> int:
+    """Most drafts of a row that its grammar may force.
+
+    None in a tree.  None, too, where the test of drafts asks what each was drawn from: that is kept of the
+    proposer's own.
+    """
+    config = resolved.speculative
+    is_told = config.rejection_sample_method == "standard" and not config.are_certain
+    return 0 if is_told or config.token_tree is not None else resolved.num_spec
 
 
 def shared_file(num_bytes: int) -> int:

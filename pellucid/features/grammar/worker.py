@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pellucid.features.base import Halves, Home, WorkerFacts, WorkerFeature, Yielded
-from pellucid.features.grammar.host import Drafts, Masks
+from pellucid.features.grammar.host import Drafts, ForcedDrafts, Masks
 from pellucid.kernels.mask_logits import mask_logits
 from pellucid.rows import StepRows
 from pellucid.sample.grammars.base import ANY_TOKEN
@@ -29,12 +29,25 @@ class TokenMasks(WorkerFeature):
     def __init__(self, facts: WorkerFacts) -> None:
         self._num_words, self._device = -(-facts.vocab_size // 32), facts.device
         self._first = facts.sampler.vocabulary.first  # the first token whose logits this rank has
+        self._token_ids = facts.slots.token_ids
         # A tree's drafts are read by nobody: rows with a grammar go without.
-        self._reads_drafts = facts.shape.parents is None
+        self._reads_drafts = facts.shape.parents is None and facts.shape.num_drafts > 0
         self._room = self._bits = self._any(0)
 
     def make_room(self, most: int) -> None:
         self._room = self._bits = self._any(most)
+
+    def before(self, counts: StepCounts, ride: ForcedDrafts | None) -> None:
+        """What grammars force takes its place behind the texts, where drafts are."""
+        if ride is None:
+            return
+        cells = [
+            (counts.slots[row], place, token)
+            for row, drafts in ride.rows.items()
+            for place, token in enumerate(drafts, start=ride.places[row])
+        ]
+        slots, places, tokens = upload(np.array(cells, dtype=np.int64).T.copy(), self._device)
+        self._token_ids[slots, places] = tokens.int()
 
     def fill(self, counts: StepCounts, late: Masks) -> None:
         """A row without a mask may go on with any token."""
@@ -56,8 +69,8 @@ class TokenMasks(WorkerFeature):
         mask_logits(logits, self._bits[: len(logits)], self._first)
 
     def after(self, rows: StepRows, yielded: Yielded) -> Home | None:
-        """The host must see the drafts before the next step verifies them."""
-        if not self._reads_drafts or not yielded.drafts.shape[1]:
+        """The host must see the drafts before the next step verifies them, and see that there are none."""
+        if not self._reads_drafts:
             return None
         return Home([yielded.drafts], read_drafts)
 

@@ -75,6 +75,11 @@ class Matcher(Protocol):
         ...
 
     @property
+    def forced(self) -> bytes:
+        """How the text must go on, as far as that is known.  Cheap, where masks may not be."""
+        ...
+
+    @property
     def is_done(self) -> bool:
         """Has a stop token been accepted, so that nothing may come?"""
         ...

@@ -19,6 +19,7 @@ from pellucid.sample.grammars.base import CompiledGrammar, GrammarBackend, Gramm
 from pellucid.sample.grammars.reading import Readings
 from pellucid.sample.grammars.wire import (
     Compile,
+    Force,
     Forget,
     Left,
     Verdict,
@@ -131,11 +132,15 @@ class Host:
             if isinstance(order, Forget):
                 readings.forget(order.request_id)
                 return
-            num_masks = sum(1 + len(row.drafts) for row in order.rows)
+            most_drafts = order.most if isinstance(order, Force) else 0
+            num_masks = sum(1 + max(len(row.drafts), most_drafts) for row in order.rows)
             _end_after(STEP_SECONDS + SECONDS_A_STEPS_MASK * num_masks)
-            filled = readings.fill(order.rows, self._masks[connection][order.place :])
+            if isinstance(order, Force):
+                answer = readings.force(order.rows, order.most)
+            else:
+                answer = readings.fill(order.rows, self._masks[connection][order.place :])
             _end_after(0)
-            connection.sendall(frame(filled))
+            connection.sendall(frame(answer))
         except (EOFError, OSError):
             self._let_go(connection)
 

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from pellucid.sample.grammars.base import ANY_TOKEN, CompiledGrammar, Matcher, Spelling
-from pellucid.sample.grammars.wire import Filled, Row
+from pellucid.sample.grammars.forced import forced_tokens
+from pellucid.sample.grammars.wire import Filled, Forced, Row
 
 logger = logging.getLogger(__name__)
 # Of a processor's time, for the masks of one text: at all, and for each.  A grammar that reads a text in many
 # ways may be compiled at once and then take ever longer, and all others wait for it.
 FREE_SECONDS = 2.0
 SECONDS_A_MASK = 0.02
+LEFT = "the text has left its grammar, of which other parameters left nothing"
 
 
 class Phase(enum.Enum):
@@ -70,6 +72,10 @@ class Delayed:
             self._matcher.rollback(num_fed)
 
     @property
+    def forced(self) -> bytes:
+        return self._matcher.forced if self._phases[-1] is Phase.ANSWER else b""
+
+    @property
     def is_done(self) -> bool:
         return self._phases[-1] is Phase.ANSWER and self._matcher.is_done
 
@@ -100,7 +106,7 @@ class Readings:
     """The texts of whoever has attached to a language."""
 
     def __init__(self, compiled: CompiledGrammar, spelling: Spelling) -> None:
-        self._compiled, self._num_words = compiled, spelling.num_words
+        self._compiled, self._spelling, self._num_words = compiled, spelling, spelling.num_words
         self._stops = np.zeros(self._num_words, dtype=np.int32)  # the mask of the stop tokens
         for token in spelling.stop_token_ids:
             self._stops[token // 32] |= bit(token)
@@ -117,6 +123,10 @@ class Readings:
         ended, self._ended = self._ended, {}
         return Filled(ended)
 
+    def force(self, rows: Sequence[Row], most: int) -> Forced:
+        """Read on, and of each text tell up to so many tokens that must come next."""
+        return Forced({row.request_id: tokens for row in rows if (tokens := self._force_row(row, most))})
+
     def forget(self, request_id: str) -> None:
         self._readings.pop(request_id, None)
 
@@ -129,12 +139,26 @@ class Readings:
             self._ended[row.request_id] = f"its grammar has failed: {type(error).__name__}: {error}"
             masks[:] = ANY_TOKEN
 
+    def _force_row(self, row: Row, most: int) -> list[int]:
+        """What goes wrong is told with the next masks."""
+        reading, began = self._reading(row), time.thread_time()
+        try:
+            if reading.read(row.new_token_ids):
+                return forced_tokens(reading.matcher, self._spelling, most)
+            self._ended[row.request_id] = LEFT
+        except Exception as error:
+            logger.exception("the grammar of request %s has failed", row.request_id)
+            self._ended[row.request_id] = f"its grammar has failed: {type(error).__name__}: {error}"
+        finally:
+            reading.seconds += time.thread_time() - began
+        return []
+
     def _fill_row(self, row: Row, masks: np.ndarray) -> None:
         request_id, reading = row.request_id, self._reading(row)
         masks[:] = ANY_TOKEN
         began, matcher = time.thread_time(), reading.matcher
         if not reading.read(row.new_token_ids):
-            self._ended[request_id] = "the text has left its grammar, of which other parameters left nothing"
+            self._ended[request_id] = LEFT
         elif matcher.is_done:
             self._ended[request_id] = None
         else:

@@ -2,7 +2,8 @@
 
 An owner or an engine connects to the grammar server (server.py) and sends one question, `Compile` or
 `Attach`.  The answer is a `Verdict`.  Behind a good one the connection of an `Attach` leads to the language's
-own process (language.py); an engine sends it the memory for masks, and it answers every `Read` with `Filled`.
+own process (language.py); an engine sends it the memory for masks, and it answers every `Read` with `Filled`
+and every `Force` with `Forced`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ class Read(msgspec.Struct, tag=True, array_like=True, frozen=True):
     place: int  # in the shared memory, of the first row's first mask; the others follow
 
 
+class Force(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To a language: how must these texts go on, without a choice?  Their drafts say nothing."""
+
+    rows: list[Row]
+    most: int  # tokens of a text
+
+
 class Forget(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To a language: this text has ended.  It is not answered."""
 
@@ -71,6 +79,12 @@ class Filled(msgspec.Struct, array_like=True, frozen=True):
     ended: dict[str, str | None]  # texts that can have no further token, and what is wrong with them
 
 
+class Forced(msgspec.Struct, array_like=True, frozen=True):
+    """From a language: drafts of the only texts that may come, by request; who has none is not named."""
+
+    token_ids: dict[str, list[int]]
+
+
 class Left(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From a language to the grammar server: one that was attached has gone."""
 
@@ -78,8 +92,9 @@ class Left(msgspec.Struct, tag=True, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Compile | Attach).decode
 decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
-decode_order = msgspec.msgpack.Decoder(Read | Forget).decode
+decode_order = msgspec.msgpack.Decoder(Read | Force | Forget).decode
 decode_filled = msgspec.msgpack.Decoder(Filled).decode
+decode_forced = msgspec.msgpack.Decoder(Forced).decode
 decode_news = msgspec.msgpack.Decoder(Verdict | Left).decode
 
 

@@ -37,6 +37,13 @@ class XGrammarMatcher:
         self._matcher.rollback(num_tokens)
 
     @property
+    def forced(self) -> bytes:
+        try:
+            return self._matcher.find_jump_forward_string().encode()
+        except UnicodeError:  # it begins or ends within a character
+            return b""
+
+    @property
     def is_done(self) -> bool:
         return self._matcher.is_terminated()
 
