@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
-MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size", "kv_buffer_device")  # to our connectors
+BUFFERS = (None, "cpu", "cuda")
+MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size")  # to our connectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +27,22 @@ class KVTransferConfig:
     engine_id: str | None = None
     kv_load_failure_policy: str = "recompute"  # or "fail": the request whose load failed ends
     kv_load_seconds: float = 20.0  # behind which a load that has not come has failed
+    # Where pages lie that other engines read: in memory of the host, or of the GPU, for GPUs of one machine.
+    kv_buffer_device: str | None = None
     kv_ip: str = "127.0.0.1"
     kv_port: int | None = None  # at which engines of other nodes ask for KV; None: none do
     kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
-        for name, choices in (("kv_role", ROLES), ("kv_load_failure_policy", POLICIES)):
+        for name, choices in (
+            ("kv_role", ROLES),
+            ("kv_load_failure_policy", POLICIES),
+            ("kv_buffer_device", BUFFERS),
+        ):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(
-                    f"{name} in kv_transfer_config is {value!r}, must be one of {', '.join(choices)}"
+                    f"{name} in kv_transfer_config is {value!r}, must be one of "
+                    f"{', '.join(map(str, choices))}"
                 )
         if not _is_positive(self.kv_load_seconds):
             raise ValueError(

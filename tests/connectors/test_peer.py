@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pellucid.connectors.base import WorkerDoor
 from pellucid.connectors.peer.lender import Lender
-from pellucid.connectors.peer.mapped import Mapped
+from pellucid.connectors.peer.mapped import Mapped, TensorMemory
 from pellucid.connectors.peer.options import PeerOptions
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.reader import Reader, Refused
@@ -143,7 +143,7 @@ def lender() -> Iterator[Lender]:
         port = free.getsockname()[1]
     made = Lender(
         f"test-{os.getpid()}-{port}", FACTS, Shelf(4, num_ranks=2), num_ranks=2, stride=STRIDE,
-        host="127.0.0.1", port=port, secret=SECRET,
+        at=("127.0.0.1", port), secret=SECRET,
     )  # fmt: skip
     memory = mmap(made._memories[1], 0)
     new = made.shelf.put(keys(7, 8))
@@ -286,7 +286,7 @@ def test_an_engine_that_has_been_started_again_is_not_read_from_the_memory_that_
         "request": "a",
     }
     for number in (17, 34):
-        lender = Lender(name, FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=STRIDE, host=None, port=None)
+        lender = Lender(name, FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=STRIDE)
         (place,) = (new := lender.shelf.put(keys(1))).values()
         mmap(lender._memories[0], 0)[place * STRIDE : place * STRIDE + SIZE] = bytes([number]) * SIZE
         lender.shelf.written(new, ok=True)
@@ -305,8 +305,7 @@ def test_an_engine_that_has_been_started_again_is_not_read_from_the_memory_that_
 def test_a_port_that_is_taken_is_the_users_to_mend(lender: Lender) -> None:
     with pytest.raises(ValueError, match=r"cannot ask for KV at 127.0.0.1:\d+.*another kv_port"):
         Lender(
-            "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, host="127.0.0.1",
-            port=lender.port,  # type: ignore[attr-defined]
+            "other", FACTS, Shelf(1, num_ranks=1), num_ranks=1, stride=64, at=("127.0.0.1", lender.port),  # type: ignore[attr-defined]
             secret=SECRET,
         )  # fmt: skip
 
@@ -342,13 +341,23 @@ def test_hosts_may_be_listed(peers: list[str], is_listed: bool, monkeypatch: pyt
     assert (Trust.of(peers).refusal(ELSEWHERE) is None) == is_listed
 
 
+class Counting(TensorMemory):
+    num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
 def test_memory_of_an_engine_that_has_gone_is_let_go_of_behind_its_last_user() -> None:
-    memory = Mapped((1, 2), mmap(-1, 4 * STRIDE), STRIDE, is_gpu=False)
-    with memory.used() as tensor:
+    held = Counting(torch.zeros(4, STRIDE, dtype=torch.uint8))
+    memory = Mapped((1, 2), held)
+    with memory.used() as found:
         memory.retire()
-        assert tensor.shape == (4, STRIDE)
+        assert found is held and not held.num_closed
         with pytest.raises(LookupError), memory.used():
             pass
+    memory.retire()
+    assert held.num_closed == 1
 
 
 def test_params_are_vllms_words() -> None:

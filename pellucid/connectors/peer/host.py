@@ -11,7 +11,7 @@ from pellucid.connectors.base import Door, Options
 from pellucid.connectors.lending import Transfer
 from pellucid.connectors.peer.facts import facts_of
 from pellucid.connectors.peer.lender import Lender
-from pellucid.connectors.peer.options import PeerOptions
+from pellucid.connectors.peer.options import PeerOptions, way_of
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.shelf import Shelf
 from pellucid.connectors.peer.trust import Trust
@@ -44,14 +44,22 @@ class PeerHost:
         self._params = KVParams()
         if self._lends:
             stride = capacity.page_bytes
-            num_places = self._options.num_places(capacity.num_pages, stride, door.num_ranks)
+            device = resolved.platform.device
+            way = way_of(config, device)
+            on_gpu = way is not None and device == "cuda"
+            num_places = self._options.num_places(capacity.num_pages, stride, door.num_ranks, on_gpu=on_gpu)
             shelf = Shelf(num_places, num_ranks=door.num_ranks)
+            at = None if config.kv_port is None else (config.kv_ip, config.kv_port)
             self._lender = Lender(
                 self._engine_id, self._facts, shelf, num_ranks=door.num_ranks, stride=stride,
-                host=config.kv_ip, port=config.kv_port, secret=self._trust.secret,
+                at=at, secret=self._trust.secret, way=way,
             )  # fmt: skip
-            logger.info("engine %s lends %d pages of %d bytes", self._engine_id, num_places, stride)
-            door.start({"attach": self._peer(self._engine_id, None, None)})
+            where = way or "memory of the host"
+            logger.info(
+                "engine %s lends %d pages of %d bytes: %s", self._engine_id, num_places, stride, where
+            )
+            own = self._peer(self._engine_id, None, None)
+            door.start({"attach": own, "way": way, "num_places": num_places, "stride": stride})
 
     def _peer(self, engine_id: str, host: str | None, port: int | None) -> dict[str, object]:
         return {"engine_id": engine_id, "host": host, "port": port, "facts": self._facts}

@@ -24,6 +24,7 @@ from pellucid.connectors.peer.wire import (
     Found,
     Good,
     Hello,
+    Offer,
     Read,
     Welcome,
     local_address,
@@ -45,26 +46,30 @@ class Lender:
 
     def __init__(
         self, engine_id: str, facts: Facts, shelf: Shelf, *, num_ranks: int, stride: int,
-        host: str | None = None, port: int | None = None, secret: bytes | None = None,
+        at: tuple[str, int] | None = None, secret: bytes | None = None, way: str | None = None,
     ) -> None:  # fmt: skip
-        """stride: bytes of a place.  host, port: where other nodes ask, who prove `secret`; without, none do.
+        """stride: bytes of a place.  at: where other nodes ask, who prove `secret`; without, none do.
+
+        way: how readers reach memory that workers have taken; None: it is taken here.
 
         Raises ValueError for a port that is taken.
         """
         self.engine_id, self.shelf, self.stride = engine_id, shelf, stride
-        self._facts, self._secret = facts, secret
+        self._facts, self._secret, self._way = facts, secret, way
+        self._addresses: dict[int, bytes] = {}  # of workers' memory, by rank
+        self._offered = threading.Condition()
         self._memories = [os.memfd_create(f"kv of rank {rank}") for rank in range(num_ranks)]
         for memory in self._memories:
-            os.truncate(memory, max(1, shelf.num_places) * stride)
+            os.truncate(memory, max(1, 0 if way else shelf.num_places) * stride)
         self._maps: dict[int, mmap.mmap] = {}
         self._listeners: list[socket.socket] = []
         self._accepting: list[threading.Thread] = []
         self._connections: set[socket.socket] = set()
         self._listen(socket.socket(socket.AF_UNIX), local_address(engine_id))
-        if host is not None and port is not None:
+        if at is not None:
             assert secret is not None, "nobody without the secret is served from another node"
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listen(socket.socket(family), (host, port))
+            family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
+            self._listen(socket.socket(family), at)
 
     def _listen(self, listener: socket.socket, address: str | tuple[str, int]) -> None:
         try:
@@ -147,28 +152,48 @@ class Lender:
         """The rank that asks; None if it is to have nothing."""
         hello = receive(connection)
         is_local = connection.family == socket.AF_UNIX
+        if isinstance(hello, Offer) and is_local:
+            return self._note(connection, hello)
         if not isinstance(hello, Hello):
             raise EOFError(f"{hello} is no greeting")
-        error = self._refuse(hello)
+        error = self._refuse(hello, is_local=is_local)
         if error is not None:
             logger.warning("an engine that asks for KV is refused: %s", error)
             send(connection, Welcome(error))
             return None
-        welcome = Welcome(None, self.stride)
-        send(connection, welcome, [self._memories[hello.rank]] if is_local else None)
+        address = self._addresses.get(hello.rank, b"")
+        welcome = Welcome(None, self.stride, self._way, address)
+        has_descriptor = is_local and self._way is None
+        send(connection, welcome, [self._memories[hello.rank]] if has_descriptor else None)
         return hello.rank
 
-    def _refuse(self, hello: Hello) -> str | None:
+    def _note(self, connection: socket.socket, offer: Offer) -> None:
+        """Where a rank of this engine has its memory."""
+        if self._way is None or offer.engine_id != self.engine_id:
+            raise EOFError("no memory is wanted")
+        with self._offered:
+            self._addresses[offer.rank] = offer.address
+            self._offered.notify_all()
+        send(connection, Good())
+
+    def _refuse(self, hello: Hello, *, is_local: bool) -> str | None:
         if hello.engine_id != self.engine_id:
             return f"it means engine {hello.engine_id}, this is {self.engine_id}"
         for name in {**self._facts, **hello.facts}:
             ours, theirs = self._facts.get(name), hello.facts.get(name)
             if ours != theirs:
                 return f"{name} is {ours} at the engine that has the KV, {theirs} at the one that asks for it"
-        return None if 0 <= hello.rank < len(self._memories) else f"there is no rank {hello.rank}"
+        if not 0 <= hello.rank < len(self._memories):
+            return f"there is no rank {hello.rank}"
+        if self._way == "cuda" and not is_local:
+            return "its KV lies in a GPU's memory, for engines of its machine (kv_buffer_device is 'cuda')"
+        with self._offered:
+            if self._way and not self._offered.wait_for(lambda: hello.rank in self._addresses, WAIT_SECONDS):
+                return "its workers have no memory to lend from; see their log"
+        return None
 
     def _find(self, connection: socket.socket, rank: int, read: Read) -> list[int]:
-        if not 0 <= read.num_bytes <= self.stride:
+        if not 0 <= read.num_bytes <= (0 if self._way else self.stride):
             raise EOFError(f"pages of {read.num_bytes:,} bytes are none of ours")
         places = self.shelf.find(read.keys, WAIT_SECONDS)
         if places is None:

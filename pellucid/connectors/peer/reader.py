@@ -16,6 +16,7 @@ from pellucid.connectors.peer.wire import (
     Good,
     Hello,
     Key,
+    Offer,
     Read,
     Welcome,
     Word,
@@ -36,7 +37,9 @@ class Refused(ValueError):
 
 
 class Reader:
-    """memory: the lender's, if it is on this node: bytes [places, stride]; else None.
+    """memory: the lender's, if it is the host's, on this node: bytes [places, stride]; else None.
+
+    way, address: of memory that is reached otherwise: see `Way`; else None.
 
     identity: of that memory; an engine that has been started again has another.
     """
@@ -55,7 +58,7 @@ class Reader:
         Raises OSError, EOFError, or Refused with both values.
         """
         self.memory: mmap.mmap | None = None
-        self.identity: tuple[int, int] | None = None
+        self.identity: object = None
         self._connection = connect(engine_id, address, seconds, secret)
         try:
             is_local = self._connection.family == socket.AF_UNIX
@@ -69,7 +72,9 @@ class Reader:
             assert isinstance(welcome, Welcome), welcome
             if welcome.error is not None:
                 raise Refused(welcome.error)
-            self.stride = welcome.stride
+            self.stride, self.way, self.address = welcome.stride, welcome.way, welcome.address
+            if self.way is not None:
+                self.identity = self.way, self.address
             if descriptor is not None:
                 status = os.fstat(descriptor)
                 self.identity = status.st_dev, status.st_ino
@@ -112,6 +117,13 @@ class Reader:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def offer(engine_id: str, rank: int, address: bytes, seconds: float) -> None:
+    """Tell the lender of one's own engine where this rank's memory is.  Raises OSError or EOFError."""
+    with connect(engine_id, None, seconds, None) as connection:
+        send(connection, Offer(engine_id, rank, address))
+        receive(connection)
 
 
 def connect(

@@ -13,7 +13,7 @@ import msgspec
 
 LENGTH = struct.Struct("<I")
 MOST = 1 << 24  # bytes of a frame
-VERSION = 1
+VERSION = 2
 
 Facts = dict[str, str]  # in which both engines must agree: names and values
 Key = tuple[bytes, int]  # of a page: its block's digest, and its place in the block
@@ -32,6 +32,16 @@ class Welcome(msgspec.Struct, tag=True, array_like=True):
 
     error: str | None
     stride: int = 0  # bytes from one page to the next
+    way: str | None = None  # how the memory is reached, if not by the descriptor or over the connection
+    address: bytes = b""  # by that way
+
+
+class Offer(msgspec.Struct, tag=True, array_like=True):
+    """A rank of the lender's own engine says where its memory is."""
+
+    engine_id: str
+    rank: int
+    address: bytes
 
 
 class Read(msgspec.Struct, tag=True, array_like=True):
@@ -59,7 +69,7 @@ class Good(msgspec.Struct, tag=True, array_like=True):
     """The answer: they lay there all the time."""
 
 
-Word = Hello | Welcome | Read | Found | Done | Good
+Word = Hello | Welcome | Offer | Read | Found | Done | Good
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Word).decode
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pellucid.connectors.base import Job, Options, WorkerDoor
-from pellucid.connectors.peer.mapped import Mapped
+from pellucid.connectors.peer.mapped import WAYS, Mapped, Memory, TensorMemory, Way
 from pellucid.connectors.peer.options import PeerOptions
-from pellucid.connectors.peer.reader import Reader, Refused
+from pellucid.connectors.peer.reader import Reader, Refused, offer
 from pellucid.connectors.peer.trust import Trust
+from pellucid.registry import load_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,13 +37,15 @@ class PeerWorker:
         self._is_gpu = door.device.type == "cuda"
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kv transfer")
         self._jobs: set[Future[None]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._ways: dict[str, Way] = {}  # by name, those that are in use here
         self._idle: dict[tuple[object, ...], list[Reader]] = {}  # connections to engines, by id and address
         self._memories: dict[str, Mapped] = {}  # of engines on this node, the last that each had
         self._own: Mapped | None = None  # of these, this engine's
         self._has_own = threading.Event()  # whether it could be mapped has been seen
         self._refused: set[str] = set()  # engines of which that has been said
         self._local = threading.local()
+        self.last_load = 0, 0.0  # bytes, and seconds of their copies
 
     def register(self, pages: Tensor, capacity: Capacity) -> None:
         self._pages, self._page_bytes = pages, pages.shape[1]
@@ -68,6 +72,8 @@ class PeerWorker:
         for memory in self._memories.values():
             memory.retire()
         self._memories.clear()
+        for way in self._ways.values():
+            way.close()
 
     # In a thread
 
@@ -110,7 +116,7 @@ class PeerWorker:
     def _carry_out(self, job: Job) -> None:
         what: dict[str, Any] = job.what
         if "attach" in what:
-            self._attach(what["attach"])
+            self._attach(what["attach"], what["way"], what["num_places"], what["stride"])
         elif job.is_load:
             self._load(what, job.pages.tolist())
         else:
@@ -121,11 +127,17 @@ class PeerWorker:
         if self._is_gpu:
             self._local.stream.synchronize()
 
-    def _attach(self, peer: dict[str, Any]) -> None:
-        """Map this engine's own memory, which its lender has."""
+    def _attach(self, peer: dict[str, Any], way: str | None, num_places: int, stride: int) -> None:
+        """Have memory to lend from: this engine's lender's, or this rank's own."""
+        engine_id = peer["engine_id"]
         try:
-            self._connect(peer).close()
-            self._own = self._memories[peer["engine_id"]]
+            if way is None:
+                self._connect(peer).close()
+            else:
+                memory, address = self._way(way).take(num_places, stride)
+                self._memories[engine_id] = Mapped((way, address), memory)
+                offer(engine_id, self._door.rank, address, self._door.load_seconds)
+            self._own = self._memories[engine_id]
         finally:
             self._has_own.set()
 
@@ -133,11 +145,10 @@ class PeerWorker:
         self._has_own.wait(self._door.load_seconds)
         if self._own is None:
             raise LookupError("its memory could not be mapped")
+        there = [i for i, place in enumerate(places) if place >= 0]
         with self._own.used() as memory:
             try:
-                for place, page in zip(places, pages, strict=True):
-                    if place >= 0:
-                        memory[place, : self._page_bytes].copy_(self._pages[page], non_blocking=True)
+                memory.write([places[i] for i in there], self._pages, [pages[i] for i in there])
             finally:  # whoever is told that it has ended gives its pages away
                 self._copied()
 
@@ -164,11 +175,13 @@ class PeerWorker:
             if memory is None or reader.identity != memory.identity:
                 raise LookupError(f"engine {engine_id} has been started again")
             with memory.used() as theirs:
+                places = reader.find(keys, 0)
+                began = time.perf_counter()
                 try:
-                    for place, page in zip(reader.find(keys, 0), pages, strict=True):
-                        self._pages[page].copy_(theirs[place, :size], non_blocking=True)
+                    theirs.read(places, self._pages, pages)
                 finally:
                     self._copied()
+            self.last_load = len(pages) * size, time.perf_counter() - began
             return
         reader.find(keys, size)
         came = bytearray(size)
@@ -200,13 +213,28 @@ class PeerWorker:
         rank, seconds = self._door.rank, self._door.load_seconds
         self._let_go()
         reader = Reader(engine_id, address, rank, peer["facts"], seconds, self._secret)
-        if reader.memory is not None:
+        if reader.identity is not None:
             with self._lock:
                 known = self._memories.get(engine_id)
                 if known is None or reader.identity != known.identity:
-                    self._memories[engine_id] = Mapped(
-                        reader.identity, reader.memory, reader.stride, is_gpu=self._is_gpu
-                    )
+                    self._memories[engine_id] = Mapped(reader.identity, self._open(reader))
                     if known is not None:
                         known.retire()
         return reader
+
+    def _open(self, reader: Reader) -> Memory:
+        if reader.memory is not None:
+            tensor = torch.frombuffer(reader.memory, dtype=torch.uint8).view(-1, reader.stride)
+            return TensorMemory(tensor, pins=self._is_gpu)
+        assert reader.way is not None, "what is reached neither here nor there has no identity"
+        return self._way(reader.way).open(reader.address)
+
+    def _way(self, name: str) -> Way:
+        """Raises Refused if this machine lacks what it takes."""
+        with self._lock:
+            if name not in self._ways:
+                try:
+                    self._ways[name] = load_object(WAYS[name])(self._pages)
+                except (KeyError, ImportError) as error:
+                    raise Refused(f"its KV is reached by {name}, which is not here: {error}") from error
+            return self._ways[name]

@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pellucid.connectors.base import Job, WorkerDoor
+from pellucid.connectors.runs import runs
 from pellucid.connectors.tiers import files
 from pellucid.connectors.tiers.options import TierOptions
 
@@ -224,15 +225,3 @@ class Copies:
         if self._stream is not None:
             self._entered.__exit__(None, None, None)
             self._stream.synchronize()
-
-
-def runs(pages: Sequence[int], places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Pages and places side by side on both sides, as (first page, first place, how many)."""
-    assert len(pages) == len(places), f"{len(pages)} pages, {len(places)} places"
-    start = 0
-    for i in range(1, len(pages) + 1):
-        if i < len(pages) and pages[i] - pages[i - 1] == places[i] - places[i - 1] == 1:
-            continue
-        if start < i:
-            yield pages[start], places[start], i - start
-        start = i
