@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol, Self, cast, runtime_checkable
 
+from pellucid import collector
 from pellucid.server.errors import ApiError
 from pellucid.server.parse import parse
 from pellucid.server.renderer import ModelFacts, Renderer
@@ -88,6 +89,8 @@ def serve(routes: Mapping[str, Route], renderer: Renderer, questions: IO[bytes],
             answers.write(HEAD.pack(number, len(packed)))
             answers.write(packed)
             answers.flush()
+        del packed
+        collector.trim()
 
     pool = ThreadPoolExecutor(MAX_AT_ONCE)
     while (received := _receive(questions)) is not None:

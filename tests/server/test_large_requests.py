@@ -24,6 +24,7 @@ from pellucid.server.options import ServeOptions
 from pellucid.server.preprocess import Preprocessor
 from pellucid.server.reader import MAX_AT_ONCE
 from pellucid.server.renderer import ModelFacts, Renderer
+from tests.patience import PATIENCE
 from tests.server.conftest import Running, eventually
 
 JSON = {"Content-Type": "application/json"}
@@ -256,3 +257,25 @@ async def refused(preprocessor: Preprocessor, num_bytes: int) -> tuple[int, str]
     with pytest.raises(ApiError) as caught:
         await preprocessor.read("/detokenize", b"x" * num_bytes)
     return caught.value.status, caught.value.message
+
+
+def test_what_a_long_text_took_is_given_back(server: Running) -> None:
+    """Freed memory would stay with each thread of the reader that has done some work."""
+
+    def reader_memory() -> int:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        (reader,) = [each for each in family if "pellucid.server.reader" in each.cmdline()]
+        return reader.memory_info().rss
+
+    def tokenize(size: int) -> None:
+        body = dumped(prompt=f"{time.time_ns()} the quick " * size)
+        assert httpx.post(f"{server.url}/tokenize", content=body, headers=JSON, timeout=PATIENCE).is_success
+
+    tokenize(5_000)  # the reader's first
+    before = reader_memory()
+    threads = [threading.Thread(target=tokenize, args=(30_000,)) for _ in range(MAX_AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: reader_memory() < before + (64 << 20))
