@@ -202,7 +202,7 @@ def some_server(url: str | None, pid: int | None) -> Generator[tuple[str, psutil
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--url")
     parser.add_argument("--pid", type=int)
     parser.add_argument("--seconds", type=float, default=120.0)

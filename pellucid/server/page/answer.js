@@ -4,9 +4,10 @@ import { render } from "./markdown.js";
 
 export const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
-/** A turn of the conversation.  Times in milliseconds; finish: the API's word, "stopped", or null as long as it comes. */
-export function newAnswer() {
-  return { role: "assistant", content: "", thoughts: "", finish: null, usage: null, wait: null, span: 0, thinking: null };
+/** A turn of the conversation.  Times in milliseconds; finish: the API's word, "stopped", or null as long as it comes;
+    side: the {model, temperature} that it was asked of. */
+export function newAnswer(side) {
+  return { role: "assistant", content: "", thoughts: "", finish: null, usage: null, wait: null, span: 0, thinking: null, side };
 }
 
 /** Thoughts and answer apart; a model without a parser at the server writes both into the text. */
@@ -43,7 +44,12 @@ export function factsOf({ finish, usage, wait, span, error }, hasEnded) {
   return facts;
 }
 
-/** Draws a turn, new or kept.  actions: {retry(), enterKey()}. */
+/** One of two answers, in words. */
+export function wordsOfSide({ model, temperature }) {
+  return [model, `temperature ${temperature.toFixed(2)}`].filter(Boolean).join(" · ");
+}
+
+/** Draws a turn, new or kept.  actions: {retry(), enterKey(), choose()}; the last for one of two answers. */
 export class Answer {
   constructor(turn, actions) {
     this.turn = turn;
@@ -59,6 +65,7 @@ export class Answer {
     this.node.innerHTML =
       '<details class="thinking" hidden><summary></summary><div class="thoughts"></div></details>' +
       '<div class="text"><span class="waiting-dot"></span></div><div class="facts"></div>';
+    if (actions.choose) this.node.prepend(Object.assign(document.createElement("h2"), { textContent: wordsOfSide(turn.side) }));
   }
 
   take({ usage, choices }) {
@@ -128,14 +135,16 @@ export class Answer {
   }
 
   buttons() {
-    const retry = button("try again", "act retry", this.actions.retry);
-    retry.title = "Ask for another answer in place of this one";
-    if (!this.turn.content) return [retry];
+    const { retry: ask, choose } = this.actions;
+    const retry = button("try again", "act retry", ask);
+    retry.title = choose ? "Ask for two other answers in place of these" : "Ask for another answer in place of this one";
+    const others = choose && !this.turn.error ? [button("go on with this one", "act", choose), retry] : [retry];
+    if (!this.turn.content) return others;
     const copy = button("copy", "act", async () => {
       await navigator.clipboard.writeText(this.turn.content);
       copy.textContent = "copied";
     });
-    return [copy, retry];
+    return [copy, ...others];
   }
 }
 

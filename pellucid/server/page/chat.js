@@ -2,7 +2,7 @@
 
 import { Answer, button, newAnswer, plural } from "./answer.js";
 import { KEY_CHANGED, call, events, wordsOf } from "./api.js";
-import { forget, forgetAll, keep, keptChats, messagesOf, newChat, titleOf } from "./conversations.js";
+import { answersOf, forget, forgetAll, keep, keptChats, messagesOf, newChat, titleOf } from "./conversations.js";
 import { goToKey, settings, showSettings, startSettings } from "./settings.js";
 
 const SUGGESTIONS = ["What is 47 + 85?", "Sort in ascending order: 930, 425, 341, 84, 278", "Reverse this list: lantern cloud river stone"];
@@ -61,7 +61,7 @@ function openChat(other) {
 }
 
 function drawTurns() {
-  const nodes = chat.turns.map((turn, index) => (turn.role === "user" ? question(turn, index) : keptAnswer(turn)));
+  const nodes = chat.turns.map((turn, index) => (turn.role === "user" ? question(turn, index) : keptAnswers(turn)));
   $("messages").replaceChildren($("welcome"), ...nodes);
   $("welcome").hidden = nodes.length > 0;
   $("messages").scrollTop = $("messages").scrollHeight;
@@ -105,10 +105,33 @@ function replaceFrom(index, text) {
   send(text);
 }
 
-function keptAnswer(turn) {
-  const view = new Answer(turn, actions);
-  view.end();
-  return view.node;
+function keptAnswers(turn) {
+  const { node, views } = viewsOf(turn);
+  for (const view of views) view.end();
+  return node;
+}
+
+/** A turn's answer, or two beside each other: {node, views}. */
+function viewsOf(turn) {
+  const answers = answersOf(turn);
+  if (answers.length < 2) {
+    const view = new Answer(turn, actions);
+    return { node: view.node, views: [view] };
+  }
+  const views = answers.map((each) => new Answer(each, { ...actions, choose: () => choose(turn, each) }));
+  const node = document.createElement("div");
+  node.className = "message pair";
+  node.append(...views.map((view) => view.node));
+  return { node, views };
+}
+
+/** Of two answers this one stands; the other goes. */
+function choose(turn, answer) {
+  if (stopper) return;
+  chat.turns[chat.turns.indexOf(turn)] = answer;
+  drawTurns();
+  save(chat);
+  $("draft").focus();
 }
 
 /** Ask the last question again: the newest answer gives way to another. */
@@ -133,35 +156,45 @@ function send(text) {
 
 async function answer() {
   const asked = chat, stop = new AbortController();
-  const body = requestBody(asked.turns);
-  const turn = newAnswer();
-  const view = new Answer(turn, actions);
+  const { sides } = settings();
+  const bodies = sides.map((_, side) => requestBody(asked.turns, side));
+  const answers = sides.map(newAnswer);
+  const turn = answers.length > 1 ? { role: "assistant", answers } : answers[0];
+  const { node, views } = viewsOf(turn);
   asked.turns.push(turn);
-  $("messages").append(view.node);
+  $("messages").append(node);
   scroll();
   const isFollowed = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < NEAR_END;
   let wasFollowed = true;
   $("messages").onscroll = () => (wasFollowed = isFollowed());
-  view.onDraw = () => wasFollowed && scroll();
+  for (const view of views) view.onDraw = () => wasFollowed && scroll();
   setBusy(stop);
   save(asked);
-  try {
-    for await (const event of events(await call("v1/chat/completions", { body, signal: stop.signal }))) view.take(event);
-    turn.finish ??= "stop";
-    view.end();
-  } catch (error) {
-    if (error.name === "AbortError") turn.finish = "stopped";
-    view.end(error.name === "AbortError" ? null : { message: wordsOf(error), needsKey: error.status === 401 });
-  }
+  await Promise.all(views.map((view, side) => follow(view, bodies[side], stop.signal)));
   if (stopper === stop) setBusy(null);
   const isForgotten = asked.id === chat.id ? asked !== chat : !keptChats(localStorage).some(({ id }) => id === asked.id);
   if (!isForgotten && !isLeft) save(asked);
 }
 
-function requestBody(turns) {
-  const { system, ...sampling } = settings();
+/** Have an answer come, to its end. */
+async function follow(view, body, signal) {
+  try {
+    for await (const event of events(await call("v1/chat/completions", { body, signal }))) view.take(event);
+    view.turn.finish ??= "stop";
+    view.end();
+  } catch (error) {
+    if (error.name === "AbortError") view.turn.finish = "stopped";
+    view.end(error.name === "AbortError" ? null : { message: wordsOf(error), needsKey: error.status === 401 });
+  }
+}
+
+function requestBody(turns, side) {
+  const { system, sides, sampling } = settings();
+  const { model, temperature } = sides[side];
   return {
-    messages: messagesOf(turns, system),
+    messages: messagesOf(turns, system, side),
+    ...(model && { model }),
+    temperature,
     ...sampling,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
@@ -196,7 +229,7 @@ function fitDraft() {
 }
 
 function tellTotals() {
-  const sum = (part) => chat.turns.reduce((total, { usage }) => total + (usage?.[part] ?? 0), 0);
+  const sum = (part) => chat.turns.flatMap(answersOf).reduce((total, { usage }) => total + (usage?.[part] ?? 0), 0);
   const [read, written] = [sum("prompt"), sum("completion")];
   $("totals").textContent = read ? `This chat: ${plural(read, "token")} read, ${written.toLocaleString("en")} written` : "";
 }

@@ -5,7 +5,8 @@ export const MOST_CHATS = 30;
 export const MOST_CHARACTERS = 1_000_000; // of all together, as they are stored; browsers give a page about 5 million
 const TITLE = 48; // characters
 
-/** {id, at, turns}; a turn is {role, content}, an answer also has what Answer notes of it. */
+/** {id, at, turns}; a turn is {role, content}, an answer also has what Answer notes of it; two answers to one question
+    are {role, answers}. */
 export function newChat() {
   const random = crypto.getRandomValues(new Uint32Array(2));
   return { id: [...random].map((part) => part.toString(36)).join(""), at: Date.now(), turns: [] };
@@ -48,11 +49,16 @@ export function titleOf({ turns }) {
   return text.length > TITLE ? `${text.slice(0, TITLE - 1)}…` : text;
 }
 
-/** What the model gets to read: questions whose answers have failed, and these answers, are not part of it. */
-export function messagesOf(turns, system) {
+/** The answers of a turn, the left one first. */
+export const answersOf = (turn) => turn.answers ?? [turn];
+
+/** What a model gets to read: where there are two answers, those of its own side.  Questions whose answers have failed, and
+    these answers, are not part of it. */
+export function messagesOf(turns, system, side = 0) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
-  for (const [index, { role, content, error }] of turns.entries()) {
-    const hasFailed = error || (role === "user" && turns[index + 1]?.error);
+  const own = turns.map((turn) => answersOf(turn)[side] ?? answersOf(turn)[0]);
+  for (const [index, { role, content, error }] of own.entries()) {
+    const hasFailed = error || (role === "user" && own[index + 1]?.error);
     if (!hasFailed) messages.push({ role, content });
   }
   return messages;

@@ -2,6 +2,7 @@
 
 import { KEY_CHANGED, call } from "./api.js";
 import { startChat } from "./chat.js";
+import { offerModels } from "./settings.js";
 import { XRay } from "./xray.js";
 
 const $ = (id) => document.getElementById(id);
@@ -41,6 +42,7 @@ async function nameModel() {
   try {
     const { data } = await (await call("v1/models")).json();
     $("model").textContent = data[0].id;
+    offerModels(data.map(({ id }) => id));
     document.title = `Pellucid · ${data[0].id}`;
   } catch {
     $("model").textContent = ""; // the views say what is wrong

@@ -1,13 +1,21 @@
-// The little of Markdown that models write, as nodes; text never becomes markup.
+// The little of Markdown that models write, with formulas, as nodes; text never becomes markup.
 
-const INLINE = /`([^`\n]+)`|\*\*(.+?)\*\*|\*([^*\s][^*\n]*)\*/g;
+import { math } from "./math.js";
+
+const FENCE = /^ {0,3}```/m;
+const DISPLAY = /\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]/g;
+// Code, \(formula\), $formula$ as pandoc reads it, **strong**, *emphasized*.
+const INLINE = /`([^`\n]+)`|\\\((.+?)\\\)|\$(?!\s)([^$`\n]+?)(?<!\s)\$(?!\d)|\*\*(.+?)\*\*|\*([^*\s][^*\n]*)\*/g;
+const HEADING = /^#{1,6} /;
+const ORDERED = /^\s*(\d+)[.)] /, ITEM = /^\s*(?:\d+[.)]|[-*+]) /;
+const RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/; // below a table's head
 
 /** Nodes for a text, which may be cut anywhere. */
 export function render(text) {
   const nodes = [];
-  for (const [index, part] of text.split(/^```/m).entries()) {
+  for (const [index, part] of text.split(FENCE).entries()) {
     if (index % 2) nodes.push(code(part));
-    else nodes.push(...part.split(/\n{2,}/).filter((block) => block.trim()).map(block));
+    else nodes.push(...prose(part));
   }
   return nodes;
 }
@@ -19,40 +27,102 @@ function element(name, ...children) {
 }
 
 function code(part) {
-  const body = part.includes("\n") ? part.slice(part.indexOf("\n") + 1) : part;
-  return element("pre", element("code", body.replace(/\n$/, "")));
+  const cut = part.indexOf("\n") + 1;
+  const language = cut ? part.slice(0, cut).trim() : "";
+  const body = part.slice(cut).replace(/\n$/, "");
+  const block = element("pre", element("code", body));
+  block.tabIndex = 0; // so that who has no mouse can scroll it
+  block.ariaLabel = language ? `Code, ${language}` : "Code";
+  block.role = "group";
+  const copy = Object.assign(element("button", "copy code"), { type: "button", className: "act" });
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(body);
+    copy.textContent = "copied";
+  });
+  const head = element("div", element("span", language), copy);
+  head.className = "code-head";
+  const node = element("div", head, block);
+  node.className = "code";
+  return node;
 }
 
-function block(text) {
-  const lines = text.replace(/^\n+|\n+$/g, "").split("\n");
-  if (/^#{1,6} /.test(lines[0]) && lines.length === 1) {
-    return element("h3", ...inline(lines[0].replace(/^#+ /, "")));
+/** Text between code blocks. */
+function prose(text) {
+  const nodes = [];
+  let end = 0;
+  for (const match of text.matchAll(DISPLAY)) {
+    const formula = math(match[1] ?? match[2], true);
+    if (formula === null) continue; // it is shown as it is written
+    nodes.push(...blocks(text.slice(end, match.index)), formula);
+    end = match.index + match[0].length;
   }
-  const ordered = lines.every((line) => /^\s*\d+[.)] /.test(line));
-  if (ordered || lines.every((line) => /^\s*[-*+] /.test(line))) {
-    const items = lines.map((line) => element("li", ...inline(line.replace(/^\s*(\d+[.)]|[-*+]) /, ""))));
-    const list = element(ordered ? "ol" : "ul", ...items);
-    if (ordered) list.start = parseInt(lines[0], 10);
-    return list;
+  return [...nodes, ...blocks(text.slice(end))];
+}
+
+function blocks(text) {
+  return text.split(/\n{2,}/).flatMap((part) => runs(part.replace(/^\n+|\s+$/g, "").split("\n"))).filter(Boolean);
+}
+
+/** Headings, tables, lists and paragraphs, which may follow each other line by line. */
+function runs(lines) {
+  const nodes = [];
+  while (lines.length) {
+    if (HEADING.test(lines[0])) nodes.push(element("h3", ...inline(lines.shift().replace(/^#+ /, ""))));
+    else if (lines[0].includes("|") && RULE.test(lines[1] ?? "") && lines[1].includes("-")) nodes.push(table(take(lines, (line) => line.includes("|"))));
+    else if (ITEM.test(lines[0])) nodes.push(list(take(lines, (line) => ITEM.test(line) || /^\s+\S/.test(line))));
+    else nodes.push(paragraph([lines.shift(), ...take(lines, (line) => !HEADING.test(line) && !/^\s*(?:1[.)]|[-*+]) /.test(line))]));
   }
-  const paragraph = element("p");
-  for (const [index, line] of lines.entries()) {
-    if (index) paragraph.append(element("br"));
-    paragraph.append(...inline(line));
+  return nodes;
+}
+
+function take(lines, belongs) {
+  const end = lines.findIndex((line) => !belongs(line));
+  return lines.splice(0, end < 0 ? lines.length : end);
+}
+
+function list(lines) {
+  const ordered = ORDERED.exec(lines[0]);
+  const texts = [];
+  for (const line of lines) {
+    if (ITEM.test(line)) texts.push([line.replace(ITEM, "")]);
+    else texts.at(-1).push(line.trim());
   }
-  return paragraph;
+  const node = element(ordered ? "ol" : "ul", ...texts.map((each) => element("li", ...broken(each))));
+  if (ordered) node.start = Number(ordered[1]);
+  return node;
+}
+
+function paragraph(lines) {
+  return lines.some((line) => line.trim()) ? element("p", ...broken(lines)) : null;
+}
+
+/** Lines, each on its own. */
+function broken(lines) {
+  return lines.flatMap((line, index) => (index ? [element("br"), ...inline(line)] : inline(line)));
+}
+
+function table([head, , ...rows]) {
+  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+  const row = (line, name) => element("tr", ...cells(line).map((cell) => element(name, ...inline(cell))));
+  const node = element("div", element("table", element("thead", row(head, "th")), element("tbody", ...rows.map((line) => row(line, "td")))));
+  node.className = "table";
+  return node;
 }
 
 function inline(text) {
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
-    nodes.push(text.slice(end, match.index));
-    if (match[1] !== undefined) nodes.push(element("code", match[1]));
-    else if (match[2] !== undefined) nodes.push(element("strong", match[2]));
-    else nodes.push(element("em", match[3]));
+    nodes.push(text.slice(end, match.index), span(match));
     end = match.index + match[0].length;
   }
   nodes.push(text.slice(end));
   return nodes;
+}
+
+function span([whole, code, round, dollars, strong, emphasized]) {
+  if (code !== undefined) return element("code", code);
+  if (strong !== undefined) return element("strong", ...inline(strong));
+  if (emphasized !== undefined) return element("em", ...inline(emphasized));
+  return math(round ?? dollars, false) ?? whole;
 }
