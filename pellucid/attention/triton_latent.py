@@ -36,7 +36,7 @@ MAX_HEAD = 256  # features of values, and of keys that do not turn
 
 
 class TritonLatent:
-    """Turn queries and write rows, then attend: three kernels and two products for decodes."""
+    """Turn queries and write rows, then attend: three kernels for decodes, and two products by heads."""
 
     max_graph_query: ClassVar[int] = MAX_SHORT_QUERY
     supports_tile_maps: ClassVar[bool] = True
@@ -45,6 +45,7 @@ class TritonLatent:
 
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
+        from pellucid.kernels.heads_matmul import MOST_TOKENS, heads_matmul
         from pellucid.kernels.kv_move import kv_move
         from pellucid.kernels.latent_decode import latent_decode
         from pellucid.kernels.latent_expand import latent_expand
@@ -56,6 +57,7 @@ class TritonLatent:
         self._paged = TritonAttention()
         self.latent_rope, self.latent_decode, self.kv_move = latent_rope, latent_decode, kv_move
         self.latent_expand, self.latent_prefill = latent_expand, latent_prefill
+        self.heads_matmul, self.few_tokens = heads_matmul, MOST_TOKENS
         self.prefill_tiles, self.queries_per_tile = prefill_tiles, queries_per_tile
         self.paged_rows = PagedRows
 
@@ -118,12 +120,18 @@ class TritonLatent:
         spec = layer.spec
         up_key, up_value = layer.up.split((spec.nope_dim, spec.value_dim), dim=1)
         nope, turned = q.split((spec.nope_dim, spec.rope_dim), dim=-1)
-        wide = torch.bmm(nope.transpose(0, 1), up_key).transpose(0, 1)
-        means = q.new_empty(len(q), spec.num_heads, spec.rank)
+        wide, means = (q.new_empty(len(q), spec.num_heads, spec.rank) for _ in range(2))
+        self.multiply_heads(nope, up_key, wide)
         how = {"scale": layer.scale, "row_scale": layer.row_scale}
         self.latent_decode(wide, turned, layer.kv_cache, step.paged.short, **how, out=means)
-        values = out[: len(q)].transpose(0, 1)
-        torch.bmm(means.transpose(0, 1), up_value.transpose(1, 2), out=values)
+        self.multiply_heads(means, up_value.transpose(1, 2), out[: len(q)])
+
+    def multiply_heads(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """x [T, N, I], each head times its own of weight [N, I, O], into out [T, N, O]."""
+        if len(x) <= self.few_tokens:
+            self.heads_matmul(x, weight, out)
+        else:
+            torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
     def attend_expanded(self, piece: Piece, q: Tensor, layer: LatentLayer, out: Tensor) -> None:
         """Some long rows, into their part of out [T, N, value], as many heads at once as have room."""

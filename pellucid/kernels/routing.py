@@ -26,7 +26,7 @@ from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
 WIDE_TILE = 16, 64, 64  # tokens, experts, inputs
-MOST_WIDE, WIDE_PROGRAMS = 512, 256
+FEW_WIDE, MOST_WIDE, WIDE_PROGRAMS = 4, 512, 256
 BLOCKS = 1024, 2048, 8192  # pairs that a program counts at a time: the last where there are more
 
 
@@ -163,6 +163,8 @@ def wide_logits(x: Tensor, weight: Tensor) -> Tensor:
     num_tokens, num_experts = len(x), len(weight)
     if x.itemsize > 2 or not 0 < num_tokens <= MOST_WIDE or x.stride(1) != 1:
         return F.linear(x.float(), weight)
+    if num_tokens <= FEW_WIDE:
+        return few_wide_logits(x, weight)
     blocks = triton.cdiv(num_tokens, WIDE_TILE[0]) * triton.cdiv(num_experts, WIDE_TILE[1])
     parts = max(1, min(WIDE_PROGRAMS // blocks, x.shape[1] // (2 * WIDE_TILE[2]), 32))
     parts = 1 << parts.bit_length() - 1  # of few kinds of launches
@@ -181,6 +183,25 @@ def wide_logits(x: Tensor, weight: Tensor) -> Tensor:
         STEP=WIDE_TILE[2],
         num_warps=4,
         num_stages=3,
+        **dependent(),
+    )
+    return out
+
+
+def few_wide_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """The same, [1, T, E], with weights that are asked for while the kernel before still runs."""
+    num_experts, num_in = weight.shape
+    out = torch.empty(1, len(x), num_experts, dtype=torch.float32, device=x.device)
+    few_wide_logits_kernel[(num_experts,)](
+        x,
+        weight,
+        out,
+        len(x),
+        x.stride(0),
+        num_experts,
+        NUM_IN=num_in,
+        PADDED=triton.next_power_of_2(num_in),
+        num_warps=4,
         **dependent(),
     )
     return out
@@ -398,6 +419,28 @@ def wide_logits_kernel(
         y = tl.dot(w, x.to(tl.float32), y, input_precision="tf32x3")
     at = out_ptr + (part.to(tl.int64) * num_tokens + token[None, :]) * E + expert[:, None]
     tl.store(at, y, mask=(token < num_tokens)[None, :] & (expert < E)[:, None])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def few_wide_logits_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,  # [1, T, E]
+    num_tokens,
+    x_stride,
+    num_experts,
+    NUM_IN: tl.constexpr,
+    PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program an expert."""
+    let_next_start(DEPENDENT)
+    expert, k = tl.program_id(0), tl.arange(0, PADDED)
+    w = tl.load(weight_ptr + expert * NUM_IN + k, mask=k < NUM_IN, other=0.0)
+    wait(DEPENDENT)
+    for token in range(num_tokens):
+        x = tl.load(x_ptr + token * x_stride + k, mask=k < NUM_IN, other=0.0).to(tl.float32)
+        tl.store(out_ptr + token * num_experts + expert, tl.sum(w * x, 0))
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])

@@ -45,6 +45,8 @@ from pellucid.kernels.experts import (
 )
 from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.heads_matmul import TILE as HEADS_TILE
+from pellucid.kernels.heads_matmul import heads_matmul_kernel
 from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
 from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
 from pellucid.kernels.kv_move import kv_move_kernel
@@ -87,7 +89,13 @@ from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
 from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
 from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
-from pellucid.kernels.routing import WIDE_TILE, route_kernel, sort_kernel, wide_logits_kernel
+from pellucid.kernels.routing import (
+    WIDE_TILE,
+    few_wide_logits_kernel,
+    route_kernel,
+    sort_kernel,
+    wide_logits_kernel,
+)
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
@@ -275,6 +283,9 @@ def compile_experts(target: GPUTarget) -> None:
         wide_logits_kernel, types | own, common | wide, target, num_warps=4, num_stages=3
     ).metadata.shared
     sys.stdout.write(f"wide_logits_kernel {target.arch} {size}\n")
+    few_of = common | {"NUM_IN": 7168, "PADDED": 8192}
+    size = compiled(few_wide_logits_kernel, types | own, few_of, target, num_warps=4).metadata.shared
+    sys.stdout.write(f"few_wide_logits_kernel {target.arch} {size}\n")
     for rows, tiles in TILES.items():
         for full, is_gated in zip(tiles, (True, False), strict=True):
             tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
@@ -308,6 +319,12 @@ def compile_latent(target: GPUTarget) -> None:
             sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
         size = shared_memory(latent.latent_merge_kernel, "*bf16", numbers, target, num_warps=4)
         sys.stdout.write(f"latent_merge {target.arch} {padded} {size}\n")
+    for num_in, num_out, strides in ((128, 512, (512, 1)), (512, 128, (1, 512))):
+        matrix = {"NUM_IN": num_in, "IN_PADDED": num_in, "NUM_OUT": num_out, "OUTS": HEADS_TILE // num_in}
+        matrix |= {"HEAD_STRIDE": 1 << 17, "IN_STRIDE": strides[0], "OUT_STRIDE": strides[1]}
+        matrix |= {"DEPENDENT": target == HOPPER}
+        size = shared_memory(heads_matmul_kernel, "*bf16", matrix, target, num_warps=4)
+        sys.stdout.write(f"heads_matmul_kernel {target.arch} {size}\n")
     numbers = {"NOPE": 128, "NOPE_PADDED": 128, "VALUE": 128, "VALUE_PADDED": 128, "M": 128, "TILE": 64}
     numbers |= {"TREE": False}
     tile_bytes, query_bytes = 64 * 320 * 2, 128 * 192 * 2

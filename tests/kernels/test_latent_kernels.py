@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from pellucid.kernels import latent_decode as decode_module
 from pellucid.kernels import latent_expand as expand_module
 from pellucid.kernels.decode_attention import Cut
+from pellucid.kernels.heads_matmul import heads_matmul, heads_matmul_ref
 from pellucid.kernels.latent_decode import heads_per_program, latent_decode, latent_decode_ref
 from pellucid.kernels.latent_expand import latent_expand, latent_expand_ref
 from pellucid.kernels.latent_prefill import latent_prefill, latent_prefill_ref, queries_per_tile
@@ -151,6 +152,21 @@ def test_decode(lens: list[tuple[int, int]], heads: int, rank: int, rotary: int,
     out = torch.full_like(q, torch.nan)
     latent_decode(q, q_turned, case.cache, case.rows, scale=0.2, out=out)
     assert_close(out, latent_decode_ref(q, q_turned, case.cache, case.rows, scale=0.2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_in", "num_out"), [(20, 48), (512, 24), (16, 700)])
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_each_head_is_multiplied_by_its_own_matrix(
+    num_tokens: int, num_in: int, num_out: int, dtype: torch.dtype
+) -> None:
+    """Of queries, which are a part of what lies beside them, and of matrices that lie either way."""
+    torch.manual_seed(0)
+    x = random(num_tokens, 5, num_in + 3, dtype=dtype)[..., :num_in]
+    for weight in (random(5, num_in, num_out), random(5, num_out, num_in).transpose(1, 2)):
+        matrix = (weight / num_in**0.5).to(dtype)
+        out, expected = (torch.full((num_tokens, 5, num_out), torch.nan).to(x) for _ in range(2))
+        assert_close(heads_matmul(x, matrix, out), heads_matmul_ref(x, matrix, expected))
 
 
 @pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn])
