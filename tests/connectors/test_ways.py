@@ -247,6 +247,41 @@ def test_which_way() -> None:
     assert places == 10
 
 
+LENDS_A_GPUS = """
+import sys, torch
+from pellucid.connectors.peer.device import CudaHandles
+torch.cuda.set_device(0)
+pages = torch.arange(6, dtype=torch.uint8, device="cuda")[:, None].repeat(1, 1 << 20)
+memory, address = CudaHandles(pages).take(4, 1 << 20)
+memory.write([2, 0], pages, [5, 1])
+torch.cuda.synchronize()
+print(address.hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_of_another_processs_gpu_outlives_it_where_it_is_read() -> None:
+    """On two GPUs, if there are; who has it open can read on when its process is killed."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", LENDS_A_GPUS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout
+    address = bytes.fromhex(other.stdout.readline().strip().decode())
+    here = torch.device("cuda", torch.cuda.device_count() - 1)
+    with torch.cuda.device(here):
+        pages = torch.zeros(4, 1 << 20, dtype=torch.uint8, device=here)
+        memory = device.CudaHandles(pages).open(address)
+        for is_killed in (False, True):
+            pages.zero_()
+            memory.read([2, 0], pages, [0, 3])
+            assert pages[:, 7].tolist() == [5, 0, 0, 1], f"killed: {is_killed}"
+            other.kill()
+            other.wait()
+        memory.close()
+
+
 LENDS = """
 import sys, torch
 from pellucid.connectors.peer.nixl import Nixl

@@ -64,6 +64,7 @@ class Lender:
         self._maps: dict[int, mmap.mmap] = {}
         self._listeners: list[socket.socket] = []
         self._accepting: list[threading.Thread] = []
+        self._is_closed = False
         self._connections: set[socket.socket] = set()
         self._listen(socket.socket(socket.AF_UNIX), local_address(engine_id))
         if at is not None:
@@ -92,11 +93,11 @@ class Lender:
         accepts.start()
 
     def _accept(self, listener: socket.socket) -> None:
-        while listener.fileno() >= 0:
+        while not self._is_closed:
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if listener.fileno() >= 0:  # too many open files, say, or who asked has gone
+                if not self._is_closed:  # too many open files, say, or who asked has gone
                     logger.warning("an engine that asks for KV is not served: %s", error)
                     time.sleep(RETRY_SECONDS)
                 continue
@@ -218,6 +219,7 @@ class Lender:
 
     def close(self) -> None:
         """Nobody is served any more; who has mapped the memory may go on reading."""
+        self._is_closed = True
         for open_socket in (*self._listeners, *self._connections):
             with suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)

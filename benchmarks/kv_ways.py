@@ -1,0 +1,155 @@
+"""Pages of KV between two processes, by each way that the peer connector has, beside one plain copy.
+
+The first process lends, with the first GPU, the second one loads, with the last.  `whole` is a load as an
+engine has it done, from the question to the word that all was there; `copies` is its copies alone.
+
+    python benchmarks/kv_ways.py                           # pages of 16 tokens of Qwen3-8B, 500 of them
+    python benchmarks/kv_ways.py --device cpu --page-bytes 65536 --pages 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import torch
+
+from pellucid.connectors.base import Job, WorkerDoor
+from pellucid.connectors.peer.lender import Lender
+from pellucid.connectors.peer.shelf import Shelf
+from pellucid.connectors.peer.wire import Facts, Key
+from pellucid.connectors.peer.worker import PeerWorker
+from pellucid.schedule.plan import ints
+
+FACTS: Facts = {"the model": "none"}
+
+
+def worker_of(device: torch.device, num_pages: int, page_bytes: int) -> tuple[PeerWorker, dict[int, bool]]:
+    """A worker's half with that many pages, and what it has said of its jobs."""
+    said: dict[int, bool] = {}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    door = WorkerDoor(
+        resolved=None,  # type: ignore[arg-type]
+        device=device, rank=0, num_ranks=1, done=lambda number, ok: said.update({number: ok}),
+    )  # fmt: skip
+    worker = PeerWorker(door, {})
+    pages = torch.zeros(num_pages, page_bytes, dtype=torch.uint8, device=device)
+    worker.register(pages, None)  # type: ignore[arg-type]
+    return worker, said
+
+
+def do(worker: PeerWorker, said: dict[int, bool], what: dict[str, object], pages: Sequence[int] = ()) -> None:
+    """One job, and wait for it."""
+    number = len(said)
+    worker.start([Job(number=number, is_load="keys" in what, pages=ints(pages), what=what)])
+    while number not in said:
+        time.sleep(20e-6)
+    assert said[number], "the log says why"
+
+
+def peer_of(name: str) -> dict[str, object]:
+    return {"engine_id": name, "host": None, "port": None, "facts": FACTS}
+
+
+def keys_of(num: int) -> list[Key]:
+    return [(i.to_bytes(32, "little"), 0) for i in range(num)]
+
+
+def lend(name: str, way: str | None, device: str, num: int, page_bytes: int, line: Connection) -> None:
+    """The first process."""
+    shelf = Shelf(num, num_ranks=1)
+    lender = Lender(name, FACTS, shelf, num_ranks=1, stride=page_bytes, way=way)
+    worker, said = worker_of(torch.device(device), num + 1, page_bytes)
+    worker._pages.copy_(torch.arange(num + 1, device=device)[:, None] % 251)
+    own = {"attach": peer_of(name), "way": way, "num_places": num, "stride": page_bytes}
+    do(worker, said, own)
+    new = shelf.put(keys_of(num))
+    do(worker, said, {"places": list(new.values())}, range(1, num + 1))
+    shelf.written(new, ok=True)
+    line.send("ready")
+    line.recv()
+    worker.close()
+    lender.close()
+
+
+def load(name: str, device: str, num: int, page_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of whole loads, and of their copies."""
+    worker, said = worker_of(torch.device(device), num + 1, page_bytes)
+    wanted = {"peer": peer_of(name), "keys": keys_of(num), "request": "a"}
+    whole, copies = list[float](), list[float]()
+    for _ in range(repeats + 1):
+        worker._pages.zero_()
+        began = time.perf_counter()
+        do(worker, said, wanted, range(1, num + 1))
+        whole.append(time.perf_counter() - began)
+        copies.append(worker.last_load[1])
+    expected = torch.arange(num + 1, device=device) % 251
+    assert torch.equal(worker._pages[:, -1].long(), expected), "other bytes have come"
+    worker.close()
+    return whole[1:], copies[1:]
+
+
+def plain_copy(source: str, target: str, num_bytes: int) -> float:
+    """Seconds of one copy of as many bytes, at best."""
+    a = torch.empty(num_bytes, dtype=torch.uint8, device=source)
+    b = torch.empty(num_bytes, dtype=torch.uint8, device=target)
+    best = float("inf")
+    for _ in range(4):
+        began = time.perf_counter()
+        b.copy_(a)
+        for device in {source, target} - {"cpu"}:
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--pages", type=int, default=500)
+    parser.add_argument("--page-bytes", type=int, default=16 * 36 * 2 * 8 * 128 * 2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", default=["host", "cuda"], choices=("host", "cuda", "nixl"))
+    given = parser.parse_args(args)
+    source = target = "cpu"
+    if given.device == "cuda":
+        source, target = "cuda:0", f"cuda:{torch.cuda.device_count() - 1}"
+    num_bytes = given.pages * given.page_bytes
+    plain = plain_copy(source, target, num_bytes)
+    print(
+        f"{num_bytes / 1e6:.0f} MB from {source} to {target}: plain copy {num_bytes / plain / 1e9:.1f} GB/s"
+    )
+    for way in given.ways:
+        if way == "cuda" and given.device == "cpu":
+            continue
+        context, name = mp.get_context("spawn"), f"{way} {os.getpid()}"
+        ours, theirs = context.Pipe()
+        sizes = given.pages, given.page_bytes
+        lender = context.Process(
+            target=lend, args=(name, None if way == "host" else way, source, *sizes, theirs)
+        )
+        lender.start()
+        assert ours.recv() == "ready"
+        for title, seconds in zip(
+            ("whole", "copies"), load(name, target, *sizes, given.repeats), strict=True
+        ):
+            best, middle = min(seconds), statistics.median(seconds)
+            print(
+                f"{way:5s} {title:6s} {1e3 * middle:8.2f} ms, {num_bytes / middle / 1e9:6.1f} GB/s, "
+                f"{plain / middle:.0%} of the plain copy (best {plain / best:.0%})",
+                flush=True,
+            )
+        ours.send("end")
+        lender.join()
+
+
+if __name__ == "__main__":
+    main()
