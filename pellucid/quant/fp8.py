@@ -5,7 +5,7 @@ Here is what checkpoints say and where their tensors go; `fp8_product.py` has th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -119,7 +119,8 @@ class Fp8:
 class OutputScales:
     """A scale for each output and block of inputs.
 
-    The checkpoint may have one for the matrix, each output, or each block.  Merged matrices keep their own.
+    The checkpoint may have one for the matrix, each output, or each block.  Merged matrices keep their own;
+    where the checkpoint has one matrix for several, each has a piece.
     """
 
     shape: LinearShape
@@ -136,7 +137,10 @@ class OutputScales:
                     f"has blocks of {self.block[1]} inputs, and each of {coords.size} ranks gets "
                     f"{self.shape.in_features}; lower tensor_parallel_size"
                 )
-        whole = self._spread(tensor, num_outputs, num_blocks)
+        piece = coords.piece
+        whole = self._spread(tensor, piece.total if piece else num_outputs, num_blocks)
+        if piece is not None:
+            whole, coords = whole[piece.first : piece.first + piece.num], replace(coords, piece=None)
         if self.shape.split == "out" or self.block:
             place = Sliced(self.shape.out_partitions, slice_axis=0 if self.shape.split == "out" else 1)
         else:

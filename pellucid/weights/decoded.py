@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Layout, MatrixShape, TensorSpec
-from pellucid.weights.source import TensorSource
+from pellucid.weights.source import Header, TensorSource
 
 if TYPE_CHECKING:
     from pellucid.quant.codes import Codes
@@ -60,7 +60,7 @@ class Decoded:
             if (format := formats.get(path := name.removesuffix(WEIGHT))) and self._is_coded(path)
         }
         coded = {tensor for matrix in self.matrices.values() for tensor in self._below[matrix.path]}
-        others = {name for name in source.infos if name not in coded or name in wanted}
+        others = {name for name in source.infos if name not in coded or name in wanted or self._adds(name)}
         self.names = others | self.matrices.keys()
 
     def __contains__(self, name: str) -> bool:
@@ -73,6 +73,10 @@ class Decoded:
         info = self._source.infos.get(weight)
         is_plain = info is None or info.type in PLAIN
         return not any(name in self._wanted for name in more) and (bool(more) or not is_plain)
+
+    def _adds(self, name: str) -> bool:
+        """Is it a bias that changes anything?  Old tools wrote zeros for matrices that have none."""
+        return name.endswith(".bias") and bool(self._source.read(name).any())
 
     def key(self, name: str) -> str:
         """What its file calls it, or its codes."""
@@ -93,7 +97,7 @@ class Decoded:
                 info is None or -1 in spec.shape or tuple(info.shape) == shape
             ):  # ggml's headers have the matrix'
                 continue
-            if without_ones(info.shape) != without_ones(spec.shape):
+            if without_ones(info.shape) != without_ones(spec.shape) and not holds_bytes(info, spec):
                 raise ValueError(f"has {suffix} {info.shape}, this model expects {spec.shape}")
 
     def read(self, name: str) -> Tensor:
@@ -132,6 +136,16 @@ def matrix_shape(shape: tuple[int, ...]) -> MatrixShape:
 def without_ones(shape: Iterable[int]) -> list[int]:
     """Axes of length 1 are written or not."""
     return [size for size in shape if size != 1]
+
+
+def holds_bytes(info: Header, spec: TensorSpec) -> bool:
+    """Whether a row of bytes is stored as elements of a wider dtype (`bnb_4bit_quant_storage`)."""
+    row = without_ones(spec.shape)
+    return (
+        spec.dtypes == (torch.uint8,)
+        and len(without_ones(info.shape)) == len(row) == 1
+        and info.nbytes == row[0]
+    )
 
 
 def describe(format: LayerFormat) -> str:

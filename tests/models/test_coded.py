@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.quant.codes import U4, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
-from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.layouts.base import LayerFormat, Writes
 from tests.models.conftest import Folder
 from tests.models.harness import Harness, load
 
@@ -44,8 +44,14 @@ def in_act_order(weight: Tensor) -> Codes:
     )
 
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False, "desc_act": False}
-CHECKPOINTS: dict[str, tuple[dict[str, object], LayerFormat, Callable[[Tensor], Codes]]] = {
+GPTQ: dict[str, object] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 8,
+    "sym": False,
+    "desc_act": False,
+}
+CHECKPOINTS: dict[str, tuple[Mapping[str, object], LayerFormat, Callable[[Tensor], Codes]]] = {
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"},
         LayerFormat(layout="awq", code=U4, group=GROUP),
@@ -89,6 +95,7 @@ def write_coded(folder: Folder, name: str) -> tuple[Path, Path]:
         if key.endswith("_proj.weight"):
             codes, path = quantize(weight), key.removesuffix(".weight")
             layout = layout_of(format)
+            assert isinstance(layout, Writes)
             del coded[key]
             plain[key] = codes.dequantized()
             for suffix, tensor in layout.encode(codes, format).items():
@@ -141,6 +148,24 @@ def test_lost_tensors_of_a_matrix_are_named(folder: Folder, lost: str, words: st
     config = json.loads((coded / "config.json").read_text())
     with pytest.raises(ValueError, match=words):
         load(Folder(coded / "again", config, tensors).write(), max_model_len=64)
+
+
+def test_biases_of_old_tools_are_zeros_or_refused(folder: Folder) -> None:
+    """AutoGPTQ and others wrote one for every matrix."""
+    coded, plain = write_coded(folder, "gptq")
+    tensors, config = torch_files(coded), json.loads((coded / "config.json").read_text())
+    name = "model.layers.0.mlp.up_proj.bias"
+    tensors[name] = torch.zeros(len(folder.tensors["model.layers.0.mlp.up_proj.weight"]))
+    (coded / "zeros").mkdir()
+    (coded / "ones").mkdir()
+    ours, expected = (
+        Harness(load(path, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2]})
+        for path in (Folder(coded / "zeros", config, tensors).write(), plain)
+    )
+    assert torch.equal(ours[0], expected[0])
+    tensors[name] += 1
+    with pytest.raises(ValueError, match=f"no use for these tensors: {name}"):
+        load(Folder(coded / "ones", config, tensors).write(), max_model_len=64)
 
 
 def torch_files(path: Path) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.quant import fp8_product
 from pellucid.quant import quantization as choice
-from pellucid.quant.base import Coords, LinearMethod, LinearShape, Split
+from pellucid.quant.base import Coords, LinearMethod, LinearShape, Piece, Split
 from pellucid.quant.codes import E4M3
 from pellucid.quant.fp8 import Fp8, Fp8Format, OutputScales, QuantizedWhenLoaded
 from pellucid.quant.unquantized import Unquantized
@@ -215,6 +215,22 @@ def test_ranks_have_the_scales_of_their_shares_of_a_vocabulary(
         OutputScales(shape, block)(param, 0, stored, Coords(rank, size, vocab))
     expected = stored.repeat_interleave(block[0], dim=0)[:vocab] if block else stored
     assert torch.equal(torch.cat(parts)[:vocab], expected)
+
+
+@pytest.mark.parametrize("block", [None, (8, 4), (5, 4)])
+def test_pieces_of_a_matrix_have_the_scales_of_their_rows(block: tuple[int, int] | None) -> None:
+    """As in Phi-3, whose q, k and v are one matrix."""
+    stored = torch.rand(-(-40 // block[0]), 2) if block else torch.rand(40, 1)
+    rows = stored.repeat_interleave(block[0], 0)[:40] if block else stored
+    sizes, firsts = (12, 4, 4), (0, 24, 32)
+    shape = LinearShape(in_features=8, out_partitions=sizes, split="out", dtype=torch.float32)
+    for rank in range(2):
+        param = torch.full((20, 2 if block else 1), torch.nan)
+        for part, (size, first) in enumerate(zip(sizes, firsts, strict=True)):
+            coords = Coords(rank, 2, piece=Piece(first, 2 * size, 40))
+            OutputScales(shape, block)(param, part, stored, coords)
+        mine = [rows[first + rank * size :][:size] for size, first in zip(sizes, firsts, strict=True)]
+        assert torch.equal(param, torch.cat(mine))
 
 
 def test_blocks_that_ranks_cannot_share_out_are_refused_with_the_way_out() -> None:

@@ -20,6 +20,7 @@ from pellucid.quant.codes import (
     U4,
     U5,
     U6,
+    WHOLE_MATRIX,
     Code,
     Codes,
     Group,
@@ -163,6 +164,7 @@ WRITTEN = [
     *(written("ct-pack", code, Group(1, 32)) for code in (U2, U3, U4, U5, U6, S8)),
     *(written("ct-pack", code, Group(1, 32), "asym") for code in (U3, U4, U6, S8)),
     written("ct-pack", U4, Group()),
+    *(written("ct-pack", code, WHOLE_MATRIX, "asym") for code in (U3, S8)),
     written("ct-pack", U4, Group(1, 32), "act_order", "asym"),
     written("ct-pack", S8, Group(1, 32), "7_bits", "asym"),
     written("scaled", S8, Group()),
@@ -401,6 +403,19 @@ def test_scales_of_bytes_are_powers_of_two() -> None:
     codes = layout_of(format).decode({"weight": q, "weight_scale": scale}, format, MatrixShape(4, 64))
     expected = q.float() * torch.exp2(scale.float() - 127).repeat_interleave(32, 1)
     assert torch.equal(codes.dequantized(), expected)
+
+
+def test_floats_of_six_bits_are_what_their_tool_says() -> None:
+    helpers = pytest.importorskip("compressed_tensors.compressors.mxfp6.helpers")
+    format, shape = LayerFormat(layout="mxfp6", code=S8, group=Group(1, 32)), MatrixShape(3, 64)
+    torch.manual_seed(0)
+    raw = {
+        "weight_packed": torch.randint(256, (3, 48), dtype=torch.uint8),
+        "weight_scale": torch.randint(120, 130, (3, 2), dtype=torch.uint8),
+    }
+    numbers = helpers.unpack_fp6_from_uint8(raw["weight_packed"], 3, 64, torch.float32)
+    expected = numbers * (raw["weight_scale"].float() - 127).exp2().repeat_interleave(32, 1)
+    assert torch.equal(layout_of(format).decode(raw, format, shape).dequantized(), expected)
 
 
 def test_units_are_the_fewest_codes_that_fill_words() -> None:

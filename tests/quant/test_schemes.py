@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pellucid.quant.codes import E2M1, E4M3, LUT4, PLAIN, ROW, S8, U2, U3, U4, WHOLE_MATRIX, Group
+from pellucid.quant.codes import E2M1, E4M3, LUT4, PLAIN, ROW, S8, U2, U3, U4, WHOLE_MATRIX, Code, Group
 from pellucid.quant.layouts import LAYOUTS, layout_of
 from pellucid.quant.layouts.base import ActFormat, LayerFormat, MatrixShape
 from pellucid.quant.layouts.ggml.types import SIZES
@@ -115,7 +115,7 @@ class TestGptq:
     CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
 
     @pytest.mark.parametrize("bits,code", [(2, U2), (3, U3), (4, U4), (8, S8)])
-    def test_bits(self, bits: int, code: object) -> None:
+    def test_bits(self, bits: int, code: Code) -> None:
         assert of(UP, **{**self.CONFIG, "bits": bits}) == LayerFormat(
             layout="gptq", code=code, group=Group(1, 128), options=frozenset({"act_order"})
         )
@@ -207,7 +207,13 @@ class TestCompressedTensors:
             "targets": ["re:.*mlp.*"],
             "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
         }
-        rules = read(ct(nvfp4, pack(4) | {"format": "pack-quantized"}, format="mixed-precision"))
+        mxfp6 = {
+            "format": "mxfp6-pack-quantized",
+            "targets": [DOWN],
+            "weights": {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32},
+        }
+        rules = read(ct(nvfp4, mxfp6, pack(4) | {"format": "pack-quantized"}, format="mixed-precision"))
+        assert rules.format_of(DOWN) == LayerFormat(layout="mxfp6", code=S8, group=Group(1, 32))
         assert rules.format_of(UP) == LayerFormat(layout="nvfp4", code=E2M1, group=Group(1, 16))
         query = rules.format_of(QUERY)
         assert query and query.layout == "ct-pack"
@@ -314,6 +320,16 @@ def test_bitsandbytes_leaves_out_what_is_plain() -> None:
         layout="bnb4", code=LUT4, group=Group(1, 64), options=frozenset({"nf4"})
     )
     assert rules.format_of(DOWN) is None and rules.format_of(QUERY) is None
+
+
+@pytest.mark.parametrize(
+    ("block", "type", "elements"), [(64, "U8", 288), (128, "BF16", 144), (256, "F32", 72)]
+)
+def test_bitsandbytes_blocks_are_those_of_the_files(block: int, type: str, elements: int) -> None:
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    tensors = {f"{UP}.weight": Info((elements, 1), type), f"{UP}.weight.absmax": Info((-(-576 // block),))}
+    found = read(config, tensors=tensors).format_of(UP)
+    assert found is not None and found.group == Group(1, block)
 
 
 def test_torchaos_classes() -> None:

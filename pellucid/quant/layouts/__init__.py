@@ -18,6 +18,7 @@ LAYOUTS: Registry[Layout] = Registry(
         "bnb-int8": f"{HERE}.scaled:BNB_INT8",
         "torchao": f"{HERE}.scaled:TORCHAO",
         "mxfp4": f"{HERE}.small_floats:MXFP4",
+        "mxfp6": f"{HERE}.small_floats:MXFP6",
         "nvfp4": f"{HERE}.small_floats:NVFP4",
         "modelopt-nvfp4": f"{HERE}.small_floats:MODELOPT_NVFP4",
         "mx-experts": f"{HERE}.small_floats:MX_EXPERTS",

@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.quant.codes import PLAIN, ROW, Code, Codes, Group
 
 Raw = Mapping[str, Tensor]  # a matrix' tensors by the checkpoint's suffix, such as "qweight"
-ActType = Literal["plain", "e4m3", "s8", "e2m1"]
+ActType = Literal["plain", "e4m3", "s8", "e2m3", "e2m1"]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.quant.codes import S8, Codes, Scales
+from pellucid.quant.codes import S8, WHOLE_MATRIX, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
     Axes,
@@ -28,14 +28,15 @@ class CtPack(Layout):
     """weight_packed [N, K bits / 32], weight_scale [N, G]; zeros [N bits / 32, G] and g_idx [K] if asked for.
 
     Codes and zeros are stored as unsigned numbers: W = (q - zero) scale, and zero is 2^(bits - 1) without
-    zeros.
+    zeros.  A whole matrix' own zero is not packed, and stored less 2^(bits - 1).
     """
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         bits, act_order = bits_of(format), "act_order" in format.options
         padded = "padded" in format.options
         unit = (32 // bits, 1) if padded else whole_words(bits)
-        _, groups = format.group.counts(shape.out, shape.inn)
+        rows, groups = format.group.counts(shape.out, shape.inn)
+        out_axis = 0 if format.group.rows else None
         in_axis = None if act_order or not format.group.inputs else 1
         in_unit = (format.group.inputs or 1, 1)
         specs = {
@@ -45,11 +46,13 @@ class CtPack(Layout):
                 axes=Axes(in_unit=unit),
             ),
             "weight_scale": TensorSpec(
-                shape=(shape.out, groups), dtypes=FLOATS, axes=Axes(inn=in_axis, in_unit=in_unit)
+                shape=(rows, groups), dtypes=FLOATS, axes=Axes(out=out_axis, inn=in_axis, in_unit=in_unit)
             ),
             "weight_shape": TensorSpec(shape=(2,), dtypes=(torch.int64, torch.int32), required=False),
         }
-        if "asym" in format.options:
+        if "asym" in format.options and format.group == WHOLE_MATRIX:
+            specs["weight_zero_point"] = TensorSpec(shape=(1, 1), dtypes=(torch.int8,))
+        elif "asym" in format.options:
             specs["weight_zero_point"] = TensorSpec(
                 shape=(words(shape.out, bits, padded=padded), groups),
                 dtypes=(torch.int32,),
@@ -70,7 +73,9 @@ class CtPack(Layout):
         middle = 1 << bits - 1
         q = unpack(found["weight_packed"], bits, shape.inn, axis=1)
         zero = torch.tensor([[middle]], dtype=torch.uint8)
-        if "asym" in format.options:
+        if "asym" in format.options and format.group == WHOLE_MATRIX:
+            zero = (found["weight_zero_point"].to(torch.int16) + middle).to(torch.uint8)
+        elif "asym" in format.options:
             zero = unpack(found["weight_zero_point"], bits, shape.out, axis=0)
         if format.code == S8:
             q, zero = ((x.to(torch.int16) - middle).to(torch.int8) for x in (q, zero))
@@ -96,8 +101,12 @@ class CtPack(Layout):
         }
         if "asym" in format.options:
             assert codes.zero is not None
-            zeros = codes.zero.values.int().expand(codes.scale.values.shape)
-            raw["weight_zero_point"] = packed(zeros + shift, bits, axis=0)
+            zeros = codes.zero.values.int().expand(codes.scale.values.shape) + shift
+            raw["weight_zero_point"] = (
+                (zeros - (1 << bits - 1)).to(torch.int8)
+                if format.group == WHOLE_MATRIX
+                else packed(zeros, bits, axis=0)
+            )
         if codes.index is not None:
             raw["weight_g_idx"] = codes.index.int()
         return raw

@@ -1,4 +1,4 @@
-"""Floats of 4 bits, two a byte, the even input in the low half; groups have scales in e4m3 or powers of two.
+"""Floats of 4 and 6 bits, low bits first; groups have scales in e4m3 or powers of two.
 
 NVFP4 has a scale of the whole matrix besides, by which some tools divide and others multiply.  gpt-oss
 keeps the experts of a layer in one tensor, cut into blocks of 32 inputs.
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pellucid.quant.codes import E2M1, Codes, Scales
+from pellucid.quant.codes import E2M1, S8, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
     Axes,
@@ -26,6 +26,8 @@ from pellucid.quant.layouts.base import (
 )
 from pellucid.quant.layouts.bits import packed, unpacked
 
+EIGHTHS = [*range(8), *((8 + m) << e for e in range(3) for m in range(8))]  # of e2m3, by its code
+E2M3_EIGHTHS = torch.tensor([*EIGHTHS, *(-number for number in EIGHTHS)], dtype=torch.int8)
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 
 
@@ -80,6 +82,28 @@ class SmallFloats(Layout):
         return raw
 
 
+class Mxfp6(Layout):
+    """weight_packed [N, 3 K / 4], weight_scale [N, K / 32]: floats of 6 bits (e2m3), four in three bytes.
+
+    Eight times such a number is a whole one of at most 60.
+    """
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        groups = divided(shape.inn, 32, "inputs")
+        return {
+            "weight_packed": TensorSpec(
+                shape=(shape.out, groups * 24), dtypes=(torch.uint8,), axes=Axes(in_unit=(4, 3))
+            ),
+            "weight_scale": TensorSpec(shape=(shape.out, groups), dtypes=E8M0, axes=Axes(in_unit=(32, 1))),
+        }
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        found = checked(raw, self.params(format, shape))
+        q = E2M3_EIGHTHS[unpacked(found["weight_packed"], 6, shape.inn).int()]
+        scale = found["weight_scale"].view(torch.float8_e8m0fnu)
+        return Codes(q=q, code=S8, group=format.group, scale=Scales(scale, torch.tensor([[1 / 8]])))
+
+
 class MxExperts(Layout):
     """blocks [E, N, K / 32, 16], scales [E, N, K / 32]: the codes are [E, N, K]."""
 
@@ -107,6 +131,7 @@ class MxExperts(Layout):
 
 
 MXFP4 = SmallFloats(weight="weight_packed")
+MXFP6 = Mxfp6()
 NVFP4 = SmallFloats(
     weight="weight_packed", whole="weight_global_scale", whole_is="divisor", input="input_global_scale"
 )

@@ -32,11 +32,13 @@ LAYOUTS = {
     "mxfp8-quantized": "scaled",
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
+    "mxfp6-pack-quantized": "mxfp6",
     "marlin-24": "marlin24",
 }
 ACT_TYPES: dict[tuple[str, int], ActType] = {
     ("float", 8): "e4m3",
     ("int", 8): "s8",
+    ("float", 6): "e2m3",
     ("float", 4): "e2m1",
 }
 DENSE_SINCE = (0, 18)  # the version from which on words are packed without gaps
@@ -123,6 +125,8 @@ def code_of(form: str, bits: int, *, is_float: bool) -> Code:
             return E4M3
         case "nvfp4-pack-quantized" | "mxfp4-pack-quantized" if bits == 4 and is_float:
             return E2M1
+        case "mxfp6-pack-quantized" if bits == 6 and is_float:
+            return S8  # of eighths
         case "marlin-24" if bits in (4, 8) and not is_float:
             return INTEGERS[bits]
     kind = "floats" if is_float else "integers"
@@ -160,7 +164,7 @@ def act_of(act: Options) -> ActFormat:
     bits, kind = act.number("num_bits"), act.text("type", default="int")
     found = f"activations of type {kind!r} with {bits} bits"
     if (kind, bits) not in ACT_TYPES:
-        raise refusal(found, "there are floats of 4 and 8 bits and integers of 8", WAY_OUT)
+        raise refusal(found, "there are floats of 4, 6 and 8 bits and integers of 8", WAY_OUT)
     type, symmetric = ACT_TYPES[kind, bits], act.flag("symmetric", default=True)
     if not symmetric and type != "s8":
         raise refusal(f"{found} and zero points", "only integers have them", WAY_OUT)
