@@ -372,19 +372,45 @@ WORDS = gl.constexpr(  # of a tile: warp, lane, thread, step of 16 inputs
         [4, 8, 4, 4],
     )
 )
+HALVES = gl.constexpr(  # the same of two words, each of which stands for two
+    gl.DistributedLinearLayout(
+        [[0, 0, 0, 1]],
+        [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]],
+        [[1, 0, 0, 0], [2, 0, 0, 0]],
+        [],
+        [4, 8, 4, 2],
+    )
+)
 
 
 @gluon.jit
 def places_of(block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr):
-    """Where scales of the first groups lie, one for each warp and lane, and each word if groups are small."""
-    warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
-    lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, WORDS))))
+    """Where scales of the first groups lie, for each warp and lane; of small groups 2 or 4, for the words."""
+    NUM: gl.constexpr = HALF * 4 // BITS // GROUP  # of a chunk
+    LAYOUT: gl.constexpr = HALVES if NUM == 2 else WORDS
+    warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
+    lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
     at = warp[:, None] * 8 + lane[None, :] + block * (NUM_GROUPS * LANES)
     at = at[:, :, None][:, :, :, None]
-    if GROUP < HALF * 4 // BITS:
-        word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
-        at += (word * 4 // BITS * 16 // GROUP * LANES)[None, :][:, None, :][:, :, None, :]
+    if NUM > 1:
+        group = gl.arange(0, NUM, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
+        at += (group * LANES)[None, :][:, None, :][:, :, None, :]
     return at
+
+
+@gluon.jit
+def over_words(pair, word):
+    """A number of each word, where `places_of` had fewer."""
+    if pair.shape[3] == 2:
+        pair = gl.convert_layout(gl.join(pair, pair).reshape([4, 8, 1, 4]), WORDS, assert_trivial=True)
+    return gl.broadcast(pair, word)[0]
+
+
+@gluon.jit
+def doubled_over_words(pair, word):
+    """Both numbers of a pair, each twice, for each word."""
+    first, second = doubled(pair)
+    return over_words(first, word), over_words(second, word)
 
 
 @gluon.jit
@@ -477,16 +503,16 @@ def unpacked(
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     word = gl.convert_layout(chunk.load(FLAT).reshape([4, 8, 4, 4]), WORDS, assert_trivial=True)
     scale, zero, offset = pairs
-    scale, other_scale = doubled(gl.broadcast(scale, word)[0])
+    scale, other_scale = doubled_over_words(scale, word)
     if HAS_ZERO:
-        zero, other_zero = doubled(gl.broadcast(zero, word)[0])
+        zero, other_zero = doubled_over_words(zero, word)
         zero, other_zero = raised(zero, MIDDLE, ADD), raised(other_zero, MIDDLE, ADD)
     else:
         zero = gl.full([4, 8, 4, 4], MIDDLE, gl.int32, WORDS)
         other_zero = zero
     if HAS_OFFSET:
         # Signs are turned: it is added.
-        offset, other_offset = doubled(gl.broadcast(offset, word)[0] ^ -2147450880)
+        offset, other_offset = doubled_over_words(offset ^ -2147450880, word)
     else:
         offset, other_offset = scale, scale
     args = word, scale, other_scale, zero, other_zero, offset, other_offset
