@@ -122,7 +122,7 @@ class KVConnector(Protocol):
         ...
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start, for stats and metrics."""
+        """For stats and metrics: totals since the start; names that end in _now are of what is there now."""
         ...
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ Some hooks are called whoever asks, for what concerns all requests or none:
     host    hear            what a rank has said so
             poll            once in each turn of the loop
             is_busy         does a feature have something under way that the loop must wait for?
-            counters        what it has counted, for stats and metrics
+            counters        what it has counted, for stats and metrics; `.._now` is there now
             forget          prefixes are worth nothing any more
     both    bind            the KV cache is there
 

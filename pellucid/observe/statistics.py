@@ -42,7 +42,8 @@ class EngineStats:
     num_verifying_steps: int = 0  # with drafts in them
     draft_seconds_saved: float = 0.0  # by steps with drafts against plain ones; less than 0: they have cost
     sleep: SleepState = AWAKE
-    of_features: dict[str, int] = field(default_factory=dict[str, int])  # totals that they count, by name
+    # Totals that features count, by name; a name that ends in _now is of what is there now.
+    of_features: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def spec_decode(self) -> dict[str, int | tuple[int, ...]]:

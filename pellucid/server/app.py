@@ -121,7 +121,7 @@ def make_app(server: Server) -> FastAPI:
         redirect_slashes=False,  # to where a proxy may not lead; the guard takes them off
     )
     app.state.server = server
-    app.state.viewers = xray.Viewers(server.llm)
+    app.state.viewers = xray.Viewers(server.llm, server.adapters)
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -257,7 +257,8 @@ class Metrics:
                 family.add_metric([*self._labels(index), state], num)
         yield family
         for name in sorted({name for stats in engines for name in stats.of_features}):
-            family = CounterMetricFamily(f"pellucid:{name}", "Counted by a feature.", labels=LABELS)
+            kind = GaugeMetricFamily if name.endswith("_now") else CounterMetricFamily
+            family = kind(f"pellucid:{name}", "Counted by a feature.", labels=LABELS)
             for index, stats in enumerate(engines):
                 family.add_metric(self._labels(index), stats.of_features.get(name, 0))
             yield family

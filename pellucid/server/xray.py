@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
@@ -18,6 +19,7 @@ import msgspec
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from pellucid.async_llm import AsyncLLM
+from pellucid.lora.request import AdapterRef
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import MOST_ROWS, Flat, Frame, StepView
 from pellucid.server.context import server_of
@@ -58,6 +60,14 @@ class Gaps(msgspec.Struct):
         return Gaps(self.num + newer.num, self.sum + newer.sum, max(self.longest, newer.longest))
 
 
+class AdapterView(NamedTuple):
+    """An adapter that requests may name, or that some still run with."""
+
+    name: str
+    num_under_way: int  # requests, waiting or running
+    num_ended: int  # since the server began
+
+
 class Requests(msgspec.Struct):
     """What has become of the requests of all engines."""
 
@@ -65,10 +75,11 @@ class Requests(msgspec.Struct):
     # Since the message before, of those that began while somebody watched:
     waits: list[Wait] = []
     gaps: Gaps = msgspec.field(default_factory=Gaps)
+    adapters: list[AdapterView] = []  # now
 
     def plus(self, newer: Requests) -> Requests:
         waits = (self.waits + newer.waits)[-MOST_WAITS:]
-        return Requests(newer.num_failed, waits, self.gaps.plus(newer.gaps))
+        return Requests(newer.num_failed, waits, self.gaps.plus(newer.gaps), newer.adapters)
 
 
 class Sight(msgspec.Struct):
@@ -162,11 +173,37 @@ class _Life:
     last_token: float | None = None
 
 
+class AdapterCounts:
+    """How many requests each adapter has had.  served: names that requests may use, as they are now."""
+
+    def __init__(self, served: Collection[str]) -> None:
+        self._served = served
+        self._names: dict[str, str] = {}  # by request id: those under way
+        self._num_under_way, self._num_ended = Counter[str](), Counter[str]()
+
+    def begins(self, request: Request) -> None:
+        if request.lora is not None:
+            name = self._names[request.id] = AdapterRef.decode(request.lora).name
+            self._num_under_way[name] += 1
+
+    def ends(self, request_id: str) -> None:
+        name = self._names.pop(request_id, None)
+        if name is not None:
+            self._num_under_way[name] -= 1
+            self._num_ended[name] += 1
+
+    def views(self) -> list[AdapterView]:
+        names = dict.fromkeys([*self._served, *(+self._num_under_way)])
+        return [AdapterView(name, self._num_under_way[name], self._num_ended[name]) for name in names]
+
+
 class Viewers:
     """Everybody who watches.  As an observer of the engine it learns when tokens come."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, adapters: Collection[str] = ()) -> None:
+        """adapters: their names, as they are now."""
         self._llm = llm
+        self._adapters = AdapterCounts(adapters)
         self._watchers: set[Watcher] = set()
         self._lives: dict[str, _Life] = {}  # by request id: those that began while somebody watched
         self._news = Requests()
@@ -198,17 +235,21 @@ class Viewers:
         """Send a frame to everybody."""
         stats = self._llm.stats_per_engine
         news, self._news = self._news, Requests(self._news.num_failed)
+        news.adapters = self._adapters.views()
         sight = Sight(engine, len(stats), stats[engine], news, frame)
         message = encode(sight)
         for watcher in self._watchers:
             watcher.put(sight, message)
 
     def begins(self, request: Request) -> None:
+        self._adapters.begins(request)
         if self._watchers:
             self._lives[request.id] = _Life(request.arrival, request.is_quiet)
 
     def advances(self, update: SeqUpdate, finish_reason: FinishReason | None) -> None:
         self._news.num_failed += finish_reason is FinishReason.ERROR
+        if finish_reason is not None:
+            self._adapters.ends(update.request_id)
         life = self._lives.get(update.request_id)
         if life is None:
             return

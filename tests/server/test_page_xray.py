@@ -209,6 +209,50 @@ def test_a_frame_that_was_under_way_when_the_link_began_is_passed_over(tab: Tab,
     assert said == ["–", "1"] and tab.errors == []
 
 
+def test_engines_adapters_and_tiers_are_shown_where_there_are_some(tab: Tab, server: Running) -> None:
+    """The page's own view, on what a server of two engines with KV tiers and adapters says."""
+    tab.open_anew(server.url)
+    said = tab.eval("""(async () => {
+        const {XRay} = await import('/page/xray.js');
+        const xray = new XRay();
+        const frame = {is_first: true, num_pages: 4, block_size: 16, num_running: 3, num_waiting: 1,
+            running: [], waiting: [], steps: [], pages: []};
+        const tiers = {kv_tiers_host_pages_now: 25, kv_tiers_host_room_now: 100, kv_tiers_lookups: 8,
+            kv_tiers_host_blocks_loaded: 7, kv_tiers_host_blocks_saved: 30, kv_tiers_hits: 2};
+        const disk = {kv_tiers_disk_pages_now: 1, kv_tiers_disk_room_now: 1000,
+            kv_tiers_disk_blocks_loaded: 1};
+        const show = (engine, of_features, adapters, kv_usage) => xray.take({engine, num_engines: 2, frame,
+            requests: {waits: [], gaps: {num: 0}, num_failed: 0, adapters},
+            stats: {num_sampled_tokens: 1, num_steps: 1, kv_usage, num_preemptions: 0, num_prompt_tokens: 0,
+                num_draft_tokens: 0, num_running: 3, num_waiting: 1 - engine, of_features}});
+        const text = (selector) => [...document.querySelectorAll(selector)].map((node) => node.textContent);
+        const shown = () => { xray.tell(); return {
+            tiles: text('.tile:not([hidden])').slice(10), engines: text('#engines button'),
+            adapters: document.querySelector('#adapters').hidden ? null : text('#adapters li')}; };
+        const before = shown();
+        show(0, {...tiers, ...disk}, [['mine', 2, 10], ['other', 0, 0]], 0.25);
+        const one = shown();
+        show(1, {}, Array.from({length: 30}, (_, i) => [`a${i}`, 0, 0]), 0.5);
+        const both = shown();
+        xray.forget();
+        return {before, one, both, after: shown()};
+    })()""")
+    assert said["before"] == {"tiles": [], "engines": [], "adapters": None}
+    assert said["one"] == {
+        "tiles": [
+            "KV in host memory25%now; of 100 pages · 7 blocks loaded, 30 saved since start",
+            "KV on disk0.1%now; of 1,000 pages · 1 block loaded, 0 saved since start",
+            "Found in these tiers25%of 8 lookups since start",
+        ],
+        "engines": ["engine 0: 3 running, 1 waiting, KV 25%", "engine 1"],
+        "adapters": ["mine: 2 under way, 10 ended", "other: 0 under way, 0 ended"],
+    }
+    assert said["both"]["engines"][1] == "engine 1: 3 running, KV 50%"
+    assert len(said["both"]["adapters"]) == 25 and said["both"]["adapters"][-1] == "and 6 more"
+    assert said["after"] == {"tiles": [], "engines": ["engine 0", "engine 1"], "adapters": None}
+    assert tab.errors == []
+
+
 def test_conversations_are_bounded_and_what_failed_is_not_read_again(tab: Tab, server: Running) -> None:
     tab.open_anew(server.url)
     said = tab.eval("""(async () => {

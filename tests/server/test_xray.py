@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.sync.connection import Connection
 from websockets.typing import Origin, Subprotocol
 
+from pellucid.lora.request import AdapterRef
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame, StepView
 from pellucid.server.xray import Gaps, Requests, Sight, Viewers, Wait, Watcher, encode
@@ -111,6 +113,31 @@ def test_times_between_tokens_that_come_together_first_are_not_known() -> None:
         viewers.show(0, sight(random.Random(0), 0).frame)
         told = json.loads(asyncio.run(watcher.get()))["requests"]
     assert told["gaps"]["num"] == 3 and len(told["waits"]) == 1
+
+
+def test_each_adapter_has_its_requests() -> None:
+    """Those under way, and those that have ended, also while nobody watched."""
+    llm: Any = SimpleNamespace(watch=lambda _: None, view=lambda _: None, stats_per_engine=[None])
+    served = {"mine": 1, "idle": 2}
+    viewers = Viewers(llm, served)
+
+    def told() -> list[list[object]]:
+        with viewers.watching() as watcher:
+            viewers.show(0, sight(random.Random(0), 0).frame)
+            return json.loads(asyncio.run(watcher.get()))["requests"]["adapters"]
+
+    for name in ("mine", "gone"):
+        lora = AdapterRef(name, "/folder", "1").encode()
+        for number in range(2):
+            viewers.begins(replace(make_request(f"{name}{number}", 5), lora=lora))
+    viewers.begins(make_request("plain", 5))
+    assert told() == [["mine", 2, 0], ["idle", 0, 0], ["gone", 2, 0]]
+    for name in ("mine0", "gone0", "gone1", "plain"):
+        viewers.advances(SeqUpdate(name, [1]), None)
+        viewers.advances(SeqUpdate(name, [1]), FinishReason.STOP)
+    assert told() == [["mine", 1, 1], ["idle", 0, 0]], "what is not served and has no request is not shown"
+    del served["mine"]
+    assert told() == [["idle", 0, 0], ["mine", 1, 1]]
 
 
 def test_frames_come_no_more_than_twenty_times_a_second(server: Running, client: openai.OpenAI) -> None:

@@ -232,7 +232,13 @@ class Tiers:
         """Nothing depends on the time."""
 
     def counters(self) -> dict[str, int]:
-        return {f"kv_tiers_{name}": num for name, num in asdict(self.stats).items()}
+        levels = {
+            "host_pages_now": self.pool.num_used + self.pool.num_cached,
+            "host_room_now": self.pool.num_pages,
+        }
+        if self._has_disk:
+            levels |= {"disk_pages_now": self._num_disk, "disk_room_now": self._max_disk}
+        return {f"kv_tiers_{name}": num for name, num in (asdict(self.stats) | levels).items()}
 
     def close(self) -> None:
         """Files stay."""

@@ -145,5 +145,31 @@ export function figuresOf(record, numCached, now) {
       stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)} since start · ${balance(stats.draft_seconds_saved)}` : "no drafts since start",
     ],
     preemptions: [number(stats.num_preemptions), `since start · ${plural(record.numFailed, "request")} failed${whose}`],
+    ...tiersOf(stats.of_features ?? {}),
   };
+}
+
+/** Of host memory and the disk, where they keep KV, how full they are and what has come of it. */
+function tiersOf(of) {
+  const tiers = {};
+  for (const name of ["host", "disk"]) {
+    const count = (what) => of[`kv_tiers_${name}_${what}`] ?? 0;
+    if (!count("room_now")) continue;
+    const blocks = `${plural(count("blocks_loaded"), "block")} loaded, ${number(count("blocks_saved"))} saved since start`;
+    tiers[name] = [percent(count("pages_now"), count("room_now")), `now; of ${number(count("room_now"))} pages · ${blocks}`];
+  }
+  if ("host" in tiers) tiers.tierHits = [percent(of.kv_tiers_hits, of.kv_tiers_lookups), `of ${plural(of.kv_tiers_lookups, "lookup")} since start`];
+  return tiers;
+}
+
+/** An adapter in words; of all engines. */
+export function wordsOfAdapter([name, numUnderWay, numEnded]) {
+  return `${name}: ${number(numUnderWay)} under way, ${number(numEnded)} ended`;
+}
+
+/** An engine of several in words, as far as it has been heard. */
+export function wordsOfEngine(index, stats) {
+  if (!stats) return `engine ${index}`;
+  const waiting = stats.num_waiting ? `, ${number(stats.num_waiting)} waiting` : "";
+  return `engine ${index}: ${number(stats.num_running)} running${waiting}, KV ${percent(stats.kv_usage, 1)}`;
 }

@@ -4,7 +4,7 @@ import { KEY_CHANGED, findFault, openSocket, setKey, wordsOf } from "./api.js";
 import { Film, picturesOf } from "./film.js";
 import { KvPages } from "./kv_pages.js";
 import { Area, Dots } from "./charts.js";
-import { Record, UNKNOWN, figuresOf, number, time } from "./figures.js";
+import { Record, UNKNOWN, figuresOf, number, time, wordsOfAdapter, wordsOfEngine } from "./figures.js";
 import { LifePage, Lives } from "./lives.js";
 import { Load } from "./load.js";
 import { forgetColours, paintLegends } from "./paint.js";
@@ -14,6 +14,8 @@ import { Steps } from "./steps.js";
 const RETRY = 1000; // milliseconds before a lost link is sought again
 const SILENCE = 5; // seconds without a word, after which the server is asked whether it lives
 const QUIET = 2; // seconds without a word while requests run, after which that is said
+const MOST_ADAPTERS = 24; // that are named
+const OPTIONAL = new Set(["host", "disk", "tierHits"]); // tiles that are there where an engine has such tiers
 const DIED = 1011, FULL = 1013; // why the server closes the link
 const REFUSAL = "The server answers, but refuses to be watched from this address: --allowed-origins names those that may.";
 
@@ -159,6 +161,8 @@ export class XRay {
 
   forget() {
     this.record = new Record();
+    this.heard = []; // of each engine, its newest statistics
+    this.adapters = [];
     this.lives = new Lives();
     this.told = this.checked = 0; // seconds here, when figures were last drawn, and the server last asked
     this.rateChart.forget();
@@ -172,6 +176,8 @@ export class XRay {
   take({ engine, num_engines: numEngines, stats, requests, frame }) {
     const now = clock();
     this.offerEngines(numEngines);
+    this.heard[engine] = stats;
+    this.adapters = requests.adapters ?? []; // none in a trace
     this.record.hear(requests, numEngines, now);
     for (const [, whole] of requests.waits) this.ttftChart.add(now, whole);
     // A frame that was under way when this link began tells of changes to what is not known here.
@@ -200,12 +206,26 @@ export class XRay {
       const [figure, remark] = figures?.[tile.dataset.figure] ?? [UNKNOWN, "not known"];
       set(tile.querySelector("b"), figure);
       set(tile.querySelector("small"), remark);
+      if (OPTIONAL.has(tile.dataset.figure)) tile.hidden = !figures?.[tile.dataset.figure];
     }
+    for (const [index, button] of [...$("engines").children].entries()) set(button, wordsOfEngine(index, this.heard[index]));
+    this.tellAdapters();
     const { numOwned, numShared, numCached, numFree } = this.pages;
     const counts = { owned: numOwned - numShared, shared: numShared, cached: numCached, free: numFree };
     for (const [name, count] of Object.entries(counts)) set($(`num-${name}`), figures ? number(count) : UNKNOWN);
     this.steps.tell(this.record.steps(now));
     if (figures) this.say("live", this.film ? this.filmWords : this.pulse(now));
+  }
+
+  tellAdapters() {
+    const words = this.adapters.slice(0, MOST_ADAPTERS).map(wordsOfAdapter);
+    const rest = this.adapters.length - words.length;
+    if (rest > 0) words.push(`and ${number(rest)} more`);
+    $("adapters").hidden = words.length === 0;
+    const list = $("adapters").querySelector("ul");
+    while (list.children.length > words.length) list.lastChild.remove();
+    while (list.children.length < words.length) list.append(document.createElement("li"));
+    for (const [index, each] of words.entries()) set(list.children[index], each);
   }
 
   pulse(now) {
@@ -240,7 +260,7 @@ export class XRay {
   offerEngines(count) {
     if ($("engines").children.length === (count > 1 ? count : 0)) return;
     const buttons = Array.from({ length: count > 1 ? count : 0 }, (_, index) => {
-      const button = Object.assign(document.createElement("button"), { textContent: `engine ${index}` });
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: wordsOfEngine(index) });
       button.addEventListener("click", () => this.choose(index));
       return button;
     });

@@ -67,6 +67,8 @@ def test_what_the_cache_has_lost_comes_back_from_the_host(
     stats = tiers_of(llm).stats
     told = llm.llm_engine.engine.stats().of_features
     assert told["kv_tiers_hits"] == stats.hits and told["kv_tiers_host_bytes_loaded"] > 0
+    assert 18 <= told["kv_tiers_host_pages_now"] <= told["kv_tiers_host_room_now"]
+    assert "kv_tiers_disk_pages_now" not in told
     assert stats.hits >= 3 and stats.host_blocks_loaded >= 18 and not stats.failed_loads
     llm.shutdown()
 
@@ -81,6 +83,8 @@ def test_a_folder_outlives_the_engine(
     llm.shutdown()
     again = make_llm(tiny, **options)
     assert len(tiers_of(again).disk) >= 18
+    told = tiers_of(again).counters()
+    assert 18 <= told["kv_tiers_disk_pages_now"] <= told["kv_tiers_disk_room_now"]
     assert answers(again, PROMPTS) == expected
     stats = tiers_of(again).stats
     assert stats.disk_blocks_loaded >= 18 and stats.failed_loads == 0
