@@ -43,6 +43,7 @@ STEP = gl.constexpr(128)  # inputs that are copied at once: two tiles of W
 HALF = gl.constexpr(64)  # inputs of a tile
 MOST_ROWS = (16, 32, 64, 128, 256)
 CODES = gl.constexpr(4096)  # bytes of a step's codes for 64 outputs
+FEW_ROWS_RING = 72 << 10  # of steps of up to 32 rows: the kernel behind finds room for its own beside
 
 
 def packed_hopper(
@@ -153,7 +154,8 @@ def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int,
     codes = CODES.value * bits // 4
     stage = width // LINES.value * codes + 2 * rows * LINE_BYTES.value
     whole = max(1, rows // splits * LINE_BYTES.value // codes)  # steps that make room for results
-    stages = min(RING_BYTES // stage, 16) // whole * whole
+    ring = FEW_ROWS_RING if rows <= 32 else RING_BYTES
+    stages = min(ring // stage, 16) // whole * whole
     return Wgmma(width, rows, splits, max(stages, whole))
 
 
@@ -203,26 +205,44 @@ def assembly(
     The next arguments are scales of rows r and r + 8, what is subtracted from their codes, and what is added
     in the end, each twice in an int32.  is_folded: scales of E2M1 are raised already, and its words spread.
     """
-    type = type_of(dtype)
-    lines, num = [".reg .b32 n<4>, s, t, u<8>;"], 4
-    match numbers, bits:
-        case Numbers.INTEGER, 4:
-            lines += integers(type)
-        case Numbers.E2M1, _:
-            lines += spread_floats() if is_folded else small_floats(type)
-        case Numbers.TABLE, _:
-            lines += from_table(table_bits)
-        case Numbers.INTEGER, _:
-            lines, num = lines + integers_of_8(type), 2
-        case _:
-            lines, num = lines + floats_of_8(type, numbers), 2
-    first = 2 * num  # argument: the word
+    num = 4 if bits == 4 else 2
+    names = "word", "scale0", "scale1", "zero0", "zero1", "offset0", "offset1"
+    lines = [REGISTERS, *(f"mov.b32 {name}, ${2 * num + i};" for i, name in enumerate(names))]
+    lines += unpacking(numbers, bits, dtype, table_bits, is_folded=is_folded)
     for i in range(num):
-        scale, offset = first + 1 + i % 2, first + 5 + i % 2
-        scaled = f"fma.rn.{type} n{i}, n{i}, ${scale}, ${offset};"
-        lines += [scaled if has_offset else f"mul.rn.{type} n{i}, n{i}, ${scale};"]
+        scaled = f"fma.rn.{type_of(dtype)} n{i}, n{i}, scale{i % 2}, offset{i % 2};"
+        lines += [scaled if has_offset else f"mul.rn.{type_of(dtype)} n{i}, n{i}, scale{i % 2};"]
         lines += [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, n{i};"]
     return "{" + " ".join(lines) + "}"
+
+
+REGISTERS = ".reg .b32 word, scale<2>, zero<2>, offset<2>, n<4>, s, t, u<8>;"
+
+
+def unpacking(
+    numbers: Numbers,
+    bits: int,
+    dtype: torch.dtype,
+    table_bits: tuple[int, ...] = (),
+    *,
+    is_folded: bool = False,
+) -> list[str]:
+    """PTX that makes pairs of numbers, n0 to n3, or n0 and n1 of 8 bits, of `word`, less zero0 and zero1.
+
+    They are to be scaled yet.  is_folded: see `assembly`.
+    """
+    type = type_of(dtype)
+    match numbers, bits:
+        case Numbers.INTEGER, 4:
+            return integers(type)
+        case Numbers.E2M1, _:
+            return spread_floats() if is_folded else small_floats(type)
+        case Numbers.TABLE, _:
+            return from_table(table_bits)
+        case Numbers.INTEGER, _:
+            return integers_of_8(type)
+        case _:
+            return floats_of_8(type, numbers)
 
 
 def integers_of_8(type: str) -> list[str]:
@@ -236,19 +256,19 @@ def integers_of_8(type: str) -> list[str]:
     for i, order in enumerate(("0x4140", "0x4342")):
         if type == "f16x2":
             lines += [
-                f"prmt.b32 n{i}, $4, u1, {order};",
+                f"prmt.b32 n{i}, word, u1, {order};",
                 f"lop3.b32 n{i}, n{i}, 0x00ff00ff, 0x64006400, 0xea;",
-                f"sub.rn.f16x2 n{i}, n{i}, ${7 + i};",
+                f"sub.rn.f16x2 n{i}, n{i}, zero{i};",
             ]
             continue
         lines += [
-            f"prmt.b32 s, $4, u1, {order};",
+            f"prmt.b32 s, word, u1, {order};",
             f"lop3.b32 n{i}, s, 0x000f000f, 0x43004300, 0xea;",
             "shr.u32 s, s, 4;",
             "lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;",
             "fma.rn.bf16x2 s, s, u2, u3;",  # 16 (128 + upper) - 2,176: less by the 128 above lower
             f"add.rn.bf16x2 n{i}, n{i}, s;",
-            f"sub.rn.bf16x2 n{i}, n{i}, ${7 + i};",
+            f"sub.rn.bf16x2 n{i}, n{i}, zero{i};",
         ]
     return lines
 
@@ -265,7 +285,7 @@ def floats_of_8(type: str, numbers: Numbers) -> list[str]:
     lines = ["mov.b32 u1, 0;", f"mov.b32 t, {factor:#x};"]
     for i, order in enumerate(("0x1404", "0x3424")):
         lines += [
-            f"prmt.b32 s, $4, u1, {order};",
+            f"prmt.b32 s, word, u1, {order};",
             f"shr.u32 n{i}, s, {right};",
             f"and.b32 n{i}, n{i}, {mask:#x};",
             f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
@@ -278,10 +298,10 @@ def integers(type: str) -> list[str]:
     """Codes in mantissas, less what is above them and their zeros."""
     lines = []
     for i in range(4):
-        lines += [f"shr.u32 s, $8, {4 * i};"] if i else []
+        lines += [f"shr.u32 s, word, {4 * i};"] if i else []
         lines += [
-            f"lop3.b32 n{i}, {'s' if i else '$8'}, 0x000f000f, {ABOVE[type] * 0x10001:#x}, 0xea;",
-            f"sub.rn.{type} n{i}, n{i}, ${11 + i % 2};",
+            f"lop3.b32 n{i}, {'s' if i else 'word'}, 0x000f000f, {ABOVE[type] * 0x10001:#x}, 0xea;",
+            f"sub.rn.{type} n{i}, n{i}, zero{i % 2};",
         ]
     return lines
 
@@ -294,14 +314,14 @@ def spread_floats() -> list[str]:
     _, mask, _ = E2M1["bf16x2"]
     mask |= 0x80008000
     return [
-        f"and.b32 n0, $8, {mask:#x};",
-        "shl.b32 s, $8, 4;",
+        f"and.b32 n0, word, {mask:#x};",
+        "shl.b32 s, word, 4;",
         f"and.b32 n1, s, {mask:#x};",
-        "shf.l.wrap.b32 s, $8, $8, 10;",
+        "shf.l.wrap.b32 s, word, word, 10;",
         f"and.b32 n2, s, {mask:#x};",
-        "shl.b32 s, $8, 6;",
+        "shl.b32 s, word, 6;",
         f"and.b32 n3, s, {mask & ~0x01000100:#x};",
-        "shr.u32 s, $8, 2;",
+        "shr.u32 s, word, 2;",
         "lop3.b32 n3, s, 0x01000100, n3, 0xea;",
     ]
 
@@ -313,9 +333,9 @@ def small_floats(type: str) -> list[str]:
     for i in range(4):
         left = place - 4 * i
         lines += [
-            f"{'shl.b32' if left >= 0 else 'shr.u32'} n{i}, $8, {abs(left)};",
+            f"{'shl.b32' if left >= 0 else 'shr.u32'} n{i}, word, {abs(left)};",
             f"and.b32 n{i}, n{i}, {mask:#x};",
-            f"shl.b32 s, $8, {12 - 4 * i};",
+            f"shl.b32 s, word, {12 - 4 * i};",
             f"lop3.b32 n{i}, s, 0x80008000, n{i}, 0xea;",
             f"mul.rn.{type} n{i}, n{i}, t;",
         ]
@@ -324,33 +344,24 @@ def small_floats(type: str) -> list[str]:
 
 def from_table(table_bits: tuple[int, ...]) -> list[str]:
     """A table's numbers: lower and upper bytes are chosen apart, four at a time, out of eight and eight."""
-    lines = []
-    for a in range(2):  # the codes in each half of the word
-        word = "$8"
-        if a:
-            lines += ["shr.u32 t, $8, 16;"]
-            word = "t"
-        lines += [
-            f"and.b32 s, {word}, 0x7777;",  # a sign would be repeated
-            f"shr.u32 u7, {word}, 1;",
-            "lop3.b32 u7, u7, 0x4444, 0x3210, 0xea;",  # whether of the first or of the last eight
-        ]
+    lines = [
+        "prmt.b32 t, word, word, 0x3120;",  # codes that become n0 and n1, and those of n2 and n3
+        "and.b32 s, t, 0x77777777;",  # a sign would be repeated
+        "shr.u32 t, t, 1;",
+        "lop3.b32 t, t, 0x44444444, 0x32103210, 0xea;",  # whether of the first or of the last eight
+    ]
+    for i in range(0, 4, 2):
         for byte in range(2):
             first, last = (places_in(table_bits[8 * half : 8 * half + 8], byte) for half in range(2))
             lines += [
-                *(f"mov.b32 u{4 + i}, {first[i]:#x};" for i in range(2)),
-                f"prmt.b32 u{2 * a + byte}, u4, u5, s;",
-                *(f"mov.b32 u{4 + i}, {last[i]:#x};" for i in range(2)),
-                "prmt.b32 u6, u4, u5, s;",
-                f"prmt.b32 u{2 * a + byte}, u{2 * a + byte}, u6, u7;",
+                *(f"mov.b32 u{2 + j}, {first[j]:#x};" for j in range(2)),
+                f"prmt.b32 u{byte}, u2, u3, s;",
+                *(f"mov.b32 u{2 + j}, {last[j]:#x};" for j in range(2)),
+                "prmt.b32 u4, u2, u3, s;",
+                f"prmt.b32 u{byte}, u{byte}, u4, t;",
             ]
-    for i, order in enumerate(("0x5140", "0x7362")):  # of two codes lower and upper bytes side by side
-        lines += [
-            f"prmt.b32 s, u0, u1, {order};",
-            f"prmt.b32 t, u2, u3, {order};",
-            f"prmt.b32 n{2 * i}, s, t, 0x5410;",
-            f"prmt.b32 n{2 * i + 1}, s, t, 0x7632;",
-        ]
+        lines += [f"prmt.b32 n{i}, u0, u1, 0x6240;", f"prmt.b32 n{i + 1}, u0, u1, 0x7351;"]
+        lines += [] if i else ["shr.u32 s, s, 16;", "shr.u32 t, t, 16;"]
     return lines
 
 

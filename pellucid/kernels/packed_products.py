@@ -11,11 +11,14 @@ from torch.nn import functional as F
 
 from pellucid.kernels.hopper_matmul import num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
+from pellucid.kernels.own_products import OwnProducts, choices_for
+from pellucid.kernels.packed_gemv import GemvTile, gemv_tile, packed_gemv
 from pellucid.kernels.packed_hopper import most_rows, packed_hopper, takes, tile_for
 from pellucid.kernels.packed_matmul import MAX_ROWS, TILE, dequantize, packed_matmul
 from pellucid.kernels.packed_weight import GroupCodes, PackedWeight, by_turns
 from pellucid.kernels.tiles import Wgmma
 
+GEMV_ROWS = 1  # up to which `packed_gemv` is the faster one
 SCRATCH_BYTES = 256 << 20  # of W's numbers at a time
 
 
@@ -28,7 +31,12 @@ class PackedProducts:
         if weight.gated:
             self.places = by_turns(weight.num_out).argsort().to(weight.device)
         self.tiles = hopper_tiles(weight) if is_hopper(weight.device) else {}
-        counters = [num_arrivals(weight.num_out, rows, tile) for rows, tile in self.tiles.items()]
+        splits = {rows: tile for rows, tile in self.tiles.items() if isinstance(tile, Wgmma)}
+        counters = [num_arrivals(weight.num_out, rows, tile) for rows, tile in splits.items()]
+        self.of_prompts: OwnProducts | None = None  # of gates and what they open, made numbers
+        if weight.gated:
+            shape = weight.scale.new_empty(1, 1).expand(weight.num_out, weight.num_in)
+            self.of_prompts = OwnProducts(shape, choices_for(shape))
         num = max(weight.words.shape[0], *counters, 0)
         self.arrivals = torch.zeros(num, dtype=torch.int32, device=weight.device)
 
@@ -38,8 +46,8 @@ class PackedProducts:
             return x.new_empty(0, self.weight.num_out)
         if (tile := self._tile(x)) is not None:
             if self.places is None:
-                return packed_hopper(x, self.weight, tile, bias=bias, arrivals=self.arrivals)
-            y = packed_hopper(x, self.weight, tile, arrivals=self.arrivals)[:, self.places]
+                return self._multiply(x, tile, bias=bias)
+            y = self._multiply(x, tile)[:, self.places]
             return y if bias is None else y.add_(bias)
         if len(x) <= MAX_ROWS and x.stride(1) == 1 and not self.weight.gated:
             return packed_matmul(x, self.weight, bias=bias, arrivals=self.arrivals)
@@ -47,13 +55,24 @@ class PackedProducts:
 
     def gated(self, x: Tensor, act: str, bias: Tensor | None = None) -> Tensor | None:
         """act(gate) * up of a gated weight; None: a product and a gate apart are no slower."""
-        tile = self._tile(x) if self.weight.gated and len(x) else None
-        if tile is None:
+        if not self.weight.gated or not len(x):
             return None
         x = x if self.order is None else x[:, self.order]
+        if (tile := self._tile(x)) is not None:
+            return self._multiply(x, tile, bias=bias, act=act)
+        assert self.of_prompts is not None, "it is gated"
+        if bias is not None or self.of_prompts.tile(len(x)) is None:
+            return None
+        return self.of_prompts(x, dequantize(self.weight), act=act)
+
+    def _multiply(
+        self, x: Tensor, tile: Wgmma | GemvTile, bias: Tensor | None = None, act: str | None = None
+    ) -> Tensor:
+        if isinstance(tile, GemvTile):
+            return packed_gemv(x, self.weight, tile, bias=bias, act=act)
         return packed_hopper(x, self.weight, tile, bias=bias, act=act, arrivals=self.arrivals)
 
-    def _tile(self, x: Tensor) -> Wgmma | None:
+    def _tile(self, x: Tensor) -> Wgmma | GemvTile | None:
         tile = next((tile for rows, tile in self.tiles.items() if len(x) <= rows), None)
         return tile if tile is not None and takes(x) else None
 
@@ -71,11 +90,14 @@ class PackedProducts:
         return y if bias is None else y.add_(bias)
 
 
-def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma]:
-    """By the most rows that each is for, rising; none if the kernel does not take such codes."""
+def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma | GemvTile]:
+    """By the most rows that each is for, rising; none if the kernels do not take such codes."""
     room = num_multiprocessors(weight.device)
     shape = weight.num_out, weight.num_in
-    return {rows: tile_for(rows, *shape, room, weight.bits) for rows in most_rows(weight)}
+    tiles: dict[int, Wgmma | GemvTile] = {}
+    if rising := most_rows(weight):
+        tiles[GEMV_ROWS] = gemv_tile(weight.num_in)
+    return tiles | {rows: tile_for(rows, *shape, room, weight.bits) for rows in rising}
 
 
 def gates(part: GroupCodes, dtype: torch.dtype) -> bool:

@@ -91,7 +91,7 @@ class Packed:
         if found:
             parts = [found[part] for part in sorted(found)]
         else:
-            parts = [dummy(weight, self.format)]
+            parts = [dummy(part, self.format) for part in weight.split(list(layer.shape.out_partitions))]
         layer.replace("weight", None)
         self.keep(layer, parts)
         found.clear()

@@ -7,7 +7,13 @@ Rounded to the nearest, integers with the clip of each group that loses least (`
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec
 from pellucid.quant.codes import E2M1, LUT4, U4, Group
@@ -55,7 +61,26 @@ class WhenLoaded(Packed):
         weight = layer.param("weight").detach()
         layer.replace("weight", None)
         with weight.device:
-            self.keep(layer, [group_codes(rounded(rows, self.format)) for rows in weight.split(ROWS)])
+            parts = [part.split(ROWS) for part in weight.split(list(layer.shape.out_partitions))]
+            self.keep(layer, [below([self._rounded(rows) for rows in part]) for part in parts])
+
+    def _rounded(self, rows: Tensor) -> GroupCodes:
+        return group_codes(rounded(rows, self.format))
+
+
+def below(parts: Sequence[GroupCodes]) -> GroupCodes:
+    """Some outputs of a matrix below others, all with the same middle and table."""
+    if len(parts) == 1:
+        return parts[0]
+    assert len({(part.middle, part.zero is None, part.offset is None) for part in parts}) == 1
+
+    def joined(name: str) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values)
+
+    q, scale = joined("q"), joined("scale")
+    assert q is not None and scale is not None
+    return replace(parts[0], q=q, scale=scale, zero=joined("zero"), offset=joined("offset"))
 
 
 class Int4(WhenLoaded):

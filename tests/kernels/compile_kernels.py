@@ -74,6 +74,7 @@ from pellucid.kernels.packed_experts import (
 )
 from pellucid.kernels.packed_experts_hopper import expert_tile, packed_experts_hopper_kernel
 from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
+from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, products
 from pellucid.kernels.packed_hopper import assembly as assembly_of
 from pellucid.kernels.packed_hopper import packed_hopper_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
@@ -238,6 +239,7 @@ def main() -> None:
     compile_scaled_products()
     compile_packed()
     compile_packed_hopper()
+    compile_packed_gemv()
     compile_packed_experts()
     compile_packed_experts_hopper()
     compile_few_rows(ADA)
@@ -774,6 +776,33 @@ def compile_packed_hopper() -> None:
         registers = {"maxnreg": 128} if rows <= 64 else {}
         made = compiled(packed_hopper_kernel, types, constants, num_warps=4, **registers)
         sys.stdout.write(f"hopper_packed {groups}x{rows} {made.metadata.shared}\n")
+
+
+def compile_packed_gemv() -> None:
+    """The same for a row: gated, and with whole steps and not."""
+    tile = gemv_tile(4096)
+    types = dict.fromkeys(("x_ptr", "words_ptr", "scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
+    types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("num_rows", "num_out", "x_stride"), "i32")
+    for (num_in, act), (numbers, bits, group, given) in itertools.product(
+        ((4096, "silu"), (1096, None)),
+        (
+            (Numbers.INTEGER, 4, 128, set()),
+            (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
+            (Numbers.E2M1, 4, 16, set()),
+            (Numbers.TABLE, 4, 64, {"bias_ptr"}),
+            (Numbers.E4M3, 8, 128, set()),
+        ),
+    ):
+        assembly = products(
+            *(numbers, bits, DTYPE, tuple(range(16))), middle=0x43084308, has_zero="zero_ptr" in given,
+            has_offset="offset_ptr" in given, group=min(4, group * bits // 64),
+        )  # fmt: skip
+        constants = {"ASM": assembly, "BITS": bits, "GROUP": group, "NUM_GROUPS": 4096 // group, "K": num_in}
+        constants |= {"ROWS": 1, "WARPS": tile.num_warps, "DEPTH": tile.depth}
+        constants |= {"ACT": act} | dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
+        size = compiled(packed_gemv_kernel, types, constants, num_warps=tile.num_warps).metadata.shared
+        sys.stdout.write(f"hopper_packed_gemv {numbers.name} {num_in} {size}\n")
 
 
 def compile_packed_experts() -> None:

@@ -182,10 +182,10 @@ class Pointer:
 
     def where(self, mask: object) -> tuple[Tensor, Tensor]:
         """(places, mask), with a place inside for what is masked."""
-        at, mask = torch.broadcast_tensors(self.at, torch.tensor(True) if mask is None else tensor_of(mask))
-        at = at.where(mask, 0)
+        at, inside = torch.broadcast_tensors(self.at, torch.tensor(True) if mask is None else tensor_of(mask))
+        at = at.where(inside, 0)
         assert not len(self.memory) or (int(at.min()) >= 0 and int(at.max()) < len(self.memory)), "outside"
-        return at, mask
+        return at, inside
 
 
 class Shared:
@@ -440,7 +440,8 @@ class Descriptor:
     def box(self, at: Sequence[object]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """(where a box is in the tensor, which part of the box that is)"""
         there, here = [], []
-        for first, length, size in zip(map(int, at), self.block_shape, self.view.shape, strict=True):  # type: ignore[call-overload]
+        firsts = [int(each) for each in at]  # type: ignore[call-overload]
+        for first, length, size in zip(firsts, self.block_shape, self.view.shape, strict=True):
             start, end = min(max(first, 0), size), max(min(first + length, size), 0)
             there.append(slice(start, max(start, end)))
             here.append(slice(start - first, max(start, end) - first))
@@ -582,16 +583,27 @@ def atomic_add(pointer: Pointer, value: object, **_: object) -> Value:
 
 
 def elementwise(
-    assembly: str, constraints: str, args: Sequence[Value], *, dtype: DType | tuple[DType, ...], **_: object
-) -> Value | tuple[Value, ...]:
+    assembly: str, constraints: str, args: Sequence[Value], *,
+    dtype: DType | tuple[DType, ...], pack: int = 1, **_: object,
+) -> Value | tuple[Value, ...]:  # fmt: skip
     if isinstance(args[0], Pointer):  # nothing is written
         args[0].where(None)
         return Value(torch.zeros_like(args[0].at))
     if args[0].dtype.torch == torch.int32:
         dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        inputs = torch.broadcast_tensors(*(arg.tensor.view(torch.int32).long() & 0xFFFFFFFF for arg in args))
+        if pack > 1:  # elements of the last dimension, which a thread has, are registers beside each other
+            inputs = [register for bits in inputs for register in bits.unbind(-1)]
+        registers = executed(assembly, pack * len(dtypes), inputs)
+        if pack > 1:
+            registers = [torch.stack(registers[i : i + pack], -1) for i in range(0, len(registers), pack)]
         made = tuple(
-            Value(bits.to(made.torch) if made.torch == torch.int32 else halves(bits)[0].view(made.torch))
-            for bits, made in zip(executed(assembly, len(dtypes), args), dtypes, strict=True)
+            Value(
+                bits.to(torch.uint32).view(made.torch)
+                if made.torch.itemsize == 4
+                else halves(bits)[0].view(made.torch)
+            )
+            for bits, made in zip(registers, dtypes, strict=True)
         )
         return made if isinstance(dtype, tuple) else made[0]
     assert isinstance(dtype, DType)
@@ -627,9 +639,31 @@ def permuted(low: Tensor, high: Tensor, selector: Tensor) -> Tensor:
     return result
 
 
-def executed(assembly: str, num_results: int, args: Sequence[Value]) -> list[Tensor]:
+def in_pairs(registers: Sequence[Tensor], type: torch.dtype) -> Tensor:
+    """Registers of warps, each of two numbers, as float32 [registers, warps, 8, 4, 2]."""
+    return torch.stack([torch.stack(halves(each), -1).view(type).float() for each in registers]).view(
+        len(registers), -1, 8, 4, 2
+    )
+
+
+def multiplied_by_warps(names: Sequence[Tensor], type: torch.dtype) -> list[Tensor]:
+    """PTX's mma.m16n8k16 on registers of whole warps: A's four, B's two, and the sums' four, float32."""
+    names = torch.broadcast_tensors(*names)
+    a = in_pairs(names[:4], type).unflatten(0, (2, 2)).permute(2, 1, 3, 0, 4, 5).reshape(-1, 16, 16)
+    b = in_pairs(names[4:6], type).permute(1, 0, 3, 4, 2).reshape(-1, 16, 8)
+    sums = torch.stack([each.to(torch.uint32).view(torch.float32) for each in names[6:]])
+    sums = sums.view(2, 2, -1, 8, 4).permute(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+    made = (a @ b + sums).view(-1, 2, 8, 4, 2).permute(1, 4, 0, 2, 3).reshape(4, -1)
+    return list(made.contiguous().view(torch.int32).long() & 0xFFFFFFFF)
+
+
+def bits_of(numbers: Tensor) -> Tensor:
+    """float32's, as int64."""
+    return numbers.float().view(torch.int32).long() & 0xFFFFFFFF
+
+
+def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[Tensor]:
     """PTX on numbers of 32 bits: the instructions that unpack codes, one after the other."""
-    inputs = torch.broadcast_tensors(*(arg.tensor.long() & 0xFFFFFFFF for arg in args))
     places = {f"${num_results + i}": bits for i, bits in enumerate(inputs)}
 
     def of(name: str) -> Tensor:
@@ -641,13 +675,21 @@ def executed(assembly: str, num_results: int, args: Sequence[Value]) -> list[Ten
         return together(*made)
 
     for line in assembly.strip().removeprefix("{").removesuffix("}").split(";"):
-        if not line.strip() or ".reg" in line:
+        if not line.strip() or ".reg" in line or "bar.warp" in line:
             continue
         instruction, _, rest = line.strip().partition(" ")
         names = [name.strip(" {}") for name in rest.split(",")]
         target, first, *others = names
         kind, type = instruction.split(".")[0], instruction.split(".")[-1]
-        if type in ("bf16x2", "f16x2"):
+        if kind == "mma":
+            of_a = torch.bfloat16 if ".bf16." in instruction else torch.float16
+            places.update(zip(names[:4], multiplied_by_warps(list(map(of, names[4:])), of_a), strict=True))
+        elif kind == "cvt":
+            places[target] = bits_of(of(first).to(torch.uint16).view(torch.float16))
+        elif type == "f32":
+            floats = [of(name).to(torch.uint32).view(torch.float32).double() for name in (first, *others)]
+            places[target] = bits_of({"fma": lambda x, y, z: x * y + z, "neg": torch.neg}[kind](*floats))
+        elif type in ("bf16x2", "f16x2"):
             operate = {
                 "add": torch.add, "sub": torch.sub, "mul": torch.mul, "fma": lambda x, y, z: x * y + z
             }[kind]  # fmt: skip
@@ -662,6 +704,7 @@ def executed(assembly: str, num_results: int, args: Sequence[Value]) -> list[Ten
             places[target] = {
                 "mov": lambda a: a,
                 "and": torch.bitwise_and,
+                "xor": torch.bitwise_xor,
                 "shl": lambda a, n: a << n & 0xFFFFFFFF,
                 "shr": torch.bitwise_right_shift,
                 "shf": lambda low, high, n: (high << n | low >> 32 - n) & 0xFFFFFFFF,  # to the left
@@ -687,6 +730,10 @@ def MBarrierLayout() -> Any:  # noqa: N802 Gluon's name
 def anything(*args: object, **named: object) -> SimpleNamespace:
     """A layout of threads."""
     return SimpleNamespace()
+
+
+def blocked_layout(size: object, threads: object, warps: object, order: object) -> SimpleNamespace:
+    return SimpleNamespace(warps_per_cta=warps)
 
 
 def shared_layout(swizzle_byte_width: int, element_bitwidth: int, rank: int = 2) -> SimpleNamespace:
@@ -733,11 +780,11 @@ LANGUAGE: dict[str, Any] = {
     "atomic_add": atomic_add,
     "inline_asm_elementwise": elementwise,
     "NVMMASharedLayout": shared_layout,
+    "BlockedLayout": blocked_layout,
     "SwizzledSharedLayout": swizzled_layout,
     **dict.fromkeys(
         (
             "NVMMADistributedLayout",
-            "BlockedLayout",
             "SliceLayout",
             "DotOperandLayout",
             "DistributedLinearLayout",
@@ -777,7 +824,7 @@ def replaced_modules(stand_ins: dict[str, ModuleType]) -> Iterator[None]:
 
     away = {name: sys.modules.pop(name) for name in list(sys.modules) if is_mine(name)}
     sys.modules.update(stand_ins)
-    experimental.gluon = stand_ins["triton.experimental.gluon"]
+    vars(experimental)["gluon"] = stand_ins["triton.experimental.gluon"]
     try:
         yield
     finally:
@@ -804,7 +851,9 @@ def stand_ins(seed: int) -> dict[str, ModuleType]:
         "wait": lambda _: None,
     }
     modules = {
-        "triton.experimental.gluon": module_of({"jit": decorate, "language": language}),
+        "triton.experimental.gluon": module_of(
+            {"jit": decorate, "language": language, "constexpr_function": lambda function: function}
+        ),
         "triton.experimental.gluon.language": language,
         "triton.experimental.gluon.language.nvidia": module_of({}),
         "triton.experimental.gluon.language.nvidia.hopper": module_of(HOPPER),

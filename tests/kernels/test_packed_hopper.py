@@ -110,6 +110,17 @@ def test_layers_of_gates_match_gated_and_not(num_rows: int) -> None:
         torch.testing.assert_close(gated.float(), silu_mul_ref(expected, "silu"), atol=5e-2, rtol=5e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+def test_layers_of_prompts_are_gated_in_their_product() -> None:
+    weight = packed([codes(KINDS[1], 3072, 1088)] * 2, torch.bfloat16, gated=True)
+    x = rows(2100, 1088, torch.bfloat16)
+    gated = PackedProducts(weight).gated(x, "silu")
+    assert gated is not None
+    expected = silu_mul_ref(packed_matmul_ref(x, weight), "silu")
+    torch.testing.assert_close(gated.float(), expected, atol=5e-2, rtol=5e-2)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     "shape", [(64, 64), (96, 256), (6144, 4096), (4096, 12288), (24576, 4096), (152064, 4096)]

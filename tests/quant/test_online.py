@@ -76,6 +76,24 @@ def test_a_layer_computes_with_the_nearest_codes(method: type[WhenLoaded]) -> No
     torch.testing.assert_close(linear(x), x @ numbers.T + linear.bias)
 
 
+@pytest.mark.parametrize("method", [Int4, Nf4, Mxfp4])
+def test_a_matrix_that_is_rounded_in_slices_is_one_part(
+    method: type[WhenLoaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer's two, gates and what they open, kernels make one pass."""
+    monkeypatch.setattr("pellucid.quant.when_loaded.ROWS", 20)
+    own, kept = method(), []
+    monkeypatch.setattr(own, "keep", lambda _, parts: kept.extend(parts))
+    linear = make_linear(own, torch.float32)
+    weight = linear.param("weight").detach().clone()
+    own.choose(linear.shape, CPU)
+    linear.finish()
+    assert [len(part.q) for part in kept] == [48, 32]
+    assert torch.equal(
+        torch.cat([part.dequantized() for part in kept]), rounded(weight, own.format).dequantized()
+    )
+
+
 def test_rows_of_no_whole_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="a row of 40 inputs is not made of whole groups of 128"):
         Int4().format_for(40)

@@ -1,0 +1,403 @@
+# A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
+"""y = x W^T with a packed W of 4 or 8 bits for a row or a few, on Hopper GPUs.
+
+A program multiplies 16 outputs; its warps take chunks of their inputs by turns, as many as a thread has four
+words of, and add up in the end.  Each thread unpacks its own words (`packed_hopper.unpacking`) into a warp's
+left operand of `mma.sync`, in one piece of PTX, so that no number ever leaves registers.  Scales are
+multiplied to the sums of their groups, in float32: numbers are not rounded, as `packed_hopper` has them.
+
+Memory and registers: x lies in shared memory, 2 K bytes a row, what a thread multiplies in a step side by
+side.  Codes go straight to registers: a warp has DEPTH chunks of them under way, of a thread 4 registers each
+and their scales.  With sums, x and what unpacking takes that is 77 registers for a depth of 8 (95 to 111 for
+long rows, groups of 16 or 32): a multiprocessor holds six programs of four warps, among them those of the
+kernel behind this one, which ask for their first chunks before they wait.
+The reference is `packed_matmul_ref`.
+
+Legend: M rows, N outputs, K inputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.hopper_matmul import HAS_REINTERPRET
+from pellucid.kernels.packed_hopper import REGISTERS, in_pairs, middle_of, unpacking
+from pellucid.kernels.packed_weight import Numbers, PackedWeight
+from pellucid.kernels.silu_mul import gate
+
+MOST_ROWS = 8
+OUTPUTS = gl.constexpr(16)  # of a program
+PART = gl.constexpr(128)  # words of a chunk of 16 outputs
+LANES = gl.constexpr(32)  # int32 of scales of 64 outputs
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTile:
+    """How a program goes about it."""
+
+    num_warps: int  # which take chunks of inputs by turns
+    depth: int  # chunks of codes that a warp has under way
+
+
+def packed_gemv(
+    x: Tensor, weight: PackedWeight, tile: GemvTile, *, bias: Tensor | None = None, act: str | None = None
+) -> Tensor:
+    """x [M, K] W^T plus bias [N] -> [M, N], of up to MOST_ROWS rows.
+
+    act: of a weight that is `gated`; then what is gated comes out, [M, N / 2].  Without it, the outputs of
+    such a weight come as they lie.
+    """
+    num_rows = len(x)
+    assert act is None or weight.gated, act
+    assert 1 <= num_rows <= MOST_ROWS, num_rows
+    assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
+    assert x.itemsize == 2 and x.stride(1) == 1 and x.stride(0) % 2 == 0, (x.dtype, x.stride())
+    width = weight.num_out // 2 if act else weight.num_out
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    rows = triton.next_power_of_2(num_rows)
+    packed_gemv_kernel[(triton.cdiv(weight.num_out, OUTPUTS.value),)](
+        x.view(torch.int32),
+        weight.words,
+        in_pairs(weight.scale),
+        in_pairs(weight.zero),
+        in_pairs(weight.offset),
+        bias,
+        out,
+        num_rows,
+        weight.num_out,
+        x.stride(0) // 2,
+        ASM=products(
+            *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
+            middle=middle_of(weight.middle, weight.bits, weight.dtype),
+            has_zero=weight.zero is not None,
+            has_offset=weight.offset is not None,
+            group=min(4, weight.group * weight.bits // 64),
+        ),
+        BITS=weight.bits,
+        GROUP=weight.group,
+        NUM_GROUPS=weight.scale.shape[1],
+        K=weight.num_in,
+        ROWS=rows,
+        WARPS=tile.num_warps,
+        DEPTH=tile.depth,
+        ACT=act,
+        num_warps=tile.num_warps,
+        **dependent(),
+    )
+    return out
+
+
+def gemv_tile(num_in: int) -> GemvTile:
+    """What is fastest for each of Qwen3-8B's products on an H200; long rows of x take more registers."""
+    return GemvTile(4 if num_in <= 16_384 else 8, 8)
+
+
+@cache
+def products(
+    numbers: Numbers,
+    bits: int,
+    dtype: torch.dtype,
+    table_bits: tuple[int, ...],
+    *,
+    middle: int,
+    has_zero: bool,
+    has_offset: bool,
+    group: int,
+) -> str:
+    """PTX that adds up a chunk: four words of each thread of a warp, times eight rows of x.
+
+    Results: four float32.  Arguments, four registers each: words, scales, zeros, offsets, x (of 4 bits two
+    times), and what there is to be added to.  group: words that have the same scales.
+    """
+    words, scales, zeros, offsets, x = (4 * (1 + i) for i in range(5))
+    sums = x + (8 if bits == 4 else 4)
+    type = "bf16" if dtype == torch.bfloat16 else "f16"
+    one = 0x3F803F80 if type == "bf16" else 0x3C003C00
+    product = f"mma.sync.aligned.m16n8k16.row.col.f32.{type}.{type}.f32"
+    made = unpacking(numbers, bits, dtype, table_bits)
+    # The compiler moves no load across this: it would ask for the next chunks when it has no other work.
+    lines = ["bar.warp.sync 0xffffffff;"]
+    lines += [REGISTERS, ".reg .b32 m<2>, middle, one;", ".reg .b16 h<2>;"]
+    lines += [".reg .f32 factor<2>, minus<2>, c<4>, d<4>;"]
+    lines += [f"mov.b32 middle, {middle:#x};", "mov.b32 zero0, middle;", "mov.b32 zero1, middle;"]
+    lines += [f"mov.b32 one, {one:#x};"] if has_offset else []
+    for first in range(0, 4, group):
+        if has_zero:
+            lines += twice("zero", zeros + first)
+            lines += [f"add.rn.{type}x2 zero{i}, zero{i}, middle;" for i in range(2)]
+        lines += [f"mov.b32 {name}{i}, 0;" for name in "cd" for i in range(4)]
+        for word in range(first, first + group):
+            lines += [f"mov.b32 word, ${words + word};", *made]
+            if bits == 8 and word % 2 == 0:
+                lines += ["mov.b32 m0, n0;", "mov.b32 m1, n1;"]
+                continue
+            at = x + word
+            left = "n0, n1, n2, n3" if bits == 4 else "m0, m1, n0, n1"
+            right = f"${at}, ${at + 4}" if bits == 4 else f"${at - 1}, ${at}"
+            lines += [f"{product} {{c0, c1, c2, c3}}, {{{left}}}, {{{right}}}, {{c0, c1, c2, c3}};"]
+            if has_offset:  # of which the sum of x is a multiple
+                ones = "{d0, d1, d2, d3}, {one, one, one, one}"
+                lines += [f"{product} {ones}, {{{right}}}, {{d0, d1, d2, d3}};"]
+        lines += as_floats("factor", scales + first, type)
+        if has_offset:
+            lines += as_floats("minus", offsets + first, type)
+            lines += [f"neg.f32 minus{i}, minus{i};" for i in range(2)]
+        for i in range(4):
+            before = f"${i}" if first else f"${sums + i}"
+            lines += [f"fma.rn.f32 ${i}, c{i}, factor{i // 2}, {before};"]
+            lines += [f"fma.rn.f32 ${i}, d{i}, minus{i // 2}, ${i};"] if has_offset else []
+    return "{" + " ".join(lines) + "}"
+
+
+def as_floats(name: str, argument: int, type: str) -> list[str]:
+    """Numbers of rows r and r + 8, which lie side by side, as float32."""
+    if type == "f16":
+        both = [f"cvt.f32.f16 {name}{i}, h{i};" for i in range(2)]
+        return [f"mov.b32 {{h0, h1}}, ${argument};", *both]
+    lower = [f"shl.b32 s, ${argument}, 16;", f"mov.b32 {name}0, s;"]
+    return [*lower, f"and.b32 s, ${argument}, 0xffff0000;", f"mov.b32 {name}1, s;"]
+
+
+def twice(name: str, argument: int) -> list[str]:
+    """Numbers of rows r and r + 8, which lie side by side, each twice in a register."""
+    orders = "0x1010", "0x3232"
+    return [f"prmt.b32 {name}{i}, ${argument}, ${argument}, {order};" for i, order in enumerate(orders)]
+
+
+@gluon.jit
+def load_pairs(
+    ptr, lane, chunk, inside,
+    BITS: gl.constexpr, GROUP: gl.constexpr, EVEN: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """What a chunk's words are scaled by, say: one for each thread, or each word; nothing if none is."""
+    CHUNK: gl.constexpr = 256 // BITS
+    if ptr is None:
+        return ()
+    else:
+        if GROUP < CHUNK:
+            word = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))
+            group = (chunk * (CHUNK // GROUP))[:, None] + (word * 4 // BITS * 16 // GROUP)[None, :]
+            at = ptr + lane[:, None] + group * LANES
+            inside = inside[:, None]
+        else:
+            at = ptr + lane + chunk * CHUNK // GROUP * LANES
+        if EVEN:
+            return (gl.load(at),)
+        else:
+            return (gl.load(at, mask=inside, other=0),)
+
+
+@gluon.jit
+def load_step(
+    words_at, tables, lane, step, warp,
+    CHUNKS: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, EVEN: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """A step's words, scales, zeros and offsets; zeros of a chunk that there is not."""
+    scale_ptr, zero_ptr, offset_ptr = tables
+    WARPS: gl.constexpr = LAYOUT.warps_per_cta[0]
+    chunk = step * WARPS + warp
+    inside = chunk < CHUNKS
+    at = words_at + step * (WARPS * 4 * PART)
+    if EVEN:
+        words = gl.load(at, eviction_policy="evict_first")
+    else:
+        words = gl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
+    return (
+        words,
+        load_pairs(scale_ptr, lane, chunk, inside, BITS, GROUP, EVEN, LAYOUT),
+        load_pairs(zero_ptr, lane, chunk, inside, BITS, GROUP, EVEN, LAYOUT),
+        load_pairs(offset_ptr, lane, chunk, inside, BITS, GROUP, EVEN, LAYOUT),
+    )
+
+
+@gluon.jit
+def spread(pairs, like):
+    """Those of each word; if there are none, anything."""
+    if len(pairs) == 0:
+        return like
+    else:
+        pair = pairs[0]
+        if len(pair.shape) == 1:
+            pair = pair[:, None]
+        return gl.broadcast(pair, like)[0]
+
+
+@gluon.jit
+def multiply(ASM: gl.constexpr, loaded, xs, y):
+    """The sums and the products of a step."""
+    words, scales, zeros, offsets = loaded
+    args = (words, spread(scales, words), spread(zeros, words), spread(offsets, words)) + xs + (y,)
+    return gl.inline_asm_elementwise(
+        ASM,
+        "=&f,=&f,=&f,=&f" + ",r" * (16 + 4 * len(xs)) + ",f,f,f,f",
+        args,
+        dtype=gl.float32,
+        is_pure=False,
+        pack=4,
+    )
+
+
+@gluon.jit
+def keep_x(
+    x_parts, x_ptr, x_stride, num_rows,
+    K: gl.constexpr, BITS: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr,
+):  # fmt: skip
+    """Copy x to shared memory: what a thread multiplies in a step side by side, zeros past the last."""
+    NUM_STEPS: gl.constexpr = x_parts.shape[0]
+    STEPS: gl.constexpr = NUM_STEPS & -NUM_STEPS  # at once: a power of two
+    SIZE: gl.constexpr = STEPS * WARPS * 128 // BITS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, WARPS], [1, 0])
+    # Past the last row it is that one: its sums go nowhere.
+    row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), num_rows - 1)
+    at = x_ptr + row[:, None] * x_stride
+    loaded = ()
+    for part in gl.static_range(NUM_STEPS // STEPS):
+        k = part * SIZE + gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))[None, :]
+        if WHOLE:
+            loaded = loaded + (gl.load(at + k),)
+        else:
+            loaded = loaded + (gl.load(at + k, mask=k < K // 2, other=0),)
+    SHAPE: gl.constexpr = [NUM_STEPS // STEPS, STEPS * WARPS * ROWS * 4, 32 // BITS]
+    if HAS_REINTERPRET:
+        parts = x_parts.reinterpret(gl.int32, SHAPE, x_parts.layout)
+    else:
+        parts = x_parts._reinterpret(gl.int32, SHAPE, x_parts.layout)
+    for part in gl.static_range(NUM_STEPS // STEPS):
+        x = loaded[part].reshape([ROWS, STEPS, WARPS, 4, 8 // BITS, 4])  # row, step, warp, word, half, thread
+        x = x.permute((1, 2, 0, 5, 3, 4)).reshape([STEPS * WARPS * ROWS * 4, 32 // BITS])
+        parts.index(part).store(x)
+
+
+@gluon.constexpr_function
+def flat_layout(rows, num_warps, halves):
+    """Of [warp, row, thread] by [word, half]: every copy of a row has it."""
+    bits = [1 << i for i in range(8)]
+    num, copies = (4 * rows).bit_length() - 1, 3 - (rows.bit_length() - 1)
+    return gl.DistributedLinearLayout(
+        [[0, bit] for bit in bits[: 1 + halves]],
+        [[bit, 0] for bit in bits[:num]] + [[0, 0]] * copies,
+        [[4 * rows * bit, 0] for bit in bits[: num_warps.bit_length() - 1]],
+        [],
+        [4 * rows * num_warps, 4 * halves],
+    )
+
+
+@gluon.jit
+def x_of(x_part, ROWS: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, LAYOUT: gl.constexpr):
+    """The right operands of a step's products: those of four words."""
+    COPIES: gl.constexpr = 8 // ROWS  # of each row, for an instruction multiplies eight
+    WIDE: gl.constexpr = gl.BlockedLayout(  # warp, copy, row, thread, word, half
+        [1, 1, 1, 1, 4, HALVES], [1, COPIES, ROWS, 4, 1, 1], [WARPS, 1, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
+    )
+    NARROW: gl.constexpr = gl.SliceLayout(1, WIDE)
+    FLAT: gl.constexpr = flat_layout(ROWS, WARPS, HALVES)
+    x = gl.convert_layout(x_part.load(FLAT).reshape([WARPS, ROWS, 4, 4, HALVES]), NARROW, assert_trivial=True)
+    x = x[:, None, :, :, :, :] + gl.zeros([WARPS, COPIES, ROWS, 4, 4, HALVES], gl.int32, WIDE)
+    if HALVES == 2:
+        low, high = x.reshape([32 * WARPS, 4, 2]).split()
+        return (
+            gl.convert_layout(low, LAYOUT, assert_trivial=True),
+            gl.convert_layout(high, LAYOUT, assert_trivial=True),
+        )
+    else:
+        return (gl.convert_layout(x.reshape([32 * WARPS, 4]), LAYOUT, assert_trivial=True),)
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def packed_gemv_kernel(
+    x_ptr,  # int32 [M, K / 2]
+    words_ptr,
+    scale_ptr,  # int32 [N / 64, NUM_GROUPS, 32], as are the next two
+    zero_ptr,
+    offset_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    num_out,
+    x_stride,
+    ASM: gl.constexpr,  # adds up a chunk
+    BITS: gl.constexpr,
+    GROUP: gl.constexpr,  # inputs that share a scale
+    NUM_GROUPS: gl.constexpr,
+    K: gl.constexpr,
+    ROWS: gl.constexpr,  # 1, 2, 4 or 8
+    WARPS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    ACT: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    """One program 16 outputs, a fourth of a tile."""
+    let_next_start(DEPENDENT)
+    CHUNKS: gl.constexpr = (K + 63) // 64 * BITS // 4
+    STEPS: gl.constexpr = (CHUNKS + WARPS - 1) // WARPS
+    LOOPS: gl.constexpr = (STEPS + DEPTH - 1) // DEPTH
+    EVEN: gl.constexpr = CHUNKS == LOOPS * DEPTH * WARPS  # each warp has a chunk in each step
+    WHOLE: gl.constexpr = EVEN and K % 64 == 0
+    HALVES: gl.constexpr = 8 // BITS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
+    x_parts = gl.allocate_shared_memory(
+        gl.int32, [LOOPS * DEPTH, WARPS * ROWS * 4, 4 * HALVES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    thread = gl.arange(0, 32 * WARPS, gl.SliceLayout(1, LAYOUT))
+    word = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
+    warp = thread // 32
+    block, part = gl.program_id(0) // 4, gl.program_id(0) % 4
+    words_at = words_ptr + (block.to(gl.int64) * (CHUNKS * 4 * PART) + part * PART)
+    words_at = words_at + (warp * (4 * PART) + thread % 32 * 4)[:, None] + word
+    lane = thread % 32 // 4 + (block * NUM_GROUPS * LANES + part * 8)
+    tables = scale_ptr, zero_ptr, offset_ptr
+    ring = ()
+    for early in gl.static_range(DEPTH):
+        ring = ring + (load_step(words_at, tables, lane, early, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT),)
+    wait(DEPENDENT)
+    keep_x(x_parts, x_ptr, x_stride, num_rows, K, BITS, ROWS, WARPS, WHOLE)
+    y = gl.zeros([32 * WARPS, 4], gl.float32, LAYOUT)
+    for loop in range(LOOPS - 1):
+        for i in gl.static_range(DEPTH):
+            step = loop * DEPTH + i
+            y = multiply(ASM, ring[0], x_of(x_parts.index(step), ROWS, WARPS, HALVES, LAYOUT), y)
+            later = load_step(words_at, tables, lane, step + DEPTH, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT)
+            ring = ring[1:] + (later,)
+    for last in gl.static_range(DEPTH):
+        x = x_of(x_parts.index((LOOPS - 1) * DEPTH + last), ROWS, WARPS, HALVES, LAYOUT)
+        y = multiply(ASM, ring[last], x, y)
+    store_sums(y, num_rows, num_out, bias_ptr, out_ptr, WARPS, ACT)
+
+
+@gluon.jit
+def store_sums(y, num_rows, num_out, bias_ptr, out_ptr, WARPS: gl.constexpr, ACT: gl.constexpr):
+    """Add up what the warps have of 16 outputs and 8 rows, add the bias, gate if there is an ACT, store."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
+    y = gl.convert_layout(gl.sum(y.reshape([WARPS, 32, 4]), 0), LAYOUT)
+    thread = gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))[:, None]
+    number = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
+    half = number // 2
+    m = thread % 4 * 2 + number % 2
+    if ACT is None:
+        n = gl.program_id(0) * OUTPUTS + thread // 4 + half * 8
+        inside = n < num_out
+    else:  # eight gates, and eight that these open
+        n = gl.program_id(0) * (OUTPUTS // 2) + thread // 4 + half * (num_out // 2)
+        inside = n - half * (num_out // 2) < num_out // 2
+    if bias_ptr is not None:
+        y += gl.load(bias_ptr + n, mask=inside, other=0.0).to(gl.float32)
+    if ACT is None:
+        gl.store(out_ptr + m * num_out + n, y.to(dtype), mask=(m < num_rows) & inside)
+    else:
+        opening, x = y.to(dtype).reshape([32, 2, 2]).permute((0, 2, 1)).split()
+        at = (m * (num_out // 2) + n).reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
+        inside = (inside & (m < num_rows)).reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
+        gl.store(out_ptr + at, gate(opening, x, ACT), mask=inside)

@@ -1,0 +1,89 @@
+"""Packed matrices with few rows on a Hopper GPU, and on a CPU that plays one, against plain arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pellucid.kernels import packed_gemv as real
+from pellucid.kernels.hopper_prefill import is_hopper
+from pellucid.kernels.packed_gemv import GemvTile
+from pellucid.kernels.packed_matmul import packed_matmul_ref
+from pellucid.kernels.packed_weight import packed
+from pellucid.kernels.silu_mul import silu_mul_ref
+from tests.kernels.emulator import emulated
+from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
+
+HAS_HOPPER = torch.cuda.is_available() and is_hopper(torch.device("cuda"))
+TILES = [GemvTile(4, 8), GemvTile(8, 2), GemvTile(4, 4), GemvTile(2, 16)]
+
+
+def multiply(
+    module: ModuleType, kind: Kind, dtype: torch.dtype, tile: GemvTile, shape: tuple[int, int, int]
+) -> None:
+    """Multiply with a kernel, and compare."""
+    num_rows, num_out, num_in = shape
+    weight = weight_of(kind, num_out, num_in, dtype)
+    x, bias = rows(num_rows, num_in, dtype), rows(1, num_out, dtype)[0]
+    y = module.packed_gemv(x, weight, tile, bias=bias)
+    expected = packed_matmul_ref(x, weight, bias=bias)
+    torch.testing.assert_close(y.float(), expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    alone = module.packed_gemv(x[:1], weight, tile, bias=bias)
+    assert torch.equal(alone, y[:1]), "a row has the same bits in any company"
+
+
+def gated(module: ModuleType, tile: GemvTile, act: str, num_rows: int) -> None:
+    parts = [replace(codes(KINDS[1], 96, 560), q=codes(KINDS[0], 96, 560 + i).q[:, :560]) for i in range(2)]
+    weight = packed(parts, torch.bfloat16, gated=True)
+    x, bias = rows(num_rows, 560, torch.bfloat16), rows(1, 192, torch.bfloat16)[0]
+    y = module.packed_gemv(x, weight, tile, bias=bias, act=act)
+    expected = silu_mul_ref(packed_matmul_ref(x, weight, bias=bias), act)
+    torch.testing.assert_close(y.float(), expected, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "tile"),
+    [*((kind, TILES[0]) for kind in KINDS), *((KINDS[0], tile) for tile in TILES[1:])],
+    ids=str,
+)
+def test_products_match(kind: Kind, dtype: torch.dtype, tile: GemvTile) -> None:
+    for shape in ((1, 200, 1096), (8, 200, 1096), (4, 200, 1096), (3, 640, 2048)):
+        multiply(real, kind, dtype, tile, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_gated_products_match(tile: GemvTile, act: str, num_rows: int) -> None:
+    gated(real, tile, act, num_rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
+    multiply(emulated("packed_gemv"), kind, dtype, GemvTile(4, 2), (3, 72, 560))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 40, 1096), (8, 64, 2048)], ids=str)
+def test_tiles_of_all_forms_match_where_hopper_is_played(tile: GemvTile, shape: tuple[int, int, int]) -> None:
+    multiply(emulated("packed_gemv"), KINDS[0], torch.bfloat16, tile, shape)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("tile", TILES[1:3], ids=str)
+def test_gated_products_match_where_hopper_is_played(tile: GemvTile, act: str) -> None:
+    gated(emulated("packed_gemv"), tile, act, 2)
