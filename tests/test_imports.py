@@ -106,7 +106,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),
         *("schedule.plan", "kv.kinds", "kv.layout", "executor.base", "progress", *PLAIN),
-        *("features.base", "features.worker", "graphs", "sleep", "lockstep"),
+        *("features.base", "features.worker", "graphs", "sleep", "lockstep", "observe.profiler"),
     },
     "graphs": {"worker.inputs", "sample.state", "features.base", "features.worker", *PLAIN},
     # Engines in step: what they agree on before each, and how it is launched.

@@ -80,31 +80,33 @@ class PagePool:
 
         It is findable if it was published, and the first one will be evicted first.
         """
+        refs, flags, cached = self._refs, self._flags, self._cached
         rows: list[list[int]] = blocks.tolist()
         for pages in rows:
             for page in pages:
-                self._refs[page] -= 1
+                refs[page] -= 1
             first = pages[0]
-            assert self._refs[first] >= 0, f"page {first} dropped more often than held"
-            if self._refs[first]:
+            assert refs[first] >= 0, f"page {first} dropped more often than held"
+            if refs[first]:
                 continue
-            if self._flags[first]:
-                self._cached[first] = None
+            if flags[first]:
+                cached[first] = None
                 self._num_cached += len(pages)
             else:
                 self.free += pages
 
     def publish(self, kind: int, blocks: Pages, digests: Iterable[bytes]) -> None:
         """Make each block [n, stripes] findable, unless it is, or another one has the same content."""
-        index, names = self._index[kind], self._names
+        index, names, flags = self._index[kind], self._names, self._flags
         rows: list[list[int]] = blocks.tolist()
         new: list[int] = []
         for row, (pages, digest) in enumerate(zip(rows, digests, strict=True)):
-            if pages[0] not in names and index.setdefault(digest, pages) is pages:
-                names[pages[0]] = kind, digest
+            first = pages[0]
+            if not flags[first] and index.setdefault(digest, pages) is pages:
+                names[first] = kind, digest
                 new.append(row)
                 for page in pages:
-                    self._flags[page] = True
+                    flags[page] = True
         if self.observer is not None and new:
             self.observer(kind, [names[rows[row][0]][1] for row in new], blocks[new])
 
@@ -114,10 +116,10 @@ class PagePool:
 
     def reset(self) -> None:
         """Forget what is published; pages in use stay with their owners."""
-        self._evict(self._num_cached)
-        for index in self._index:
-            index.clear()
-        self._names.clear()
+        self.free += self.cached
+        self._num_cached = 0
+        for each in (self._cached, self._names, *self._index):
+            each.clear()
         self.is_published[:] = False
 
     def _evict(self, num: int) -> None:

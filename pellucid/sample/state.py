@@ -75,6 +75,9 @@ class Column(enum.IntEnum):
     REPETITION = 9
 
 
+FIRST_FLOAT = Column.TEMPERATURE
+
+
 @dataclass(frozen=True, slots=True)
 class SlotParams:
     """The gathered parameters of some logits, as columns.  `table`: [R, len(Column)] int64."""
@@ -108,7 +111,7 @@ class SlotParameters:
     """What a request asks of the sampler, read and found good; on the host."""
 
     slot: int
-    numbers: np.ndarray  # [len(Column)] int64
+    numbers: tuple[list[int], list[float]]  # of the device table: integers, and behind these floats
     traits: Trait
     num_logprobs: int  # most likely tokens to report; -1 is not asked for
     lists: Mapping[Listed, np.ndarray]
@@ -146,17 +149,15 @@ class SamplingState:
 
         Raises ValueError for token ids that are out of range, or too many for the slot's lists.
         """
-        sampling, numbers = admission.sampling, np.zeros(len(Column), np.int64)
-        self._write_numbers(admission, numbers)
+        sampling = admission.sampling
         lists, allowed = self._lists_of(admission), sampling.allowed_token_ids
-        for kind, name in _FIELDS.items():
-            if kind in lists:
-                self._check_ids(name, lists[kind], self.max_listed)
+        for kind in _FIELDS.keys() & lists.keys() if lists else ():
+            self._check_ids(_FIELDS[kind], lists[kind], self.max_listed)
         if allowed is not None:
             self._check_ids("allowed_token_ids", np.array(allowed, np.int64), self.vocab_size)
         return SlotParameters(
             slot=admission.slot,
-            numbers=numbers,
+            numbers=self._numbers_of(admission),
             traits=traits_of(admission, self.vocab_size),
             num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
             lists=lists,
@@ -168,12 +169,16 @@ class SamplingState:
         if not admitted:
             return
         self._plain = None
-        packed = np.zeros((len(admitted), 1 + len(Column)), np.int64)
-        for parameters, row in zip(admitted, packed, strict=True):
-            row[0], row[1:] = parameters.slot, parameters.numbers
-            self.traits[parameters.slot] = parameters.traits
-            self.num_logprobs[parameters.slot] = parameters.num_logprobs
-            self.lists.write(parameters.slot, parameters.lists)
+        slots = [parameters.slot for parameters in admitted]
+        packed = np.empty((len(admitted), 1 + len(Column)), np.int64)
+        packed[:, 0] = slots
+        packed[:, 1 : 1 + FIRST_FLOAT] = [parameters.numbers[0] for parameters in admitted]
+        packed.view(np.float64)[:, 1 + FIRST_FLOAT :] = [parameters.numbers[1] for parameters in admitted]
+        self.traits[slots] = [parameters.traits for parameters in admitted]
+        self.num_logprobs[slots] = [parameters.num_logprobs for parameters in admitted]
+        for parameters, has_lists in zip(admitted, self.lists.are_there(slots), strict=True):
+            if has_lists or parameters.lists:
+                self.lists.write(parameters.slot, parameters.lists)
             if parameters.allowed is not None:
                 self.allowed[parameters.slot] = upload(parameters.allowed, self.device)
         device = upload(packed, self.device)
@@ -214,18 +219,22 @@ class SamplingState:
         """Gather the parameters of `slots` [R]."""
         return SlotParams(self.table[slots])
 
-    def _write_numbers(self, admission: Admission, ints: np.ndarray) -> None:
-        sampling, floats = admission.sampling, ints.view(np.float64)
-        ints[Column.SEED] = admission.seed
-        ints[Column.PROMPT_LEN] = admission.prompt_len
-        ints[Column.MIN_TOKENS] = sampling.min_tokens
-        ints[Column.TOP_K] = _top_k(sampling, self.vocab_size)
-        floats[Column.TEMPERATURE] = 0.0 if _is_greedy(sampling) else min(sampling.temperature, _HOTTEST)
-        floats[Column.TOP_P] = sampling.top_p
-        floats[Column.LOG_MIN_P] = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
-        floats[Column.PRESENCE] = sampling.presence_penalty
-        floats[Column.FREQUENCY] = sampling.frequency_penalty
-        floats[Column.REPETITION] = sampling.repetition_penalty
+    def _numbers_of(self, admission: Admission) -> tuple[list[int], list[float]]:
+        """In the order of Column."""
+        sampling = admission.sampling
+        return [
+            admission.seed,
+            admission.prompt_len,
+            sampling.min_tokens,
+            _top_k(sampling, self.vocab_size),
+        ], [
+            0.0 if _is_greedy(sampling) else min(sampling.temperature, _HOTTEST),
+            sampling.top_p,
+            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+        ]
 
     def _lists_of(self, admission: Admission) -> dict[Listed, np.ndarray]:
         sampling, lists = admission.sampling, dict[Listed, np.ndarray]()
@@ -261,12 +270,9 @@ def traits_of(admission: Admission, vocab_size: int) -> Trait:
         (Trait.MIN_TOKENS, sampling.min_tokens > 0 and bool(admission.stop_token_ids)),
         (Trait.PENALTY, _has_penalty(sampling)),
     )
-    traits = Trait.NONE
-    for trait, is_asked in asked:
-        if is_asked:
-            traits |= trait
+    traits = sum(trait for trait, is_asked in asked if is_asked)
     # The most likely token always passes a filter, so a greedy request needs none.
-    return traits if _is_greedy(sampling) else traits | Trait.RANDOM | _filter_of(sampling, vocab_size)
+    return Trait(traits if _is_greedy(sampling) else traits + Trait.RANDOM + _filter_of(sampling, vocab_size))
 
 
 def _filter_of(sampling: SamplingParams, vocab_size: int) -> Trait:

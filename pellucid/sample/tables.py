@@ -37,10 +37,13 @@ class SlotLists:
         self.data = torch.zeros((num_slots, len(Listed), max_listed), dtype=torch.int32, device=device)
         self._lens = np.zeros((num_slots, len(Listed)), np.int64)
 
+    def are_there(self, slots: Sequence[int]) -> list[bool]:
+        """Which of these slots have any."""
+        longest: list[int] = self._lens[slots].max(1).tolist()
+        return [length > 0 for length in longest]
+
     def write(self, slot: int, lists: Lists) -> None:
         """Replace the slot's lists, each at most max_listed long."""
-        if not lists and not self._lens[slot].any():
-            return
         self._lens[slot] = 0
         for kind, items in lists.items():
             self._lens[slot, kind] = len(items)

@@ -55,18 +55,21 @@ class AgeQueue:
         return found
 
     def add(self, seq: Sequence) -> None:
-        index = bisect.bisect_left(self._seqs, seq.key, key=_key)
-        if index == len(self._seqs) or self._seqs[index] is not seq:
-            self._seqs.insert(index, seq)
+        seqs, index = self._seqs, len(self._seqs)
+        if seqs and seq.key <= seqs[-1].key:  # most come in their order
+            index = bisect.bisect_left(seqs, seq.key, key=_key)
+        if index == len(seqs) or seqs[index] is not seq:
+            seqs.insert(index, seq)
         self._here[seq.id] = seq
         self._first = min(self._first, index)
 
     def remove(self, seq: Sequence) -> None:
-        assert self._here.get(seq.id) is seq, f"sequence {seq.id} is not in the queue"
-        del self._here[seq.id]
-        if not self._here or len(self._seqs) > 2 * len(self._here) + FEW:
-            self._seqs, self._first = [other for other in self._seqs if other.id in self._here], 0
-        while self._seqs and self._seqs[-1].id not in self._here:
+        here = self._here
+        assert here.get(seq.id) is seq, f"sequence {seq.id} is not in the queue"
+        del here[seq.id]
+        if not here or len(self._seqs) > 2 * len(here) + FEW:
+            self._seqs, self._first = [other for other in self._seqs if other.id in here], 0
+        while self._seqs and self._seqs[-1].id not in here:
             self._seqs.pop()
-        while self._first < len(self._seqs) and self._seqs[self._first].id not in self._here:
+        while self._first < len(self._seqs) and self._seqs[self._first].id not in here:
             self._first += 1

@@ -38,7 +38,7 @@ from pellucid.schedule.plan import (
 from pellucid.schedule.prefill_budget import PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import Sequence, Status
-from pellucid.schedule.step import Flight, SchedulerOptions, Stays, Step, deal
+from pellucid.schedule.step import Flight, SchedulerOptions, Step, deal
 from pellucid.schedule.stop_tokens import StopTokens
 from pellucid.schedule.table import NEVER, Table
 from pellucid.spec.wants import Wants
@@ -76,7 +76,6 @@ class Scheduler:
         self._running = AgeQueue()  # in slots
         self._prefilling = AgeQueue()  # of these, whose prompts are not yet all planned
         self._decoding = NOBODY  # slots, the first goes first; made anew when somebody comes or goes
-        self._known_stays = NOBODY, Stays(NOBODY, NOBODY)  # the last of all that decoded
         self._blocked: Sequence | None = None  # for which there are no pages until some are freed
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
@@ -107,7 +106,7 @@ class Scheduler:
             limit=self._limit(request),
             prefix=Prefix(root_digest(*request.cache_key)),
             prompt_len=len(prompt),
-            tokens=ints([*prompt, *request.prior_token_ids]),
+            tokens=ints(prompt) + ints(request.prior_token_ids),
             stop_token_ids=request.stop_token_ids,
             asked=self.features.asks(request),
             num_told=request.num_known,
@@ -188,7 +187,7 @@ class Scheduler:
 
     def next_plan(self) -> StepPlan | None:
         """The next step, or None if nothing is ready.  Either way time passes (law 1)."""
-        options = self.options
+        options, t = self.options, self.table
         step = Step(self._next_plan_id, options.max_num_batched_tokens)
         self._next_plan_id += 1
         kept = self._prompt_share()
@@ -198,6 +197,7 @@ class Scheduler:
             self._limit_prompts(step)
             self._plan_chunks(step)
             self._admit_waiting(step)
+            self._join_decodes(step)
         if options.num_spec:
             self._plan_drafts(step)
         carried = self.features.carry()
@@ -208,19 +208,10 @@ class Scheduler:
         self.wants.planned(step)
         rows = step.rows()
         self._newest = step.id
-        self._inflight.append(Flight(step.id, rows, *self._stays(rows.slots)))
+        self._inflight.append(Flight(step.id, rows, t.epoch[rows.slots], t.ids[rows.slots]))
         step.asked |= self.features.asked_by(carried)
         is_open = bool(step.asked & self.features.with_late)
         return step.to_plan(rows, self._committed, retired, carried, is_open=is_open)
-
-    def _stays(self, slots: Column) -> Stays:
-        """Whose stays these are; of all that decode they are the same until somebody comes or goes."""
-        t = self.table
-        if slots is not self._decoding:
-            return Stays(t.epoch[slots], t.ids[slots])
-        if slots is not self._known_stays[0]:
-            self._known_stays = slots, Stays(t.epoch[slots], t.ids[slots])
-        return self._known_stays[1]
 
     def _plan_decodes(self, step: Step, kept: int) -> None:
         """A token for each decoding sequence that is ready; who finds no room goes first in the next step.
@@ -282,8 +273,7 @@ class Scheduler:
             t.unsure[slots] += draft
             if np.count_nonzero(draft):
                 step.add_drafts(draft)
-        ended = [row.slot for row in step.chunks if t.is_decoding(row.slot)]
-        sampled = np.concatenate((slots, ended)).astype(np.int64) if ended else slots
+        sampled = np.concatenate((slots, np.array(step.joining))) if step.joining else slots
         want = t.want[sampled]  # and they are there for the next step
         step.num_propose = self.wants.num_propose(sampled, [row.slot for row in step.chunks])
         if step.asked & HOST_BOUND:  # of theirs the host learns later
@@ -335,6 +325,8 @@ class Scheduler:
             is_there = seq.status is Status.RUNNING  # else an older one has just preempted it
             if is_there and step.budget > 0 and self.table.ready_at[seq.slot] <= step.id:
                 self._plan_chunk(step, seq)
+                if self.table.is_decoding(seq.slot):
+                    self._prefilling.remove(seq)
 
     def _plan_chunk(self, step: Step, seq: Sequence) -> None:
         t, slot = self.table, seq.slot
@@ -358,14 +350,20 @@ class Scheduler:
     def _begin_decoding(self, step: Step, seq: Sequence) -> None:
         """The last chunk is planned; it samples."""
         t, slot = self.table, seq.slot
-        self._prefilling.remove(seq)
-        # The longest first, and they stay so while all grow alike: what attention does last is then short.
-        slots = self._decoding
-        place = np.count_nonzero(t.planned[slots] >= t.planned[slot])
-        self._decoding = np.concatenate((slots[:place], [slot], slots[place:]))
+        step.joining.append(slot)
         t.ready_at[slot] = step.id + self.options.pp
         if seq.host_bound or t.planned[slot] + 1 >= seq.limit:
             t.ready_at[slot] = NEVER
+
+    def _join_decodes(self, step: Step) -> None:
+        """The longest first: they stay so while all grow alike, and what attention does last is short."""
+        if not step.joining:
+            return
+        planned, old, new = self.table.planned, self._decoding, np.array(step.joining)
+        new = new[np.argsort(-planned[new], kind="stable")]
+        places = len(old) - np.searchsorted(np.sort(planned[old]), planned[new])
+        order = np.argsort(np.concatenate((2 * np.arange(len(old)) + 1, 2 * places)), kind="stable")
+        self._decoding = np.concatenate((old, new))[order]
 
     # Admission
 
@@ -408,7 +406,6 @@ class Scheduler:
     def _admit(self, step: Step, seq: Sequence, hit: PrefixHit) -> None:
         self._waiting.remove(seq)
         self._running.add(seq)
-        self._prefilling.add(seq)
         seq.status, seq.slot = Status.RUNNING, self._slots.pop()
         self.kv.adopt(seq.slot, hit)
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
@@ -422,6 +419,8 @@ class Scheduler:
             self.counters.num_cached_tokens += seq.num_cached_tokens
         step.admitted.append(self._admission(seq, hit))
         self._plan_chunk(step, seq)
+        if not self.table.is_decoding(seq.slot):
+            self._prefilling.add(seq)
 
     def _admission(self, seq: Sequence, hit: PrefixHit) -> Admission:
         """Law 2: the only way on which sampled token ids travel back to the device."""

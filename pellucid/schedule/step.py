@@ -58,15 +58,8 @@ class SchedulerOptions:
             raise ValueError(f"scheduling_policy is {self.policy!r}, must be 'fcfs' or 'priority'")
 
 
-class Stays(NamedTuple):
-    """Whose rows they are: [B] each."""
-
-    epochs: Column
-    ids: Column  # of sequences
-
-
 class Flight(NamedTuple):
-    """A plan that has not come home: its rows, and whose they were when it was made."""
+    """A plan that has not come home: its rows, and whose they were when it was made, [B] each."""
 
     plan_id: int
     rows: Rows
@@ -83,6 +76,7 @@ class Step:
         self.decodes = NOBODY  # slots
         self.draft: Column | None = None  # of each decode, the drafts that it verifies; None: there are none
         self.chunks: list[Row] = []
+        self.joining: list[int] = []  # slots whose last chunk this is: they decode from the next step on
         self.num_chunked = self.num_drafts = 0  # tokens
         self.admitted: list[Admission] = []
         self.asked = 0  # bits of what its rows ask for

@@ -80,9 +80,7 @@ class Slots:
         self.num_prefilled[slots] = [a.num_computed for a in admissions]
         self._alive[slots] = True
         self._table_lens[slots] = 0
-        tokens = np.concatenate([np.asarray(a.token_ids, dtype=np.int64) for a in admissions])
-        positions = np.concatenate([np.arange(length) for length in lengths])
-        self._scatter(self.token_ids, np.stack([np.repeat(slots, lengths), positions, tokens]))
+        self._write_tokens(admissions, lengths)
         limits = [a.limit for a in admissions]
         facts = upload(np.array([slots, self.num_prefilled[slots], limits]), self.device)
         self.num_computed[facts[0]] = facts[1]
@@ -115,10 +113,15 @@ class Slots:
         for table, numbers in zip(self.block_tables, blocks, strict=True):
             table[rows, columns] = numbers.to(table.dtype)
 
-    def _scatter(self, target: Tensor, cells: np.ndarray) -> None:
-        """target[cells[0], cells[1]] = cells[2], in one copy and one launch."""
-        rows, columns, values = upload(np.ascontiguousarray(cells), self.device)
-        target[rows, columns] = values.to(target.dtype)
+    def _write_tokens(self, admissions: list[Admission], lengths: np.ndarray) -> None:
+        """All in one copy and one launch."""
+        cells, end = np.empty((2, lengths.sum()), dtype=np.int64), 0
+        for admission, length in zip(admissions, lengths.tolist(), strict=True):
+            start, end, first = end, end + length, admission.slot * self.max_len
+            cells[0, start:end] = np.arange(first, first + length)
+            cells[1, start:end] = admission.token_ids
+        places, tokens = upload(cells, self.device)
+        self.token_ids.view(-1)[places] = tokens.to(self.token_ids.dtype)
 
     def samples(self, slots: np.ndarray, num_query: np.ndarray) -> np.ndarray:
         """Which rows reach their last known token and so yield tokens, [B] bool; counts the prompt chunks."""

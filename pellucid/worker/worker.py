@@ -32,6 +32,7 @@ from pellucid.kv.layout import Layout, choose_kinds, lay_out
 from pellucid.lockstep.launcher import LockstepLauncher, spread_layers
 from pellucid.lockstep.pace import Pace
 from pellucid.models.build import BuiltModel, ModelFactory
+from pellucid.observe.profiler import DeviceProfiler, Span
 from pellucid.progress import Phases, tell
 from pellucid.resolve import Resolved
 from pellucid.sample.sampler import Sampler
@@ -48,7 +49,6 @@ from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nob
 from pellucid.worker.handover import make_handover
 from pellucid.worker.inputs import InputBuilder
 from pellucid.worker.layout import ChainLayout, DraftLayout, TreeLayout
-from pellucid.worker.profiler import DeviceProfiler, Span
 from pellucid.worker.results import NoReader, ResultReader
 from pellucid.worker.runner import ModelRunner
 from pellucid.worker.slots import Slots

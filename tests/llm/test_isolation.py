@@ -63,7 +63,7 @@ def fails_for(target: Any, name: str, is_chosen: Callable[..., bool]) -> Break:
 
 PLACES: dict[str, Break] = {
     "its parameters are read": fails_for(SamplingState, "prepare", lambda _, a: a.sampling.seed == MARK),
-    "its numbers are read": fails_for(SamplingState, "_write_numbers", lambda _, a, __: a.seed == MARK),
+    "its numbers are read": fails_for(SamplingState, "_numbers_of", lambda _, a: a.seed == MARK),
     "its lists are read": fails_for(SamplingState, "_lists_of", lambda _, a: a.sampling.seed == MARK),
     "its logprobs are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 7),
     "its prompt's are made": fails_for(logprobs_worker, "entries_of", lambda *_, num_top: num_top == 6),

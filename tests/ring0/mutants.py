@@ -244,7 +244,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "num_told=request.num_known,", "num_told=len(prompt),")
     ],
     "12 what was sampled elsewhere is sampled again": [
-        ("scheduler", "tokens=ints([*prompt, *request.prior_token_ids]),", "tokens=ints(prompt),")
+        ("scheduler", "tokens=ints(prompt) + ints(request.prior_token_ids),", "tokens=ints(prompt),")
     ],
     "12 who has moved has the seed of its new place": [
         ("scheduler", "seed=request.seed,", "seed=request.seed + len(request.prior_token_ids),")
