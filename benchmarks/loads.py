@@ -83,7 +83,8 @@ class Drive:
         self._inflight: deque[StepPlan] = deque()
         self.plan_seconds: list[float] = []
         self.commit_seconds: list[float] = []
-        self.num_ended = 0
+        self.num_joined: list[int] = []  # in each plan
+        self.num_ended: list[int] = []  # in each commit
         for _ in range(num_rows):
             self._add()
         while self.scheduler.num_waiting:
@@ -112,6 +113,7 @@ class Drive:
         began = time.perf_counter()
         plan = self.scheduler.next_plan()
         self.plan_seconds.append(time.perf_counter() - began)
+        self.num_joined.append(0 if plan is None else len(plan.admitted))
         if plan is not None:
             self._inflight.append(plan)
         if len(self._inflight) > 1 or plan is None:
@@ -123,7 +125,7 @@ class Drive:
         news = self.scheduler.commit(plan, result)
         self.commit_seconds.append(time.perf_counter() - began)
         ended = [update for update in news.updates if update.finish_reason is not None]
-        self.num_ended += len(ended)
+        self.num_ended.append(len(ended))
         for _ in ended:
             self._add()
 
@@ -141,30 +143,64 @@ class Drive:
         return StepResult(plan_id=plan.id, token_ids=ints(tokens.tobytes()), num_new=ints(num_new.tobytes()))
 
 
-def measure(load: Load, num_rows: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Microseconds to plan and to commit each step, and how many sequences end in one, on average."""
-    plans, commits, num_ended = list[list[float]](), list[list[float]](), 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of each step, in microseconds to plan and to commit it; and how many joined and ended in it."""
+
+    plan: np.ndarray
+    commit: np.ndarray
+    num_joined: np.ndarray
+    num_ended: np.ndarray
+
+    @property
+    def us_a_join(self) -> float:
+        """What a sequence that begins adds to a plan; NaN if none does."""
+        return added(self.plan, self.num_joined)
+
+    @property
+    def us_an_end(self) -> float:
+        """What one that ends adds to a commit."""
+        return added(self.commit, self.num_ended)
+
+
+def added(micros: np.ndarray, counts: np.ndarray) -> float:
+    """What each of so many in a step adds to it, against the median of the steps that have none."""
+    has_some = counts > 0
+    if not has_some.any() or has_some.all():
+        return float("nan")
+    return float((micros[has_some] - np.median(micros[~has_some])).sum() / counts.sum())
+
+
+def measure(load: Load, num_rows: int) -> Figures:
+    """Drive the scheduler through a load."""
+    plans, commits = list[list[float]](), list[list[float]]()
     for _ in range(RUNS):
         drive = Drive(load, num_rows)
         for _ in range(WARM):
             drive.step()
-        num_before, drive.plan_seconds, drive.commit_seconds = drive.num_ended, [], []
+        drive.plan_seconds, drive.commit_seconds, drive.num_joined, drive.num_ended = [], [], [], []
         for _ in range(STEPS):
             drive.step()
         plans.append(drive.plan_seconds)
         commits.append(drive.commit_seconds)
-        num_ended = drive.num_ended - num_before
-    return 1e6 * np.min(plans, axis=0), 1e6 * np.min(commits, axis=0), num_ended / STEPS
+    return Figures(
+        plan=1e6 * np.min(plans, axis=0),
+        commit=1e6 * np.min(commits, axis=0),
+        num_joined=np.array(drive.num_joined),
+        num_ended=np.array(drive.num_ended),
+    )
 
 
 def show(all_rows: list[int]) -> None:
     """Drive the scheduler through each load, and print what it took."""
-    print(f"{'us a step':60} rows   plan  commit   both: mean  median    most   ends a step")
+    heads = "rows   plan  commit   both: mean  median    most   ends a step   us a join   an end"
+    print(f"{'us a step':60} {heads}")
     for num_rows in all_rows:
         for title, load in LOADS.items():
-            plan, commit, num_ended = measure(load, num_rows)
-            both = plan + commit
+            took = measure(load, num_rows)
+            both = took.plan + took.commit
             print(
-                f"{title:60} {num_rows:4}  {plan.mean():5.0f}   {commit.mean():5.0f}        "
-                f"{both.mean():5.0f}   {np.median(both):5.0f}   {both.max():5.0f}   {num_ended:11.2f}"
+                f"{title:60} {num_rows:4}  {took.plan.mean():5.0f}   {took.commit.mean():5.0f}        "
+                f"{both.mean():5.0f}   {np.median(both):5.0f}   {both.max():5.0f}   "
+                f"{took.num_ended.mean():11.2f}   {took.us_a_join:9.1f}   {took.us_an_end:6.1f}"
             )

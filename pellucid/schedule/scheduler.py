@@ -151,6 +151,7 @@ class Scheduler:
         untold = self._untold(seq)
         if seq.status is Status.RUNNING:
             self._retire(seq)
+            self._decoding = self.table.in_use(self._decoding)
         elif seq.status is Status.WAITING:
             self._waiting.remove(seq)
         self._forget(seq)
@@ -359,11 +360,14 @@ class Scheduler:
         """The longest first: they stay so while all grow alike, and what attention does last is short."""
         if not step.joining:
             return
-        planned, old, new = self.table.planned, self._decoding, np.array(step.joining)
+        planned, old, pieces, first = self.table.planned, self._decoding, list[Column](), 0
+        new, lengths = np.array(step.joining), planned[old]
         new = new[np.argsort(-planned[new], kind="stable")]
-        places = len(old) - np.searchsorted(np.sort(planned[old]), planned[new])
-        order = np.argsort(np.concatenate((2 * np.arange(len(old)) + 1, 2 * places)), kind="stable")
-        self._decoding = np.concatenate((old, new))[order]
+        for row, length in enumerate(planned[new].tolist()):
+            place = np.count_nonzero(lengths >= length)
+            pieces += old[first:place], new[row : row + 1]
+            first = place
+        self._decoding = np.concatenate((*pieces, old[first:]))
 
     # Admission
 
@@ -555,6 +559,7 @@ class Scheduler:
             self.table.planned[victim.slot] -= 1
         victim.tokens = ints(self.table.tokens(victim.slot).tobytes())
         self._retire(victim)
+        self._decoding = self.table.in_use(self._decoding)
         victim.status = Status.WAITING
         self._waiting.add(victim)
         step.has_preempted = True
@@ -564,6 +569,7 @@ class Scheduler:
         """Finish, abort, preemption.  dropped: of its tokens, those behind a stop.
 
         Law 5: pages are free at once, for work later in stream order; the slot when its last row has landed.
+        The caller takes it out of `_decoding`, with all others that leave.
         """
         t, slot = self.table, seq.slot
         tokens, num_computed = t.tokens(slot), int(t.computed[slot])
@@ -579,9 +585,7 @@ class Scheduler:
             self._draining.append((self._newest, slot))
         else:
             self._slots.append(slot)
-        if t.is_decoding(slot):
-            self._decoding = self._decoding[self._decoding != slot]
-        else:
+        if not t.is_decoding(slot):
             self._prefilling.remove(seq)
         self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
@@ -644,13 +648,15 @@ class Scheduler:
         landed: dict[int, Landed] = {}
         failed: list[SeqUpdate] = []
         if np.count_nonzero(is_due):
-            for row in np.flatnonzero(is_due).tolist():
-                place = row if index is None else int(index[row])  # in the plan
-                slot, new = int(slots[row]), tokens[row, : num_new[row]]
+            due = np.flatnonzero(is_due)
+            places = (due if index is None else index[due]).tolist()  # in the plan
+            columns = places, slots[due].tolist(), num_new[due].tolist(), tokens[due].tolist()
+            for place, slot, num, new in zip(*columns, strict=True):
                 if place in result.failed:
-                    failed.append(self._fail(slot, len(new), result.failed[place]))
+                    failed.append(self._fail(slot, num, result.failed[place]))
                 else:
-                    landed[place] = self._land_row(slot, new)
+                    landed[place] = self._land_row(slot, new[:num])
+            self._decoding = t.in_use(self._decoding)
             is_told &= ~is_due
         self._num_landed += 1
         if self.options.num_spec:
@@ -708,13 +714,13 @@ class Scheduler:
         t.computed[slots] = computed
         return computed
 
-    def _land_row(self, slot: int, new: NDArray[np.int32]) -> Landed:
+    def _land_row(self, slot: int, new: list[int]) -> Landed:
         """A row that is due."""
         t = self.table
         seq = t.seqs[slot]
         assert seq is not None, f"a row of slot {slot} is alive, but nobody is there"
-        update = seq.update(new.tolist())
-        if len(new):
+        update = seq.update(new)
+        if new:
             return Landed(seq, update, self._land_tokens(seq, update))
         assert t.computed[slot] < t.known[slot], f"a row yielded nothing, below the limit of {seq.limit}"
         return Landed(seq, update, 0)

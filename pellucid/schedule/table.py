@@ -37,7 +37,7 @@ class Table:
 
         self.planned, self.unsure, self.computed = column(), column(), column()
         self.known = column()  # at entry: computed in chunks, the last of which samples
-        self.limit = column()  # most tokens, prompt included
+        self.limit = column()  # most tokens, prompt included; 0: nobody is there
         self.ready_at = column()  # first plan that may carry the next row; NEVER while it is held back
         self.ready_at[:] = NEVER
         # Planned beyond it, a decode or its drafts may need a block, or rows in flight may finish its text.
@@ -77,7 +77,7 @@ class Table:
         self._give_back(slot * self.width * ITEM, (slot * self.width + len(self.tokens(slot))) * ITEM)
         self.seqs[slot], self.names[slot] = None, None
         self.epoch[slot] += 1
-        self.ready_at[slot] = NEVER
+        self.limit[slot], self.ready_at[slot] = 0, NEVER
 
     def _give_back(self, start: int, end: int) -> None:
         """Let go of the memory of many tokens; start, end: bytes."""
@@ -89,6 +89,10 @@ class Table:
         """Who is in these slots."""
         indices: list[int] = slots.tolist()
         return [seq for slot in indices if (seq := self.seqs[slot]) is not None]
+
+    def in_use(self, slots: Column) -> Column:
+        """Those of these slots that somebody is in."""
+        return slots[self.limit[slots] > 0]
 
     def is_watched(self, slot: int) -> bool:
         """Do its rows bring more than tokens?"""

@@ -471,7 +471,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("table", "self.epoch[slot] += 1", "pass"),
     ],
     "4 extras by the rows that are left": [
-        ("scheduler", "place = row if index is None else int(index[row])", "place = row"),
+        ("scheduler", "places = (due if index is None else index[due]).tolist()", "places = due.tolist()"),
     ],
     "11 a ride of the plan before": [
         (

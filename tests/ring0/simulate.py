@@ -4,7 +4,7 @@ Pipelines, overlap, chunked prefill, random prefill budgets, chain or tree draft
 any width, a connector, preemption with priorities, aborts, grammars, stop tokens, prompt logprobs, starved
 pools, dying workers: every request must end in autoregression's answer (or its beginning, if it was aborted).
 
-    python -m tests.ring0.simulate [N]      N configurations (default 2000)
+    python -m tests.ring0.simulate [N [FIRST]]    N configurations (default 2000), from the FIRST-th on
 """
 
 from __future__ import annotations
@@ -536,10 +536,10 @@ def run(seed: int) -> Counter[str]:
     return Simulation(config, requests, rng).run()
 
 
-def main(num_configs: int) -> None:
+def main(num_configs: int, first: int = 0) -> None:
     logging.disable(logging.CRITICAL)  # dying workers are part of it
     start, total = time.time(), Counter[str]()
-    for seed in range(num_configs):
+    for seed in range(first, first + num_configs):
         try:
             total += run(seed)
         except Exception as error:
@@ -551,4 +551,4 @@ def main(num_configs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main(*map(int, sys.argv[1:] or [2000]))
