@@ -74,6 +74,8 @@ class ForwardInput:
 
     # Set by a feature: of each token its adapter's place in the banks, -1 for none; None: no token has one.
     adapters: Tensor | None = None  # [T] int32
+    # Set by a feature: what the head takes of each token beside its hidden state.
+    of_head: tuple[Tensor, ...] = ()  # [T] each
 
     taps: Taps = field(default_factory=Taps)  # filled while the model runs
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pellucid.forward import ForwardInput
     from pellucid.kv.hashes import Tokens
     from pellucid.kv.manager import PrefixHit
-    from pellucid.lora.bank import LoraBank
+    from pellucid.lora.bank import Bank
     from pellucid.resolve import Resolved
     from pellucid.rows import StepRows
     from pellucid.sample.output import SampleOutput
@@ -219,11 +219,14 @@ class WorkerFacts:
     device: torch.device
     slots: Slots
     sampler: Sampler
-    head: Callable[[Tensor], Tensor]  # hidden states [p, D] -> logits [p, V], of the whole vocabulary
+    head: Callable[..., Tensor]  # hidden states [p, D], `of_head` -> logits [p, V], of the whole vocabulary
     shape: DraftShape
-    lora_banks: Sequence[LoraBank]  # of the target's layers that are here
+    lora_banks: Sequence[Bank]  # of the target's layers that are here
     modules: Set[str]  # of all its layers: paths that a checkpoint's weights have
-    adaptable: Set[str]  # of these, what adapters may change
+    adaptable: Set[str]  # of these, what adapters may change, embedding and head included
+    read_own: Callable[
+        [str], Tensor | None
+    ]  # the target's tensor as its checkpoint has it; None: it has none
     resolved: Resolved
     rank: int
     say: Callable[[str, object], None]  # to the host's half of this name, out of turn; from any thread

@@ -67,6 +67,17 @@ def add_lora_ref(
         y[rows] += torch.cat(added, dim=-1)
 
 
+def expand_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """Add to y [T, N] what B makes of the sum of shrunk [splits, P, T, R]."""
+    shrunk = shrunk.sum(0).to(b.dtype)
+    for adapter in adapters.unique().tolist():
+        if adapter < 0:
+            continue
+        rows = (adapters == adapter).nonzero()[:, 0]
+        ups = b[adapter].split(parts)
+        y[rows] += torch.cat([F.linear(down[rows], up) for down, up in zip(shrunk, ups, strict=True)], dim=-1)
+
+
 class WideShrink:
     """x [T, K] times the A of all adapters: [T, L P R].  Holds `a` [L, P, R, K] as one matrix."""
 
@@ -113,7 +124,7 @@ def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: t
         y, shrunk, adapters, b, num_tokens, y.stride(0), shrunk.stride(0),
         END0=ends[0], END1=ends[1], N=num_out, BLOCKS0=num_blocks[0], BLOCKS1=num_blocks[1],
         R=rank, P=len(parts), L=num_adapters, PADDED=triton.next_power_of_2(num_adapters) * rank,
-        TILE=tile, BLOCK=WIDE_BLOCK, PRECISION="ieee" if y.dtype == torch.float32 else "tf32",
+        TILE=tile, BLOCK=WIDE_BLOCK, PRECISION=precision_of(y),
         num_warps=4, **dependent(),
     )  # fmt: skip
 
@@ -124,21 +135,37 @@ def add_lora(y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts
     assert x.stride(1) == y.stride(1) == 1 and len(parts) == num_parts <= 3, (x.stride(), parts)
     if not num_tokens:
         return
-    tile, split = FEW if num_tokens <= FEW.tile else SOME if num_tokens <= MOST_SOME else MANY
+    tile, split = cut_for(num_tokens)
     tiles, splits = triton.cdiv(num_tokens, tile), triton.cdiv(num_in, split)
     shrunk = torch.empty((splits, num_parts, num_tokens, rank), dtype=torch.float32, device=x.device)
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
     shrink_kernel[(tiles, num_parts * num_adapters, splits)](
         x, adapters, a, shrunk, num_tokens, x.stride(0),
         K=num_in, R=rank, P=num_parts, TILE=tile, BLOCK=BLOCK_K, SPLIT=min(split, num_in),
-        PRECISION=precision, num_warps=4, **dependent(),
+        PRECISION=precision_of(x), num_warps=4, **dependent(),
     )  # fmt: skip
-    starts = [sum(parts[:part]) for part in range(num_parts)] + [sum(parts)] * (3 - num_parts)
-    expand_kernel[(tiles, num_parts * num_adapters, triton.cdiv(max(parts), BLOCK_N))](
+    expand(y, shrunk, adapters, b, parts)
+
+
+def expand(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
+    """Add to y [T, N] what B makes of the sum of shrunk [splits, P, T, R]; see `add_lora_ref`."""
+    (splits, num_parts, num_tokens, rank), num_adapters = shrunk.shape, len(b)
+    assert shrunk.is_contiguous() and y.stride(1) == 1 and len(parts) == num_parts <= 3, (shrunk.shape, parts)
+    tile = cut_for(num_tokens).tile
+    ends = [sum(parts[: part + 1]) for part in range(num_parts)] + [sum(parts)] * (3 - num_parts)
+    blocks = triton.cdiv(max(parts), BLOCK_N)
+    expand_kernel[(triton.cdiv(num_tokens, tile), num_parts * num_adapters, blocks)](
         y, shrunk, adapters, b, num_tokens, y.stride(0),
-        END0=starts[1], END1=starts[2], N=sum(parts), R=rank, P=num_parts, SPLITS=splits,
-        TILE=tile, BLOCK=BLOCK_N, PRECISION=precision, num_warps=4, **dependent(),
+        END0=ends[0], END1=ends[1], N=sum(parts), R=rank, P=num_parts, SPLITS=splits,
+        TILE=tile, BLOCK=BLOCK_N, PRECISION=precision_of(y), num_warps=4, **dependent(),
     )  # fmt: skip
+
+
+def cut_for(num_tokens: int) -> Cut:
+    return FEW if num_tokens <= FEW.tile else SOME if num_tokens <= MOST_SOME else MANY
+
+
+def precision_of(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

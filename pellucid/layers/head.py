@@ -18,3 +18,7 @@ class ScaledHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [S, D] -> [S, this rank's share of V]."""
         return self.leaf.cap_logits(self.head(hidden), self.scale, self.cap)
+
+    def adapted(self, hidden: Tensor, adapters: Tensor) -> Tensor:
+        """The same, with what adapters add to the head."""
+        return self.leaf.cap_logits(self.head.adapted(hidden, adapters), self.scale, self.cap)

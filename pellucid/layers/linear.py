@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +70,16 @@ class Linear(nn.Module):
             assert isinstance(self.method, TakesRounded), self.method
             return self.method.apply_rounded(self, x)
         y = self.method.apply(self, x, fwd)
-        if self.lora is not None and fwd is not None:
-            self.lora.add(y, x, fwd)
+        adapters = None if fwd is None else fwd.adapters_of(x)
+        if self.lora is not None and adapters is not None:
+            self.lora.add(y, x, adapters)
+        return y
+
+    def adapted(self, x: Tensor, adapters: Tensor) -> Tensor:
+        """The same of a layer that is not given the step.  adapters: [T], the place of each row's, or -1."""
+        y = self(x)
+        if self.lora is not None:
+            self.lora.add(y, x, adapters)
         return y
 
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
@@ -92,6 +101,9 @@ class Unmerged(nn.Module):
 
     def forward(self, x: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         return torch.cat([part(x, fwd) for part in self.parts], dim=-1)
+
+    def adapted(self, x: Tensor, adapters: Tensor) -> Tensor:
+        return torch.cat([cast("Linear", part).adapted(x, adapters) for part in self.parts], dim=-1)
 
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> None:
         """Gate and up are two products."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pellucid.forward import ForwardInput
 from pellucid.layers.weight import Weight
 
 
@@ -27,7 +28,7 @@ class Inlet(nn.Module):
         """For steps of up to `num_tokens`, graphs' padding included; it stays in its place."""
         self.stream = torch.zeros(num_tokens, self.dim, dtype=self.dtype, device=device)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, fwd: ForwardInput | None = None) -> Tensor:
         """input_ids [T], which say how much has arrived -> [T, D]."""
         return self.stream[: len(input_ids)]
 

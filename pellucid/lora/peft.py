@@ -5,9 +5,11 @@ Knows no model: which matrices there are, and whether they fit, is for who has t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pellucid.lora.bank import LowRank
@@ -36,19 +38,27 @@ class Adapter:
     whole: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # in the place of the model's own
 
 
-def read_adapter(folder: Path) -> dict[str, LowRank]:
+def read_adapter(folder: Path, read_own: Callable[[str], Tensor | None]) -> dict[str, LowRank]:
     """What may be served: both matrices by the path of the module that they are for.
 
-    The scale is multiplied into B.  Raises ValueError for whatever else there is.
+    The scale is multiplied into B.  peft also saves copies of an embedding that it adapts, and of the head:
+    they are passed over if they are the model's own, which `read_own` tells by name.  Raises ValueError for
+    whatever else there is.
     """
     adapter = read_all(folder, read_config(folder))
-    others = [*adapter.embeddings, *adapter.magnitudes, *adapter.whole]
-    if others:
+    if adapter.magnitudes:
         raise ValueError(
-            f"{folder}: what it has for {others[0]} is not served; an adapter of linear layers has "
-            "lora_A and lora_B; `pellucid merge` puts all of it into the model"
+            f"{folder}: DoRA's lengths for {next(iter(adapter.magnitudes))} are not served; `pellucid merge` "
+            "puts them into the model"
         )
-    return adapter.pairs
+    for name, tensor in adapter.whole.items():
+        own = read_own(name)
+        if own is None or own.shape != tensor.shape or not torch.equal(own, tensor.to(own.dtype)):
+            raise ValueError(
+                f"{folder}: it has a {name} of its own, which is not served; `pellucid merge` puts all of it "
+                "into the model"
+            )
+    return adapter.pairs | adapter.embeddings
 
 
 def read_all(folder: Path, config: PeftConfig) -> Adapter:

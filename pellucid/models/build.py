@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from pellucid.layers.experts import Experts
 from pellucid.layers.latent import LatentAttention
 from pellucid.layers.leaf import Leaf, choose_leaf
 from pellucid.layers.stage import Inlet
-from pellucid.lora.bank import AdapterLimits, LoraBank
+from pellucid.lora.bank import AdapterLimits, Bank
 from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
@@ -53,9 +54,10 @@ class BuiltModel:
     vocab_size: int
     weight_bytes: int  # on this device, before repacking
     token_bytes: int  # of these, what a token is multiplied with, on average
-    lora_banks: tuple[LoraBank, ...] = ()  # of the layers that are here
+    lora_banks: tuple[Bank, ...] = ()  # of the layers that are here
     modules: frozenset[str] = frozenset()  # of all pipeline stages: paths that a checkpoint's weights have
-    adaptable: frozenset[str] = frozenset()  # of these, what adapters may change
+    adaptable: frozenset[str] = frozenset()  # what adapters may change: of these, and the head
+    read_own: Callable[[str], Tensor | None] = lambda _: None  # a tensor as the checkpoint has it, if it does
 
     def run(self, fwd: ForwardInput) -> Tensor:
         """Hidden states [T, D], or of the tokens that are wanted.
@@ -255,6 +257,12 @@ def make_context(
     )
 
 
+def read_own(source: TensorSource, tied: Mapping[str, str], name: str) -> Tensor | None:
+    """tied: what has the numbers of another tensor."""
+    name = name if name in source.infos else tied.get(name, name)
+    return source.read(name) if name in source.infos else None
+
+
 def build(
     checkpoint: Checkpoint,
     platform: Platform,
@@ -303,4 +311,5 @@ def build(
         lora_banks=tuple(context.lora_banks),
         modules=modules,
         adaptable=frozenset(context.adaptable),
+        read_own=partial(read_own, source, context.tied),
     )

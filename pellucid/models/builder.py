@@ -38,7 +38,7 @@ from pellucid.layers.rotary import rotary_table
 from pellucid.layers.stage import Absent, Inlet, Layers
 from pellucid.layers.weight import Weight
 from pellucid.layers.width_norm import WidthNorm
-from pellucid.lora.bank import AdapterLimits, LoraBank
+from pellucid.lora.bank import AdapterLimits, Bank, EmbeddingBank, LoraBank
 from pellucid.models.make_experts import make_experts
 from pellucid.quant.base import (
     WHOLE,
@@ -84,8 +84,9 @@ class BuildContext:
     expert_parallel: bool = False  # ranks have whole experts, not slices of all
     engines: Group = ALONE  # this rank in each of the engines that divide the experts among them
     adapters: AdapterLimits | None = None  # None: layers have no room for any
-    lora_banks: list[LoraBank] = field(default_factory=list)  # of the layers that are here
+    lora_banks: list[Bank] = field(default_factory=list[Bank])  # of the layers that are here
     adaptable: set[str] = field(default_factory=set)  # matrices of all stages that adapters may change
+    tied: dict[str, str] = field(default_factory=dict[str, str])  # a head's tensor, to the embedding's
     attention_layers: list[Attention | LatentAttention] = field(default_factory=list)  # those that are here
     ropes: dict[RopeConfig, Tensor] = field(default_factory=dict)
     specs: list[Spec] = field(default_factory=list)  # of all stages' attention layers
@@ -125,8 +126,13 @@ class Builder:
                     self._note_names(make(i, elsewhere.at(f"{name}.{i}")))
         return layers
 
-    def embedding(self, name: str, vocab: int, dim: int, *, scale: float = 1.0) -> VocabEmbedding:
-        """Token embeddings [vocab, dim], times `scale`, which is rounded to their dtype."""
+    def embedding(
+        self, name: str, vocab: int, dim: int, *, scale: float = 1.0, adaptable: bool = False
+    ) -> VocabEmbedding:
+        """Token embeddings [vocab, dim], times `scale`, which is rounded to their dtype.
+
+        adaptable: it is called as embed(ids, fwd), and may have adapters.
+        """
         coords, context = replace(self.context.coords, vocab=vocab), self.context
         scale = torch.tensor(scale, device="cpu").to(context.dtype).item()
         self._note_format(self._path(name), "embedding")
@@ -137,12 +143,17 @@ class Builder:
             return Weight.of(spec, (self._path(f"{name}.weight"),), (coords,), device)
 
         if context.stage.is_first:
-            weight = table(context.device)
+            weight, bank = table(context.device), None
+            if adaptable and context.adapters is not None:
+                bank = EmbeddingBank(self._path(name), coords, weight, context.adapters, context.device)
+                self._note_bank(bank)
             return (
-                VocabEmbedding(weight, scale)
+                VocabEmbedding(weight, scale, bank)
                 if context.group.size == 1
-                else SplitVocabEmbedding(weight, context.group, scale)
+                else SplitVocabEmbedding(weight, context.group, scale, bank)
             )
+        if adaptable and context.adapters is not None:
+            context.adaptable.add(self._path(name))
         context.inlet = Inlet(dim, context.dtype, lambda: table(context.device))
         return self._stand_in(VocabEmbedding(table(META)), context.inlet)
 
@@ -404,13 +415,21 @@ class Builder:
         tied: VocabEmbedding | None = None,
         scale: float = 1.0,
         cap: float | None = None,
+        adaptable: bool = False,
     ) -> Linear | Unmerged | ScaledHead:
         """The projection to logits, called as head(hidden): this rank's share of them, the last one padded.
 
         tied: the embedding whose table it shares, or has a copy of if that is on another stage.
-        scale, cap: logits become cap * tanh(scale * logits / cap).
+        scale, cap: logits become cap * tanh(scale * logits / cap).  adaptable: it is called as
+        head.adapted(hidden, adapters) where `logits` is given the latter, and may have adapters.
         """
         head = self._head(name, vocab, dim, tied)
+        if tied is not None:
+            self.context.tied[f"{self._path(name)}.weight"] = tied.table().sources[0]
+        if adaptable and self.context.adapters is not None:
+            if isinstance(head, Linear):
+                self._adapt_head(name, vocab, head)
+            self.context.adaptable.add(self._path(name))
         return head if scale == 1.0 and cap is None else ScaledHead(head, scale, cap, self.context.leaf)
 
     def _head(self, name: str, vocab: int, dim: int, tied: VocabEmbedding | None) -> Linear | Unmerged:
@@ -430,6 +449,14 @@ class Builder:
         b = self if is_here else self._elsewhere()
         head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())
+
+    def _adapt_head(self, name: str, vocab: int, head: Linear) -> None:
+        context, coords = self.context, replace(self.context.coords, vocab=vocab)
+        assert context.adapters is not None, "there are no adapters"
+        head.lora = LoraBank(
+            head.shape, (self._path(name),), (coords,), context.adapters, context.device, is_head=True
+        )
+        self._note_bank(head.lora)
 
     @property
     def names(self) -> frozenset[str]:
@@ -625,9 +652,12 @@ class Builder:
         if context.adapters is None or not self.in_layer:
             return None
         bank = LoraBank(shape, prefixes, coords, context.adapters, context.device)
-        context.lora_banks.append(bank)
-        context.adaptable.update(prefixes)
+        self._note_bank(bank)
         return bank
+
+    def _note_bank(self, bank: Bank) -> None:
+        self.context.lora_banks.append(bank)
+        self.context.adaptable.update(bank.prefixes)
 
 
 def pieces_of(shape: LinearShape, coords: tuple[Coords, ...]) -> tuple[Coords, ...]:

@@ -156,7 +156,9 @@ class Decoder(nn.Module):
         self.ignored = ("*rotary_emb.inv_freq", *tied_head, *heads_in_checkpoint(config))
         self.num_layers = len(cfg.layers)
         m = b.at("model")
-        self.embed = m.embedding("embed_tokens", cfg.vocab_size, cfg.hidden_size, scale=cfg.embedding_scale)
+        self.embed = m.embedding(
+            "embed_tokens", cfg.vocab_size, cfg.hidden_size, scale=cfg.embedding_scale, adaptable=True
+        )
         self.layers = m.layers(len(cfg.layers), lambda i, b: DecoderLayer(cfg, b, i))
         self.norm = m.norm("norm", cfg.hidden_size, cfg.norm)
         tied = self.embed if cfg.tied else None
@@ -165,6 +167,7 @@ class Decoder(nn.Module):
             tied=tied,
             scale=cfg.logit_scale,
             cap=cfg.logit_cap,
+            adaptable=True,
         )
 
     @staticmethod
@@ -182,13 +185,13 @@ class Decoder(nn.Module):
 
     def forward(self, fwd: ForwardInput) -> Tensor:
         """Hidden states [T, D] of this step's tokens, or of those that are wanted, behind the last norm."""
-        x, residual = self.embed(fwd.input_ids), None
+        x, residual = self.embed(fwd.input_ids, fwd), None
         for layer in self.layers:
             x, residual = layer(x, residual, fwd)
         x, stream = self.norm(x, residual)
         fwd.taps.keep(self.num_layers, stream)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, D] -> [S, V], in the model's dtype."""
-        return self.head(hidden)
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """hidden [S, D] -> [S, V], in the model's dtype.  adapters: [S], places of those of the head."""
+        return self.head(hidden) if adapters is None else self.head.adapted(hidden, adapters)

@@ -31,8 +31,12 @@ class Model(Protocol):
         """Hidden states [T, D], or of the tokens that are wanted."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, D] -> [S, V]."""
+    def logits(self, hidden: Tensor, *of_head: Tensor) -> Tensor:
+        """[S, D] -> [S, V].
+
+        of_head: of each row its adapter's place, of a model that has asked for a head which takes it
+        (`Builder.head`), in steps in which some have one; other models need no such argument.
+        """
         ...
 
 

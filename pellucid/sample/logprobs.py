@@ -45,15 +45,17 @@ def top_logprobs(logprobs: Tensor, chosen: Tensor, n: int) -> LogprobTensors:
 
 
 def score(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], next_tokens: Tensor, n: int, *, vocab_size: int
-) -> LogprobTensors:
+    hidden: Tensor, head: Callable[..., Tensor], next_tokens: Tensor, n: int,
+    *, vocab_size: int, of_head: tuple[Tensor, ...] = (),
+) -> LogprobTensors:  # fmt: skip
     """Logprobs of known tokens straight from hidden states, never holding all their logits at once.
 
     hidden: [P, D] for P >= 1.  head: [p, D] -> [p, V] logits.  next_tokens: [P] integers, what followed each.
+    of_head: [P] each, what the head takes beside hidden states.
     """
     rows = max(1, _SLICE_ELEMENTS // vocab_size)
-    pairs = zip(hidden.split(rows), next_tokens.split(rows), strict=True)
-    parts = [top_logprobs(raw_logprobs(head(part)), chosen, n) for part, chosen in pairs]
+    slices = zip(*(each.split(rows) for each in (next_tokens, hidden, *of_head)), strict=True)
+    parts = [top_logprobs(raw_logprobs(head(*taken)), chosen, n) for chosen, *taken in slices]
     return LogprobTensors(
         torch.cat([part.token_ids for part in parts]),
         torch.cat([part.logprobs for part in parts]),

@@ -34,8 +34,8 @@ class StepModel(Protocol):
         """Hidden states [T, D], or of the tokens that are wanted."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, D] -> [S, this rank's share of V]."""
+    def logits(self, hidden: Tensor, *of_head: Tensor) -> Tensor:
+        """[S, D] -> [S, this rank's share of V].  of_head: what `fwd` has for it, if there is anything."""
         ...
 
 
@@ -137,7 +137,7 @@ class DeviceStep:
         """Sample, and all that follows; what the host will want of the step, in one tensor."""
         step, hidden = begun
         fwd, riders = step.fwd, rows.counts.riders
-        logits = self.model.logits(fwd.sampled(hidden))
+        logits = self.model.logits(fwd.sampled(hidden), *map(fwd.sampled, fwd.of_head))
         for _, feature in riders.between:
             feature.between(rows, logits)
         output = self._sample(rows, step, logits)

@@ -11,7 +11,7 @@ from tests.tiny import write_checkpoint
 
 TARGETS = {
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    "some": ["q_proj", "v_proj", "down_proj"],
+    "some": ["q_proj", "v_proj", "down_proj", "embed_tokens", "lm_head"],
     "one": ["k_proj"],
 }
 

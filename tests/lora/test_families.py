@@ -22,12 +22,15 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, d
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """All below the layers; where there are experts, those of attention alone."""
+    """Of all layers, embedding and head; where there are experts, of layers those of attention alone."""
+    names = [name for name, _ in model.named_modules()]
     linear = [name for name, module in model.named_modules() if type(module) is nn.Linear]
     paths = [name for name in linear if ".layers." in name and UNREAD not in name]
     paths = [path for path in paths if not path.endswith(UNSERVED)]
     has_experts = any(name.endswith(".experts") for name, _ in model.named_modules())
-    return [path for path in paths if not has_experts or ".self_attn." in path]
+    paths = [path for path in paths if not has_experts or ".self_attn." in path]
+    ends = [name for name in names if name.endswith(("embed_tokens", "lm_head"))]
+    return paths + ends
 
 
 def tokens_of(folder: Path, prompt: list[int], **options: object) -> list[int]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LoRARequest, SamplingParams
 from pellucid.lora.peft_config import read_config
+from tests.models import parallel
 from tests.tiny import write_checkpoint
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False, "prompt_lookup_min": 1}
@@ -96,6 +97,47 @@ def test_an_adapter_is_what_its_files_hold(tiny: Path, adapters, expected, tmp_p
         wished = LoRARequest("another name", 2, str(adapters["some"] / "adapter"))
         found = llm.generate([PROMPTS[5]], GREEDY, use_tqdm=False, lora_request=wished)[0]
     assert found.num_cached_tokens == 32 and found.outputs[0].token_ids == expected["some"][5]
+
+
+def test_prompts_are_scored_by_the_head_with_its_adapter(tiny: Path, adapters) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+    def scores(model: Path, options: dict, name: str | None) -> list[float]:
+        with LLM(str(model), **options) as llm:
+            (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False, lora_request=wish(adapters, name))
+        tokens = PROMPTS[0][1:]
+        return [each[token].logprob for each, token in zip(output.prompt_logprobs[1:], tokens, strict=True)]
+
+    merged = scores(adapters["some"] / "merged", {"cpu_kv_cache_gib": 0.01}, None)
+    assert scores(tiny, BASE, "some") == pytest.approx(merged, abs=1e-4)
+    assert scores(tiny, BASE, None) != pytest.approx(merged, abs=1e-4)
+
+
+def test_a_model_that_does_not_ask_for_adapters_of_its_ends_has_those_of_its_layers(
+    adapters, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, architectures=[parallel.ARCHITECTURE])
+    with LLM(str(folder), **BASE) as llm:
+        wishes = [wish(adapters, "some"), wish(adapters, "all")]
+        ends, layers = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False, lora_request=wishes)
+    assert "changes lm_head; adapters of linear layers" in (ends.error or "")
+    assert layers.error is None and len(layers.outputs[0].token_ids) == 16
+
+
+def test_whole_modules_are_refused_unless_they_are_the_models_own(tiny: Path, adapters, tmp_path) -> None:
+    folder = tmp_path / "whole"
+    copytree(adapters["some"] / "adapter", folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    copies = [name for name in tensors if name.endswith("base_layer.weight")]
+    assert copies, "peft has saved no copies of what it adapts"
+    tensors[copies[0]][0, 0] += 1
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with LLM(str(tiny), **BASE) as llm:
+        wishes = [LoRARequest("whole", 1, str(folder)), wish(adapters, "some")]
+        changed, same = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False, lora_request=wishes)
+    path = copies[0].removeprefix("base_model.model.").replace(".base_layer", "")
+    assert f"a {path} of its own" in (changed.error or "")
+    assert same.error is None
 
 
 def test_an_adapter_that_does_not_fit_ends_its_request_alone(

@@ -69,7 +69,10 @@ class PromptLogprobs(WorkerFeature):
         known = self._slots.token_ids[rows.score_slots, yielded.step.fwd.positions[at] + 1]
         wanted = self._wanted[rows.counts.slots]
         most = int(wanted[num_scores > 0].max())
-        scores = score(yielded.hidden[at], self._head, known, most, vocab_size=self._vocab_size)
+        scores = score(
+            yielded.hidden[at], self._head, known, most,
+            vocab_size=self._vocab_size, of_head=tuple(each[at] for each in yielded.step.fwd.of_head),
+        )  # fmt: skip
 
         def read(
             counts: StepCounts, num_new: np.ndarray, arrays: list[np.ndarray], failed: dict[int, str]

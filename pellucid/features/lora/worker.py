@@ -37,12 +37,15 @@ class Adapters:
 
     def __init__(self, facts: WorkerFacts) -> None:
         lora = facts.resolved.user.lora
-        self._banks, self._modules, self._adaptable = facts.lora_banks, facts.modules, facts.adaptable
+        self._banks, self._adaptable, self._read_own = facts.lora_banks, facts.adaptable, facts.read_own
+        self._modules = facts.modules | facts.adaptable
         self._pins = facts.device.type == "cuda"
         self._most = lora.max_cpu_loras or lora.max_loras
         self._held: OrderedDict[str, dict[str, LowRank]] = OrderedDict()  # the least recently used first
         self._places: OrderedDict[str, int] = OrderedDict()  # the same
         self._free = list(reversed(range(lora.max_loras)))
+        # By place, whether the adapter there has something for the head; behind them NONE.
+        self.has_head = np.zeros(lora.max_loras + 1, dtype=np.bool_)
 
     def place(self, ref: str, in_use: Sequence[int]) -> int:
         """Where an adapter is, brought there if need be, for which one that is not `in_use` gives way.
@@ -54,6 +57,8 @@ class Adapters:
             place = self._make_room(in_use)
             for bank in self._banks:
                 bank.put(place, [adapter.get(prefix) for prefix in bank.prefixes])
+            heads = [prefix for bank in self._banks if bank.is_head for prefix in bank.prefixes]
+            self.has_head[place] = any(head in adapter for head in heads)
             self._places[ref] = place
         self._places.move_to_end(ref)
         return self._places[ref]
@@ -68,7 +73,7 @@ class Adapters:
         """From host memory, or from its files."""
         if ref not in self._held:
             named = AdapterRef.decode(ref)
-            adapter = read_adapter(Path(named.path))
+            adapter = read_adapter(Path(named.path), self._read_own)
             self._check(named, adapter)
             own = Tensor.pin_memory if self._pins else Tensor.clone  # no view of a file that may change
             adapter = {name: LowRank(*map(own, pair)) for name, pair in adapter.items()}
@@ -100,7 +105,7 @@ class Adapters:
         if others:
             raise ValueError(
                 f"adapter {named.name!r} changes {others[0]}; adapters of linear layers alone are served, "
-                "not of embedding and head, routers, and what makes keys and values of latents; "
+                "and of embedding and head, but not of routers, and what makes keys and values of latents; "
                 "`pellucid merge` puts it into the model"
             )
         for bank in self._banks:
@@ -116,8 +121,10 @@ class Lora(WorkerFeature):
         self._adapters = Adapters(facts)
         num_slots = facts.slots.num_slots + 1
         self._place_of = np.full(num_slots, NONE, dtype=np.int64)  # by slot, of those that have asked
-        self._sent = np.full(num_slots, NONE, dtype=np.int32)  # the same of all, as the device has it
-        self._table = torch.full((num_slots,), NONE, dtype=torch.int32, device=facts.device)
+        # As the device has it: places of all, and of those alone that change the head.
+        self._sent = np.full((2, num_slots), NONE, dtype=np.int32)
+        self._table = torch.full((2, num_slots), NONE, dtype=torch.int32, device=facts.device)
+        self._has_head = any(bank.is_head for bank in facts.lora_banks)
 
     def admit(self, admissions: Sequence[Admission]) -> Mapping[int, str]:
         failed: dict[int, str] = {}
@@ -141,10 +148,14 @@ class Lora(WorkerFeature):
         """Rows of the step that ask have an adapter, the others none."""
         slots = counts.slots
         places = np.where(counts.riders.asked & counts.riders.bit_of["lora"], self._place_of[slots], NONE)
-        if not np.array_equal(self._sent[slots], places):
-            self._sent[slots] = places
+        both = np.stack([places, np.where(self._adapters.has_head[places], places, NONE)])
+        if not np.array_equal(self._sent[:, slots], both):
+            self._sent[:, slots] = both
             refill(self._table, self._sent.copy())
 
     def extend(self, rows: StepRows, fwd: ForwardInput) -> None:
         _, row = owners(rows.cu_query, rows.num_tokens)
-        fwd.adapters = self._table[rows.slots[row]]
+        slots = rows.slots[row]
+        fwd.adapters = self._table[0, slots]
+        if self._has_head:
+            fwd.of_head = (self._table[1, slots],)
