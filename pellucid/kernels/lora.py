@@ -15,8 +15,10 @@ has that; tokens of others are zeros in it and are not written.
 Wide, of few tokens where all adapters together have few ranks: the A of all adapters and of all merged
 matrices are one matrix, and one product multiplies all tokens by all of it, by the kernels that multiply
 weights of its shape; `expand_wide` picks each token's own slice and multiplies by the B of all adapters, what
-is not the token's own being zeros.  Steps of few tokens last as long as what they read and launch, and of
-adapters there is little to read.  Zeros times B are zeros as long as all numbers in B are finite.
+is not the token's own being zeros; `gate_wide` also gates what is then there.  Steps of few tokens last as
+long as what they read and launch, and of adapters there is little to read.  The product by A comes before the
+layer's own, whose weights are on their way meanwhile.  Zeros times B are zeros as long as all numbers in B
+are finite.
 
 Legend: T tokens, K input features, N output features, P matrices merged in the layer, L adapters, R the rank.
 """
@@ -31,6 +33,7 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.silu_mul import gate, silu_mul_ref
 
 BLOCK_K = 128  # inputs at a time
 BLOCK_N = 128  # outputs of a program
@@ -117,7 +120,7 @@ def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: t
     assert shrunk.stride(1) == y.stride(1) == 1 and len(parts) <= 3, (shrunk.stride(), y.stride(), parts)
     if not num_tokens:
         return
-    tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    tile = wide_tile(num_tokens, num_adapters * rank)
     ends = [sum(parts[: part + 1]) for part in range(len(parts))] + [num_out] * (3 - len(parts))
     num_blocks = [triton.cdiv(size, WIDE_BLOCK) for size in parts] + [0] * (3 - len(parts))
     expand_wide_kernel[(sum(num_blocks), triton.cdiv(num_tokens, tile))](
@@ -127,6 +130,34 @@ def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: t
         TILE=tile, BLOCK=WIDE_BLOCK, PRECISION=precision_of(y),
         num_warps=4, **dependent(),
     )  # fmt: skip
+
+
+def gate_wide_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, act: str) -> Tensor:
+    """act(gate) * up of y [T, 2 H] = [gate | up] with what `expand_wide` adds: [T, H].  y may change."""
+    expand_wide_ref(y, shrunk, adapters, b, (y.shape[1] // 2,) * 2)
+    return silu_mul_ref(y, act)
+
+
+def gate_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, act: str) -> Tensor:
+    """`gate_wide_ref` in one launch.  All numbers of b must be finite."""
+    (num_tokens, num_out), (num_adapters, _, rank) = y.shape, b.shape
+    assert shrunk.shape == (num_tokens, num_adapters * 2 * rank), (shrunk.shape, b.shape)
+    assert shrunk.stride(1) == y.stride(1) == 1 and num_out % 2 == 0, (shrunk.stride(), y.stride(), num_out)
+    hidden = num_out // 2
+    out = y.new_empty(num_tokens, hidden)
+    if num_tokens:
+        tile = wide_tile(num_tokens, num_adapters * rank)
+        gate_wide_kernel[(triton.cdiv(hidden, WIDE_BLOCK), triton.cdiv(num_tokens, tile))](
+            y, shrunk, adapters, b, out, num_tokens, y.stride(0), shrunk.stride(0),
+            H=hidden, R=rank, L=num_adapters, PADDED=triton.next_power_of_2(num_adapters) * rank,
+            TILE=tile, BLOCK=WIDE_BLOCK, ACT=act, PRECISION=precision_of(y), num_warps=4, **dependent(),
+        )  # fmt: skip
+    return out
+
+
+def wide_tile(num_tokens: int, num_ranks: int) -> int:
+    """Tokens of a program, as the shared memory of any GPU has room for beside two matrices."""
+    return 16 if num_tokens <= 16 else 32 if num_tokens <= 32 or num_ranks > 128 else 64
 
 
 def add_lora(y: Tensor, x: Tensor, adapters: Tensor, a: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
@@ -293,3 +324,46 @@ def expand_wide_kernel(
     shrunk = tl.load(shrunk_at, mask=adapter[:, None] == of[None, :], other=0.0)
     sums = tl.dot(shrunk, up, input_precision=PRECISION)
     tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def gate_wide_kernel(
+    y_ptr,  # [T, 2 H]
+    shrunk_ptr,
+    adapters_ptr,
+    b_ptr,
+    out_ptr,  # [T, H]
+    num_tokens,
+    y_stride,
+    shrunk_stride,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    L: tl.constexpr,
+    PADDED: tl.constexpr,  # L R, or the next power of two
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program a block of gates with what they open, and a tile of tokens."""
+    let_next_start(DEPENDENT)
+    at, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    of, rank = column // R, column % R
+    up_at = b_ptr + (of * 2 * H * R + rank)[:, None] + at[None, :] * R
+    known = (of < L)[:, None] & (at < H)[None, :]
+    gate_up, opened_up = tl.load(up_at, mask=known, other=0.0), tl.load(up_at + H * R, mask=known, other=0.0)
+    wait(DEPENDENT)
+    token = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
+    inside = (token < num_tokens)[:, None] & (at < H)[None, :]
+    y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
+    opening, opened = tl.load(y_ptr, mask=inside, other=0.0), tl.load(y_ptr + H, mask=inside, other=0.0)
+    is_its = adapter[:, None] == of[None, :]
+    shrunk_at = shrunk_ptr + token[:, None] * shrunk_stride + (of * 2 * R + rank)[None, :]
+    sums = tl.dot(tl.load(shrunk_at, mask=is_its, other=0.0), gate_up, input_precision=PRECISION)
+    opening = (opening.to(tl.float32) + sums).to(opening.dtype)
+    sums = tl.dot(tl.load(shrunk_at + R, mask=is_its, other=0.0), opened_up, input_precision=PRECISION)
+    opened = (opened.to(tl.float32) + sums).to(opened.dtype)
+    out_ptr += token[:, None].to(tl.int64) * H + at[None, :]
+    tl.store(out_ptr, gate(opening, opened, ACT).to(opening.dtype), mask=inside)

@@ -69,25 +69,32 @@ class Linear(nn.Module):
         if isinstance(x, Rounded):
             assert isinstance(self.method, TakesRounded), self.method
             return self.method.apply_rounded(self, x)
+        adapters = None if self.lora is None or fwd is None else fwd.adapters_of(x)
+        if self.lora is None or adapters is None:
+            return self.method.apply(self, x, fwd)
+        begun = self.lora.begin(x)
         y = self.method.apply(self, x, fwd)
-        adapters = None if fwd is None else fwd.adapters_of(x)
-        if self.lora is not None and adapters is not None:
-            self.lora.add(y, x, adapters)
+        self.lora.add(y, x, adapters, begun)
         return y
 
     def adapted(self, x: Tensor, adapters: Tensor) -> Tensor:
         """The same of a layer that is not given the step.  adapters: [T], the place of each row's, or -1."""
         y = self(x)
         if self.lora is not None:
-            self.lora.add(y, x, adapters)
+            self.lora.add(y, x, adapters, self.lora.begin(x))
         return y
 
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where that takes a pass of its own."""
-        has_adapters = self.lora is not None and fwd.adapters is not None
-        if self.gates is None or isinstance(x, Rounded) or has_adapters:
+        if isinstance(x, Rounded):
             return None
-        return self.gates.apply_gated(self, x, act)
+        adapters = None if self.lora is None else fwd.adapters_of(x)
+        if self.lora is not None and adapters is not None:
+            begun = self.lora.begin(x)
+            if begun is None:
+                return None
+            return self.lora.gated(self.method.apply(self, x, fwd), adapters, begun, act)
+        return None if self.gates is None else self.gates.apply_gated(self, x, act)
 
 
 class Unmerged(nn.Module):

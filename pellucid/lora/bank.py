@@ -23,6 +23,7 @@ from pellucid.kernels.lora import (
     expand,
     expand_ref,
     expand_wide,
+    gate_wide,
 )
 from pellucid.platform import has_triton
 from pellucid.quant.base import Coords, LinearShape
@@ -95,16 +96,23 @@ class LoraBank:
         if self._has_kernels and not self.is_head and WideShrink.serves(num, rank):
             self._wide = WideShrink(self._down)
 
-    def add(self, y: Tensor, x: Tensor, adapters: Tensor) -> None:
+    def begin(self, x: Tensor) -> Tensor | None:
+        """What is best done before the layer's own product: x [T, in_features] times all adapters' A."""
+        return self._wide(x) if self._wide is not None and len(x) <= MOST_WIDE else None
+
+    def add(self, y: Tensor, x: Tensor, adapters: Tensor, begun: Tensor | None) -> None:
         """To y [T, out_features] what each token's adapter makes of x [T, in_features].
 
-        adapters: [T] int32, their places, -1 for none.
+        adapters: [T] int32, their places, -1 for none.  begun: of x.
         """
-        parts = self._shape.out_partitions
-        if self._wide is not None and len(x) <= MOST_WIDE:
-            expand_wide(y, self._wide(x), adapters, self._up, parts)
+        if begun is None:
+            self._add(y, x, adapters, self._down, self._up, self._shape.out_partitions)
         else:
-            self._add(y, x, adapters, self._down, self._up, parts)
+            expand_wide(y, begun, adapters, self._up, self._shape.out_partitions)
+
+    def gated(self, y: Tensor, adapters: Tensor, begun: Tensor, act: str) -> Tensor:
+        """act(gate) * up of y = [gate | up], with what `add` adds to it; of two equal matrices."""
+        return gate_wide(y, begun, adapters, self._up, act)
 
     def check(self, part: int, pair: LowRank) -> None:
         """Raise ValueError if an adapter's matrices for matrix number `part` do not fit it."""

@@ -62,7 +62,9 @@ from pellucid.kernels.lora import (
     WIDE_BLOCK,
     expand_kernel,
     expand_wide_kernel,
+    gate_wide_kernel,
     shrink_kernel,
+    wide_tile,
 )
 from pellucid.kernels.lora import FEW as FEW_TOKENS
 from pellucid.kernels.noise import BLOCK as NUMBERS
@@ -401,7 +403,8 @@ def compile_adapters() -> None:
             names = {name: signature_of(name, "*bf16") for name in kernel.arg_names}
             made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, num_warps=4)
             sys.stdout.write(f"{kernel.fn.__name__} {tile}x{rank}x{parts} {made.metadata.shared}\n")
-    for tile, num in ((16, 1), (32, 8), (64, 16)):
+    for num_tokens, num in ((16, 1), (32, 8), (64, 8), (64, 16)):
+        tile = wide_tile(num_tokens, 16 * num)
         constants = ends | {"BLOCKS0": 64, "BLOCKS1": 16, "R": 16, "P": 3, "L": num, "PADDED": 16 * num}
         constants |= {"TILE": tile, "BLOCK": WIDE_BLOCK, "PRECISION": "tf32"}
         del constants["SPLITS"]
@@ -409,6 +412,11 @@ def compile_adapters() -> None:
         types = {"adapters_ptr": "*i32", "num_tokens": "i32"}
         made = compiled(expand_wide_kernel, {**names, **types}, constants, num_warps=4)
         sys.stdout.write(f"expand_wide_kernel {tile}x{num} {made.metadata.shared}\n")
+        constants = {name: constants[name] for name in ("R", "L", "PADDED", "TILE", "BLOCK", "PRECISION")}
+        constants |= {"H": 12288, "ACT": "silu"}
+        names = {name: signature_of(name, "*bf16") for name in gate_wide_kernel.arg_names}
+        made = compiled(gate_wide_kernel, {**names, **types}, constants, num_warps=4)
+        sys.stdout.write(f"gate_wide_kernel {tile}x{num} {made.metadata.shared}\n")
 
 
 def compile_ends() -> None:

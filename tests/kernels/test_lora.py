@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.lora import WideShrink, add_lora, add_lora_ref, expand_wide, expand_wide_ref
+from pellucid.kernels.lora import (
+    WideShrink,
+    add_lora,
+    add_lora_ref,
+    expand_wide,
+    expand_wide_ref,
+    gate_wide,
+    gate_wide_ref,
+)
+from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank
     "q, k, v of a decode": (5, 80, (64, 16, 16), 3, 16),
     "one matrix, many tiles": (37, 600, (72,), 2, 32),
-    "gate and up": (16, 64, (96, 96), 4, 16),
+    "gate and up": (19, 64, (96, 96), 3, 16),
     "many tokens": (70, 64, (64,), 5, 16),
 }
 
@@ -36,6 +45,11 @@ def test_kernels_are_as_the_reference(
     shrunk, wide, by_torch = WideShrink(a)(x), y.clone(), y.clone()
     expand_wide(wide, shrunk, adapters, b, parts)
     expand_wide_ref(by_torch, shrunk, adapters, b, parts)
+    if len(parts) == 2:
+        gated = gate_wide(y, shrunk, adapters, b, "silu")
+        torch.testing.assert_close(gated, silu_mul_ref(expected), atol=2e-4, rtol=2e-4)
+        assert torch.equal(gated[0], silu_mul(y)[0]), "a token without an adapter has changed"
+        torch.testing.assert_close(gate_wide_ref(y.clone(), shrunk, adapters, b, "silu"), gated)
     for sums in (found, wide, by_torch):
         assert torch.equal(sums[0], y[0]), "a token without an adapter has changed"
         torch.testing.assert_close(sums, expected, atol=2e-4, rtol=2e-4)

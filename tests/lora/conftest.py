@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,8 +32,8 @@ def write_adapters(tiny: Path, parent: Path) -> dict[str, Path]:
         )  # fmt: skip
         model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
         tuned = get_peft_model(model, config)
-        tuned.save_pretrained(folder / "adapter")
-        tuned.merge_and_unload().save_pretrained(folder / "merged")
+        tuned.save_pretrained(str(folder / "adapter"))
+        cast("Any", tuned).merge_and_unload().save_pretrained(folder / "merged")
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (folder / "merged" / file).write_text((tiny / file).read_text())
         found[name] = folder

@@ -54,7 +54,7 @@ def test_tokens_are_pefts(case: Case, tmp_path: Path) -> None:
         r=4, lora_alpha=8, target_modules=linear_layers(reference.model), init_lora_weights=False
     )
     tuned = get_peft_model(reference.model, config)
-    tuned.save_pretrained(tmp_path / "adapter")
+    tuned.save_pretrained(str(tmp_path / "adapter"))
     prompt = reference.prompts[0]
     ids = torch.tensor([prompt])
     with torch.no_grad():
@@ -75,6 +75,6 @@ def test_what_is_not_computed_is_not_changed_silently(tmp_path: Path) -> None:
 
     reference = Reference(FIRST["DeepseekV2"], tmp_path / "base")
     config = LoraConfig(r=4, target_modules=[UNSERVED], init_lora_weights=False)
-    get_peft_model(reference.model, config).save_pretrained(tmp_path / "adapter")
+    get_peft_model(reference.model, config).save_pretrained(str(tmp_path / "adapter"))
     with pytest.raises(AssertionError, match="kv_b_proj; adapters of linear layers alone are served"):
         tokens_of(tmp_path / "base", [1, 2], adapter=tmp_path / "adapter")

@@ -105,8 +105,10 @@ def test_prompts_are_scored_by_the_head_with_its_adapter(tiny: Path, adapters) -
     def scores(model: Path, options: dict, name: str | None) -> list[float]:
         with LLM(str(model), **options) as llm:
             (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False, lora_request=wish(adapters, name))
+        assert output.prompt_logprobs is not None
         tokens = PROMPTS[0][1:]
-        return [each[token].logprob for each, token in zip(output.prompt_logprobs[1:], tokens, strict=True)]
+        known = zip(output.prompt_logprobs[1:], tokens, strict=True)
+        return [each[token].logprob for each, token in known if each]
 
     merged = scores(adapters["some"] / "merged", {"cpu_kv_cache_gib": 0.01}, None)
     assert scores(tiny, BASE, "some") == pytest.approx(merged, abs=1e-4)
