@@ -133,12 +133,14 @@ class Brackets:
 
 
 def _call(text: str) -> list[Event] | None:
-    """A whole object's events; None if it is no call.  Arguments may be a string that holds an object."""
+    """A whole object's events; None if it is no call.  Arguments may be null, or a string of an object."""
     try:
         call = json.loads(text)
         arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
+        if arguments is None:
+            arguments = {}
     except (ValueError, RecursionError):
         return None
     name = call.get("name")

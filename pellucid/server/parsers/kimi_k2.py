@@ -13,6 +13,8 @@ from pellucid.server.parsers.base import CallFrame, ParserSetting
 from pellucid.server.parsers.script import Reading, ScriptParser
 
 LIST, LIST_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+# As some of its models and servers write them.
+SHORT, SHORT_END = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 ID = re.compile(r"(?:functions\.)?([\w.-]{1,128}):\d+")
 
@@ -23,15 +25,15 @@ class KimiK2Parser(ScriptParser):
     frame: ClassVar[CallFrame | None] = CallFrame(
         f"{CALL}functions.NAME:0{ARGUMENTS}", CALL_END, "", LIST, LIST, LIST_END
     )
-    keeps: ClassVar[tuple[str, ...]] = (LIST, LIST_END, CALL, ARGUMENTS, CALL_END)
+    keeps: ClassVar[tuple[str, ...]] = (*(LIST, LIST_END, SHORT, SHORT_END, CALL, ARGUMENTS, CALL_END),)
 
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()
         self._ids: set[str] = set()
 
     def read(self) -> Reading[None]:
-        while tag := (yield from self._until(LIST, CALL)):
-            if tag == LIST:
+        while tag := (yield from self._until(LIST, SHORT, CALL)):
+            if tag != CALL:
                 yield from self._skip_space()
                 yield from self._accept(CALL)
             while (yield from self._one_call()):
@@ -43,7 +45,7 @@ class KimiK2Parser(ScriptParser):
                     break
             if self._at:
                 self._give_back()
-            yield from self._accept(LIST_END)
+            yield from self._accept(LIST_END, SHORT_END)
             yield from self._skip_space()
             self._drop()
 

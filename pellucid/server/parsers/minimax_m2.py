@@ -62,7 +62,7 @@ class MiniMaxM2Parser(TypedParser):
                 break
             key, end = yield from self._head(">")
             key = key.strip("\"'")
-            if not end or not (yield from self._parameter(key, schemas.get(key), (PARAMETER_END,), "")):
+            if not end or not (yield from self._parameter(key, schemas.get(key), (PARAMETER_END,), "\n")):
                 return
         if tag:
             self._end_parameters()

@@ -16,6 +16,7 @@ from pellucid.server.parsers.base import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     ParserSetting,
+    ToolCallStart,
     reasoning_parser,
     tool_parser,
 )
@@ -119,6 +120,77 @@ def test_calls_are_found(parser: str) -> None:
     assert found(parser, "No tool: <, [ and { are signs.") == [("content", "No tool: <, [ and { are signs.")]
 
 
+# Texts that each mean PARIS, as models write them that do not keep to their templates.
+VARIANTS = [
+    ("openai", f"<|channel|>analysis to=functions.weather code<|message|>{JSON}<|call|>"),
+    (
+        "openai",
+        f"<|start|>assistant to=functions.weather<|channel|>commentary <|constrain|> json<|message|>\n{JSON}",
+    ),
+    (
+        "glm45",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"
+        "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="weather"><parameter name="city">\nParis\n</parameter>'
+        '<parameter name="days">2</parameter></invoke></minimax:tool_call>',
+    ),
+    (
+        "minimax_m2",
+        "<minimax:tool_call>\n<invoke name=weather>\n<parameter name='city'>Paris</parameter>\n"
+        "<parameter name='days'>2</parameter>\n</invoke>\n",
+    ),
+    ("mistral", f'[TOOL_CALLS] [{{"arguments": {JSON}, "name": "weather"}}]'),
+    ("mistral", f"[TOOL_CALLS]weather{JSON}"),
+    (
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{JSON}<|tool_call_end|><|tool_call_section_end|>",
+    ),
+    (
+        "kimi_k2",
+        f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{JSON}<|tool_call_end|>",
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|> <|tool_call_begin|> weather:0 <|tool_call_argument_begin|> "
+        f"{JSON} <|tool_call_end|>",
+    ),
+    (
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{JSON}",
+    ),
+    ("deepseek_v31", f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"),
+    ("llama3_json", f'{{"type": "function", "name": "weather", "parameters": {JSON}}}'),
+    ("llama3_json", f'{{"name": "weather", "parameters": {json.dumps(JSON)}}}'),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {json.dumps(JSON)}}}</tool_call>'),
+    ("granite", f'<tool_call>[{{"name": "weather", "arguments": {JSON}}}]'),
+    ("granite", f'<|tool_call|> [{{"arguments": {JSON}, "name": "weather"}}]'),
+    ("phi4_mini_json", f'<|tool_call|>[{{"name": "weather", "arguments": {JSON}}}]<|/tool_call|>'),
+    (
+        "qwen3_coder",
+        "<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=city>Paris</parameter><parameter=days>2</parameter>"
+        "</function></tool_call>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parser", "text"), VARIANTS)
+def test_models_do_not_always_keep_to_their_templates(parser: str, text: str) -> None:
+    assert found(parser, text) == PARIS
+
+
+def test_no_arguments_may_be_null() -> None:
+    assert found("hermes", '<tool_call>{"name": "time", "arguments": null}</tool_call>') == TIME
+
+
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_call_cut_anywhere_is_its_beginning(parser: str) -> None:
     """Content, until it is sure that it is a call; then as much of its arguments as there is."""
@@ -192,14 +264,9 @@ def test_mistrals_models_have_written_calls_in_three_ways() -> None:
 def test_kimis_calls_keep_their_names() -> None:
     opening, weather, time, _, closing = FORMS["kimi_k2"]
     parser = Parsers(tools="kimi_k2").make(ParserSetting(tools=TOOLS))
-    starts = [
-        event for event in parser.feed(opening + weather + time + weather + closing) if hasattr(event, "id")
-    ]
-    assert [start.id for start in starts] == [
-        "functions.weather:0",
-        "functions.time:1",
-        "functions.weather:1",
-    ]  # type: ignore[union-attr]
+    events = parser.feed(opening + weather + time + weather + closing)
+    ids = [event.id for event in events if isinstance(event, ToolCallStart)]
+    assert ids == ["functions.weather:0", "functions.time:1", "functions.weather:1"]
 
 
 @pytest.mark.parametrize("parser", ["pythonic", "llama4_pythonic"])
