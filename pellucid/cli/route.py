@@ -11,6 +11,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", nargs="+", required=True, metavar="URL", help="servers for prompts")
     parser.add_argument("--decode", nargs="+", required=True, metavar="URL", help="servers that go on")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1")
+    parser.add_argument(
+        "--server-timeout", type=float, default=30.0, metavar="S",
+        help="seconds behind which a server that says nothing is lost, and another one is asked; default 30",
+    )  # fmt: skip
     parser.add_argument("--port", type=int, default=8000, help="port, default 8000; 0 is any that is free")
 
 
@@ -22,11 +26,16 @@ def run(args: argparse.Namespace) -> int:
         from pellucid.proxy.app import build_app
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed; pip install 'pellucid[serve]'") from error
+    if not args.server_timeout > 0:
+        raise ValueError(f"--server-timeout is {args.server_timeout:g}, must be above 0 seconds")
     from pellucid.proxy.servers import Fleet, Server
     from pellucid.server.listener import bind
     from pellucid.server.options import ServeOptions
 
-    fleet = Fleet([Server(url) for url in args.prefill], [Server(url) for url in args.decode])
+    prefill, decode = (
+        [Server(url, args.server_timeout) for url in each] for each in (args.prefill, args.decode)
+    )
+    fleet = Fleet(prefill, decode)
     listener = bind(ServeOptions(host=args.host, port=args.port))
     host, port = listener.getsockname()[:2]
     roles = f"{len(fleet.prefill)} for prompts and {len(fleet.decode)} that go on"

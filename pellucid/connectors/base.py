@@ -190,5 +190,6 @@ KV_CONNECTORS: Registry[Connector] = Registry(
         "OffloadingConnector": "pellucid.connectors.tiers:TIERS",
         "SimpleCPUOffloadConnector": "pellucid.connectors.tiers:TIERS",
         "ExampleConnector": "pellucid.connectors.tiers:TIERS",
+        "MultiConnector": "pellucid.connectors.multi:MULTI",
     },
 )

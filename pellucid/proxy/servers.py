@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 PIECE = 1024  # characters of a prompt that are remembered as one
 NUM_PIECES = 100_000  # that are remembered of each server
 HEALTH_SECONDS = 2.0  # between two looks at a server, and most that its answer may take
+SILENT_SECONDS = 30.0  # without one, behind which what it was asked is asked of another one
 SLACK = 8  # servers within 1/8 of the least load are as good as equal
 
 
@@ -41,6 +43,11 @@ class Answer:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._pieces.put_nowait(error)
 
+    def give_up(self, reason: str) -> None:
+        """Whoever reads is told that the server is lost."""
+        self._pieces.put_nowait(Gone(reason))
+        self.cancel()
+
     def cancel(self) -> None:
         """Nobody reads on: the server is told by the end of the connection."""
         if self.task is not None:
@@ -62,7 +69,10 @@ class Answer:
 class Server:
     """One of them.  load: characters of prompts, or requests, that it has been handed and not answered."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, patience: float = SILENT_SECONDS) -> None:
+        """patience: seconds that it may say nothing, not even how it is, as one that a signal has stopped."""
+        self._patience, self._heard = patience, time.monotonic()
+        self._answers: set[Answer] = set()  # under way
         self.target = Target.parse(url, None)
         self.url, self.load, self.num_running, self.is_up = self.target.url(""), 0, 0, True
         self.known = PrefixMemory(NUM_PIECES)
@@ -76,6 +86,8 @@ class Server:
         whole = request_bytes(self.target, method, route, body, headers)
         answer.task = asyncio.create_task(self._pool.exchange(whole, answer))
         answer.task.add_done_callback(answer.end)
+        self._answers.add(answer)
+        answer.task.add_done_callback(lambda _: self._answers.discard(answer))
         try:
             first = await anext(answer.pieces(), b"")
         except BaseException:
@@ -100,7 +112,11 @@ class Server:
         with suppress(Gone, TimeoutError):
             _, said = await asyncio.wait_for(self.whole("GET", "/health", b"", {}), HEALTH_SECONDS)
             is_up = not said  # what is wrong is told in words
+            self._heard = time.monotonic()
         self.note(is_up=is_up)
+        if (silence := time.monotonic() - self._heard) > self._patience:
+            for answer in self._answers:
+                answer.give_up(f"it has said nothing for {silence:.0f} s")
 
     def note(self, *, is_up: bool) -> None:
         if is_up != self.is_up:

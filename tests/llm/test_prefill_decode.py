@@ -127,6 +127,50 @@ def test_two_engines_of_one_device_hand_a_prompt_over(tiny: Path, device: str) -
     assert brought.num_cached_tokens == 96
 
 
+def test_tiers_beside_another_engines_kv(tiny: Path) -> None:
+    """What has come from another engine comes back from the host when the cache has lost it."""
+    prompts = [[3 + (i * 37 + seed * 11) % 300 for i in range(100)] for seed in range(5)]
+    tiers = {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24},
+    }
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": [tiers, {"kv_connector": "PeerConnector"}]},
+    }
+    options = BASE | {
+        "num_gpu_blocks_override": 20,
+        "block_size": 16,
+        "max_num_seqs": 2,
+        "max_model_len": 160,
+    }
+    lends = both | {"kv_role": "kv_producer", "engine_id": f"multi-{os.getpid()}"}
+    with (
+        LLM(str(tiny), kv_transfer_config=lends, **options) as first,
+        LLM(str(tiny), kv_transfer_config=both | {"kv_role": "kv_consumer"}, **options) as second,
+    ):
+        _, name = answer(first, prompts[0], 1, KVParams(do_remote_decode=True))
+        expected, _ = answer(first, prompts[0], 20)
+        where = KVParams(
+            do_remote_prefill=True, remote_engine_id=str(lends["engine_id"]), remote_request_id=name
+        )
+        brought, _ = answer(second, prompts[0], 20, where)
+        assert brought.num_cached_tokens == 96
+        for llm in (first, second):
+            for prompt in prompts[1:]:
+                answer(llm, prompt, 2)
+            again, _ = answer(llm, prompts[0], 20)
+            assert again.num_cached_tokens == 96 and llm.llm_engine.stats.of_features["kv_tiers_hits"] == 1
+            assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert brought.outputs[0].token_ids == expected.outputs[0].token_ids
+    for wrong, message in (
+        ({}, '"connectors"'),
+        ({"connectors": [{"kv_connector": "MultiConnector"}]}, "one of its own connectors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LLM(str(tiny), kv_transfer_config=both | {"kv_connector_extra_config": wrong}, **options)
+
+
 def answer(
     llm: LLM, prompt: list[int], num: int, params: KVParams | None = None
 ) -> tuple[RequestOutput, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -24,11 +26,15 @@ BODY = {"model": "sprout", "prompt": PROMPT, "temperature": 0, "max_tokens": 24}
 QUESTION: list[Any] = [{"role": "user", "content": PROMPT}]
 
 
+routers: list[subprocess.Popen[str]] = []  # that have been started
+
+
 @contextmanager
 def routing(*options: str) -> Generator[str, None, None]:
     """The router's address."""
     command = [sys.executable, "-m", "pellucid", "route", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    routers.append(process)
     alarm = threading.Timer(PATIENCE, process.kill)
     alarm.start()
     assert process.stdout is not None
@@ -117,6 +123,37 @@ def test_who_goes_away_has_nothing_computed(servers: tuple[Running, Running, str
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 8}, timeout=0.4)
     decode.wait_until_idle()
+
+
+def test_a_server_that_is_stopped_and_a_router_that_is_killed_keep_nobody_waiting(
+    servers: tuple[Running, Running, str],
+) -> None:
+    prefill, decode, _ = servers
+    expected = text(complete(prefill.url))
+    body = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    roles = "--prefill", prefill.url, "--decode", decode.url
+    with routing(*roles, "--server-timeout", "1") as url:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            decode.process.send_signal(signal.SIGSTOP)
+            try:
+                said = [*lines]
+                assert text(complete(url)) == expected, "the other one goes on"
+            finally:
+                decode.process.send_signal(signal.SIGCONT)
+        assert any("was lost: it has said nothing for" in line for line in said)
+        eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).json()["decode"][decode.url]["is_up"])
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+            next(lines := answer.iter_lines())
+            os.kill(routers[-1].pid, signal.SIGKILL)
+            with pytest.raises(httpx.HTTPError):
+                for _ in lines:
+                    pass
+    for server in (prefill, decode):
+        server.wait_until_idle()
+    with routing(*roles) as url:
+        assert text(complete(url)) == expected
 
 
 def test_while_one_server_is_left_requests_are_answered(servers: tuple[Running, Running, str]) -> None:
