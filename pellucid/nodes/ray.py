@@ -1,7 +1,8 @@
 """Workers as Ray's actors: Ray finds places for them and starts them, and no plan passes it.
 
-One bundle for each stage of a pipeline holds all its ranks, so those that share layers share a machine.  An
-actor dials the engine, and is a member from then on; Ray starts none again.
+One bundle for each stage of a pipeline holds all its ranks, so those that share layers share a machine; where
+none has room for them, each rank has a bundle.  An actor dials the engine, and is a member from then on; Ray
+starts none again.
 """
 
 from __future__ import annotations
@@ -91,24 +92,30 @@ class RayLauncher:
         self._secret, self._address = secrets.token_bytes(32), str(ray.util.get_node_ip_address())
         self._listener = listen(self._address)
         self._listener.settimeout(PATIENCE)
+        self._seconds = resolved.user.parallel.worker_timeout  # in which Ray finds places, and starts actors
         self._group = self._reserve(resolved)
-        self._actors: list[Any] = [self._start_actor(place) for place in places]
+        self._actors: list[Any] = [self._start_actor(i // self._ranks_a_bundle) for i in range(len(places))]
         self._pids: list[int] = []
 
     def _reserve(self, resolved: Resolved) -> Any:
         num_stages, size = len({place.pp for place in self._places}), 1 + max(p.tp for p in self._places)
-        bundle = {"CPU": size, **({"GPU": size} if self._wants_gpu else {})}
-        group = self._ray.util.placement_group([bundle] * num_stages, strategy="PACK")
-        seconds = resolved.user.parallel.worker_timeout
-        if not group.wait(seconds):
+        bundles = {
+            places: {"CPU": places, **({"GPU": places} if self._wants_gpu else {})} for places in (1, size)
+        }
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        fits = any(all(has.get(name, 0) >= num for name, num in bundles[size].items()) for has in machines)
+        self._ranks_a_bundle = size if fits else 1
+        bundle, num = bundles[self._ranks_a_bundle], num_stages * size // self._ranks_a_bundle
+        group = self._ray.util.placement_group([bundle] * num, strategy="PACK")
+        if not group.wait(self._seconds):
             self._ray.util.remove_placement_group(group)
             raise ValueError(
-                f"after {seconds:g} s Ray has no place for {num_stages} times {bundle}, each on one machine; "
+                f"after {self._seconds:g} s Ray has no place for {num} times {bundle}, each on one machine; "
                 f"it has {self._ray.available_resources()} free: lower the parallel sizes, or add machines"
             )
         return group
 
-    def _start_actor(self, place: Place) -> Any:
+    def _start_actor(self, bundle: int) -> Any:
         scheduling = of_ray("ray.util.scheduling_strategies")
         # Ranks see all GPUs of their machine: they reach each other's memory by these indices.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -120,14 +127,21 @@ class RayLauncher:
             "max_concurrency": 2,  # a life, and a question beside it
             "runtime_env": {"env_vars": environment},
             "scheduling_strategy": scheduling.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=place.pp
+                self._group, placement_group_bundle_index=bundle
             ),
         }
         return self._ray.remote(Rank).options(**options).remote()
 
     def find(self) -> tuple[list[Place], tuple[Node, ...]]:
-        """Where the actors are."""
-        facts = self._ray.get([actor.where.remote() for actor in self._actors])
+        """Where the actors are.  Raises RuntimeError if Ray does not start them."""
+        try:
+            facts = self._ray.get([actor.where.remote() for actor in self._actors], timeout=self._seconds)
+        except self._ray.exceptions.RayError as error:
+            for actor in list(self._actors):
+                self.release(actor)
+            raise RuntimeError(
+                f"Ray has started no actors on their machines in {self._seconds:g} s: {error}"
+            ) from error
         addresses = list(dict.fromkeys(address for address, _, _ in facts))
         self._pids = [pid for _, _, pid in facts]
         places = [

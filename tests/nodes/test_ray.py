@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pellucid import LLM, SamplingParams
 from tests.llm.test_invariance import BASE
+from tests.patience import eventually
 
 ray: Any = pytest.importorskip("ray")
 PROMPTS = ["the", "a quick fox", "one two three four", "lazy"]
@@ -26,7 +28,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
+    cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
     ray.init(cluster.address, logging_level="ERROR")
     yield cluster
     ray.shutdown()
@@ -57,3 +59,74 @@ def test_two_nodes_of_ray_say_what_one_process_says_and_one_that_dies_is_named(
             assert time.monotonic() - began < 10
         assert [answer.outputs[0].finish_reason for answer in answers] == ["error"] * len(PROMPTS)
         assert "worker 1 on node " in (llm.llm_engine.engine.error or "")
+
+
+def raylet(cluster: Any) -> int:
+    """The process of the second node's."""
+    return cluster.second.all_processes["raylet"][0].process.pid
+
+
+def load(llm: LLM) -> None:
+    """Requests under way."""
+    for prompt in PROMPTS:
+        llm.llm_engine.add_request(prompt, LONG)
+    while not any(output.outputs[0].token_ids for output in llm.llm_engine.step()):
+        pass
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def answers(llm: LLM, seconds: float) -> list[Any]:
+    """How they end, within so long."""
+    began, found = time.monotonic(), list[Any]()
+    while not llm.llm_engine.is_finished():
+        found += [output for output in llm.llm_engine.step() if output.finished]
+        assert time.monotonic() - began < seconds
+    return found
+
+
+def test_ranks_that_share_layers_are_on_two_nodes_if_none_has_room_for_both(cluster: Any, tiny: Path) -> None:
+    """And a rank that a signal stops is named; the next start is as if nothing had been."""
+    with LLM(str(tiny), **BASE) as llm:
+        expected = tokens(llm)
+    options = {
+        **BASE,
+        "distributed_executor_backend": "ray",
+        "tensor_parallel_size": 2,
+        "worker_timeout": 5.0,
+    }
+    with LLM(str(tiny), **options) as llm:
+        assert tokens(llm) == expected
+        pid = llm.llm_engine.engine.executor._team.members[1].process.pid  # type: ignore[attr-defined]
+        load(llm)
+        os.kill(pid, signal.SIGSTOP)
+        assert {answer.outputs[0].finish_reason for answer in answers(llm, 30)} == {"error"}
+        assert "waiting for worker 1 on node " in (llm.llm_engine.engine.error or "")
+    eventually(lambda: has_ended(pid), seconds=30)
+
+
+def test_a_raylet_that_is_stopped_holds_nobody_up_and_replicas_outlive_a_killed_ones(
+    cluster: Any, tiny: Path
+) -> None:
+    """Each engine's rank is on a node of its own.  The last test: a node is lost."""
+    options = {**BASE, "distributed_executor_backend": "ray", "data_parallel_size": 2}
+    with LLM(str(tiny), **options) as llm:
+        load(llm)
+        os.kill(raylet(cluster), signal.SIGSTOP)
+        try:
+            assert {answer.outputs[0].finish_reason for answer in answers(llm, 60)} == {"length"}
+        finally:
+            os.kill(raylet(cluster), signal.SIGCONT)
+        load(llm)
+        os.kill(raylet(cluster), signal.SIGKILL)
+        assert {answer.outputs[0].finish_reason for answer in answers(llm, 60)} == {"length"}
+        assert sum(each.error is not None for each in llm.llm_engine.engine._replicas) == 1  # type: ignore[attr-defined]
+    cluster.remove_node(cluster.second)
+    cluster.second = cluster.add_node(num_cpus=1)
+    with LLM(str(tiny), **options | {"data_parallel_size": 1, "pipeline_parallel_size": 2}) as llm:
+        load(llm)
+        os.kill(raylet(cluster), signal.SIGKILL)
+        assert {answer.outputs[0].finish_reason for answer in answers(llm, 10)} == {"error"}
+        assert "worker " in (llm.llm_engine.engine.error or "")

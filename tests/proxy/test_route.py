@@ -132,7 +132,7 @@ def test_a_server_that_is_stopped_and_a_router_that_is_killed_keep_nobody_waitin
     expected = text(complete(prefill.url))
     body = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
     roles = "--prefill", prefill.url, "--decode", decode.url
-    with routing(*roles, "--server-timeout", "1") as url:
+    with routing(*roles, "--server-timeout", "5") as url:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
             lines = answer.iter_lines()
             next(lines)
