@@ -123,6 +123,10 @@ def test_two_engines_of_one_device_hand_a_prompt_over(tiny: Path, device: str) -
             do_remote_prefill=True, remote_engine_id=str(lends["engine_id"]), remote_request_id=name
         )
         brought, _ = answer(second, prompt, 20, where)
+        lent, told = first.llm_engine.stats.of_features, second.llm_engine.stats.of_features
+    assert (told["kv_peer_loads"], told["kv_peer_failed_loads"]) == (1, 0)
+    assert told["kv_peer_pages_loaded"] == 6 <= lent["kv_peer_pages_saved"]
+    assert told["kv_peer_bytes_loaded"] > 0 < told["kv_peer_load_microseconds"]
     assert brought.outputs[0].token_ids == expected.outputs[0].token_ids
     assert brought.num_cached_tokens == 96
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import cast
 
 from pellucid.connectors.base import Door, Options
@@ -21,6 +23,18 @@ from pellucid.resolve import Resolved
 from pellucid.types import Request
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PeerStats:
+    """What came of it, since the start."""
+
+    loads: int = 0  # that went well
+    failed_loads: int = 0
+    pages_loaded: int = 0
+    bytes_loaded: int = 0  # of all ranks
+    load_microseconds: int = 0  # from the question until all ranks had said so
+    pages_saved: int = 0  # for others
 
 
 class PeerHost:
@@ -42,6 +56,9 @@ class PeerHost:
         self._engine_id = config.engine_id or uuid.uuid4().hex
         self._lender: Lender | None = None
         self._params = KVParams()
+        self.stats = PeerStats()
+        self._began: dict[Transfer, float] = {}  # loads
+        self._page_bytes = capacity.page_bytes * door.num_ranks
         if self._lends:
             stride = capacity.page_bytes
             device = resolved.platform.device
@@ -81,6 +98,7 @@ class PeerHost:
     def load(self, transfer: Transfer) -> object:
         params = self._params  # of who has just been looked up
         assert params.remote_engine_id is not None
+        self._began[transfer] = time.perf_counter()
         return {
             "peer": self._peer(params.remote_engine_id, params.remote_host, params.remote_port),
             "request": params.remote_request_id or "",
@@ -111,15 +129,29 @@ class PeerHost:
         return {"places": places}
 
     def ended(self, transfer: Transfer, *, ok: bool) -> None:
-        if isinstance(transfer.meta, dict) and self._lender is not None:
-            self._lender.shelf.written(cast("dict[Key, int]", transfer.meta), ok=ok)
+        if transfer.is_load:
+            self._count(transfer, time.perf_counter() - self._began.pop(transfer), ok=ok)
+        elif isinstance(transfer.meta, dict) and self._lender is not None:
+            new = cast("dict[Key, int]", transfer.meta)
+            self._lender.shelf.written(new, ok=ok)
+            self.stats.pages_saved += len(new) * ok
+
+    def _count(self, transfer: Transfer, seconds: float, *, ok: bool) -> None:
+        if not ok:
+            self.stats.failed_loads += 1
+            return
+        num_pages = int((transfer.pages > 0).sum())
+        self.stats.loads += 1
+        self.stats.pages_loaded += num_pages
+        self.stats.bytes_loaded += num_pages * self._page_bytes
+        self.stats.load_microseconds += int(1e6 * seconds)
 
     def forget(self) -> None:
         if self._lender is not None:
             self._lender.shelf.forget()
 
     def counters(self) -> dict[str, int]:
-        return {}
+        return {f"kv_peer_{name}": num for name, num in asdict(self.stats).items()}
 
     def poll(self) -> None:
         if self._lender is not None and (num := self._lender.shelf.expire()):
