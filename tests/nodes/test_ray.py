@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Each node has one CPU, so no two ranks are on the same."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.second = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
+    cluster = import_module("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    cluster.second = cluster.add_node(num_cpus=1)
     ray.init(cluster.address, logging_level="ERROR")
     yield cluster
     ray.shutdown()
@@ -37,6 +38,15 @@ def cluster() -> Iterator[Any]:
 
 def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def test_where_no_cluster_runs_one_is_started(tiny: Path) -> None:
+    """The first test: it must end the cluster, so it is in none of the others'."""
+    with LLM(str(tiny), **BASE) as llm:
+        expected = tokens(llm)
+    with LLM(str(tiny), **BASE, distributed_executor_backend="ray", pipeline_parallel_size=2) as llm:
+        assert tokens(llm) == expected
+    ray.shutdown()
 
 
 def test_two_nodes_of_ray_say_what_one_process_says_and_one_that_dies_is_named(
