@@ -52,11 +52,14 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 
 
 @router.post("/v1/score", summary="How near texts are")
+@router.post("/score", summary="As /v1/score")
 async def score(body: ScoreRequest, request: Request) -> Response:
     return await server_of(request).preprocessor.take(SCORE, body, request)
 
 
 @router.post("/v1/rerank", summary="Documents, the nearest to a query first")
+@router.post("/v2/rerank", summary="As /v1/rerank")
+@router.post("/rerank", summary="As /v1/rerank")
 async def rerank(body: RerankRequest, request: Request) -> Response:
     return await server_of(request).preprocessor.take(RERANK, body, request)
 

@@ -37,6 +37,7 @@ from pellucid.server.protocol.responses_output import (
     InProgress,
     InputDetails,
     InputItems,
+    InputTokens,
     Item,
     ItemAdded,
     ItemDone,
@@ -61,6 +62,7 @@ from pellucid.server.respond import json_response, respond
 from pellucid.server.route import Route
 from pellucid.server.stored_responses import StoredResponse
 from pellucid.server.stream import Ending, encode
+from pellucid.server.tokens import as_it_is
 
 router = APIRouter()
 PATH = "/v1/responses"
@@ -78,8 +80,15 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     return await server_of(request).preprocessor.take(ROUTE, body, request)
 
 
+@router.post(PATH + "/input_tokens", summary="Count the tokens of a conversation")
+async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
+    return await server_of(request).preprocessor.take(COUNT, body, request)
+
+
 @router.get(PATH + "/{id}", summary="A stored response")
 async def show_response(id: str, request: Request) -> Response:
+    if request.query_params.get("stream") == "true":
+        raise ApiError(400, "a stored response is not streamed again; ask for it without stream")
     return json_response(_stored(id, request).body)
 
 
@@ -189,7 +198,20 @@ async def answer(work: ResponseWork, request: Request) -> Response:
     return await respond(request, body, answer, form, ending=Ending(form.failure, b""))
 
 
+def counted(body: ResponsesRequest, renderer: Renderer) -> bytes:
+    """How many tokens a request's conversation has, as JSON."""
+    renderer.check_model(body)
+    with users_fault(ALL):
+        check_served(body.model_extra or {}, RESPONSES)
+    with users_fault(ResponsesRequest.model_fields):
+        if body.previous_response_id is not None:
+            raise ValueError("previous_response_id is not looked up here; put the conversation in input")
+        text = renderer.render(body.chat())
+        return encode(InputTokens(len(renderer.tokenizer.encode(text, add_special_tokens=False))))
+
+
 ROUTE = Route(ResponsesRequest, prepare, answer)
+COUNT = Route(ResponsesRequest, counted, as_it_is, needs_engine=False)
 
 
 def _body(body: ResponsesRequest, chat: ChatWork) -> ResponseBody:

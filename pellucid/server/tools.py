@@ -28,6 +28,9 @@ class ToolUse:
     ) -> ToolUse:
         """Raises ValueError for tools and choices that cannot be understood."""
         names = [_name(i, tool) for i, tool in enumerate(tools or ())]
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            allowed, choice = _allowed(choice.get("allowed_tools"), names)
+            tools, names = [tool for tool in tools or () if _function(tool).get("name") in allowed], allowed
         chosen = _choice(choice)
         if chosen is None:
             chosen = "auto" if names else "none"
@@ -140,12 +143,26 @@ def _is_strict(function: Tool) -> bool:
     return function.get("strict") is True
 
 
+def _allowed(said: object, names: Sequence[str]) -> tuple[list[str], str]:
+    """Which of the functions may be called, and whether one must: auto or required."""
+    listed = said.get("tools") if isinstance(said, Mapping) else None
+    mode = said.get("mode") if isinstance(said, Mapping) else None
+    if not isinstance(listed, list) or mode not in ("auto", "required"):
+        raise ValueError('tool_choice allows {"mode": "auto" or "required", "tools": [functions of tools]}')
+    chosen = [_function(each).get("name") if isinstance(each, Mapping) else None for each in listed]
+    unknown = [name for name in chosen if name not in names]
+    if unknown or not chosen:
+        raise ValueError(f"tool_choice allows {unknown or 'nothing'}; tools has {', '.join(names) or 'none'}")
+    return [name for name in names if name in chosen], str(mode)
+
+
 def _choice(choice: object) -> str | None:
     if choice is None or isinstance(choice, str):
         return choice
     name = _function(choice).get("name") if isinstance(choice, Mapping) else None
     if not isinstance(name, str):
         raise ValueError(
-            'tool_choice must be auto, none, required, or {"type": "function", "function": {"name": ...}}'
+            'tool_choice must be auto, none, required, {"type": "function", "function": {"name": ...}} or '
+            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
         )
     return name

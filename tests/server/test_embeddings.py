@@ -49,6 +49,8 @@ def test_scores_and_ranks_are_by_cosines(server: Running, vectors: np.ndarray) -
     scores = post(server, "/v1/score", model="sprout", text_1=TEXTS[0], text_2=TEXTS).json()
     assert [each["score"] for each in scores["data"]] == pytest.approx(cosines, abs=2e-2)
     documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[0]]
+    for path in ("/rerank", "/v2/rerank"):
+        assert post(server, path, query="a", documents=["a"]).status_code == 200
     ranks = post(server, "/v1/rerank", query=TEXTS[0], documents=documents, top_n=2).json()["results"]
     assert len(ranks) == 2 and ranks[0]["index"] == 2 and ranks[0]["document"] == {"text": TEXTS[0]}
     assert ranks[0]["relevance_score"] == pytest.approx(1, abs=1e-2)

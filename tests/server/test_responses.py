@@ -142,6 +142,10 @@ def test_what_was_said_goes_on(client: openai.OpenAI) -> None:
     assert first.usage.input_tokens < second.usage.input_tokens < third.usage.input_tokens
     shown = client.responses.retrieve(second.id)
     assert shown.output_text == second.output_text and shown.usage == second.usage
+    with pytest.raises(openai.BadRequestError, match="not streamed again"):
+        client.responses.retrieve(second.id, stream=True)
+    count = client.responses.input_tokens.count(model="sprout", input="What is 47+85?", extra_body=QUIET)
+    assert count.input_tokens == first.usage.input_tokens
     items = client.responses.input_items.list(second.id)
     assert [item.content[0].text for item in items] == ["What is 1+1?"]  # type: ignore[union-attr]
     client.responses.delete(second.id)

@@ -1,3 +1,5 @@
+# The official client types messages more strictly than tests write them.
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 """Tools and reasoning over HTTP, as OpenAI's client sees them; and what a forced call must look like."""
 
 from __future__ import annotations
@@ -95,7 +97,15 @@ def test_a_result_goes_back(client: openai.OpenAI, called: Any) -> None:
     assert "18" in answer.message.content and answer.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+ALLOWED = [{"type": "function", "function": {"name": "get_weather"}}]
+DEMANDS = [
+    "required",
+    {"type": "function", "function": {"name": "get_weather"}},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": ALLOWED}},
+]
+
+
+@pytest.mark.parametrize("choice", DEMANDS)
 def test_a_call_may_be_demanded(client: openai.OpenAI, choice: Any) -> None:
     answer = chat(client, tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False).choices[0]
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]

@@ -196,6 +196,13 @@ class Deleted(msgspec.Struct):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct):
+    """How long a request is."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class InputItems(msgspec.Struct):
     """What a response answers; its items have names only in such a list."""
 
