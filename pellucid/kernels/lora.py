@@ -113,8 +113,14 @@ def expand_wide_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, part
         y[rows] += torch.cat([F.linear(down, up) for down, up in zip(downs, ups, strict=True)], dim=-1)
 
 
-def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
-    """`expand_wide_ref` in one launch; three merged matrices at most, and all numbers of b finite."""
+def expand_wide(
+    y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...], out: Tensor | None = None
+) -> None:
+    """`expand_wide_ref` in one launch; three merged matrices at most, and all numbers of b finite.
+
+    out: where the sums go, [T, N]; None: to y.
+    """
+    out = y if out is None else out
     num_tokens, (num_adapters, num_out, rank) = len(y), b.shape
     assert shrunk.shape == (num_tokens, num_adapters * len(parts) * rank), (shrunk.shape, b.shape, parts)
     assert shrunk.stride(1) == y.stride(1) == 1 and len(parts) <= 3, (shrunk.stride(), y.stride(), parts)
@@ -124,7 +130,7 @@ def expand_wide(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: t
     ends = [sum(parts[: part + 1]) for part in range(len(parts))] + [num_out] * (3 - len(parts))
     num_blocks = [triton.cdiv(size, WIDE_BLOCK) for size in parts] + [0] * (3 - len(parts))
     expand_wide_kernel[(sum(num_blocks), triton.cdiv(num_tokens, tile))](
-        y, shrunk, adapters, b, num_tokens, y.stride(0), shrunk.stride(0),
+        y, shrunk, adapters, b, out, num_tokens, y.stride(0), shrunk.stride(0), out.stride(0),
         END0=ends[0], END1=ends[1], N=num_out, BLOCKS0=num_blocks[0], BLOCKS1=num_blocks[1],
         R=rank, P=len(parts), L=num_adapters, PADDED=triton.next_power_of_2(num_adapters) * rank,
         TILE=tile, BLOCK=WIDE_BLOCK, PRECISION=precision_of(y),
@@ -286,9 +292,11 @@ def expand_wide_kernel(
     shrunk_ptr,
     adapters_ptr,
     b_ptr,
+    out_ptr,  # may be y's
     num_tokens,
     y_stride,
     shrunk_stride,
+    out_stride,
     END0: tl.constexpr,  # outputs of the first matrix, of the first two; N if there are no more
     END1: tl.constexpr,
     N: tl.constexpr,
@@ -318,12 +326,13 @@ def expand_wide_kernel(
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
     y_ptr += token[:, None].to(tl.int64) * y_stride + at[None, :]
-    inside = (adapter >= 0)[:, None] & (at < end)[None, :]
+    inside = (token < num_tokens)[:, None] & (at < end)[None, :]
     y = tl.load(y_ptr, mask=inside, other=0.0)
     shrunk_at = shrunk_ptr + token[:, None] * shrunk_stride + ((of * P + part) * R + rank)[None, :]
     shrunk = tl.load(shrunk_at, mask=adapter[:, None] == of[None, :], other=0.0)
     sums = tl.dot(shrunk, up, input_precision=PRECISION)
-    tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
+    out_ptr += token[:, None].to(tl.int64) * out_stride + at[None, :]
+    tl.store(out_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
