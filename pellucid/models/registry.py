@@ -47,6 +47,7 @@ MODELS: Registry[type[Model]] = Registry(
         "DeepseekV3ForCausalLM": "pellucid.models.deepseek:DeepseekV3",
         "DeepseekV32ForCausalLM": "pellucid.models.deepseek:DeepseekV32",
         "Glm4MoeLiteForCausalLM": "pellucid.models.deepseek:Glm4MoeLite",
+        "Ernie4_5ForCausalLM": "pellucid.models.ernie4_5:Ernie45",
         "Exaone4ForCausalLM": "pellucid.models.exaone4:Exaone4",
         "Gemma2ForCausalLM": "pellucid.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "pellucid.models.gemma:Gemma3",

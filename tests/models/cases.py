@@ -215,6 +215,12 @@ CASES = [
             "num_key_value_heads": 1,
         },
     ),
+    Case(
+        "ernie4_5 with biases, untied, yarn",
+        "Ernie4_5",
+        {"head_dim": 24, "use_bias": True, "tie_word_embeddings": False}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=64),
+    ),
     Case("smollm3", "SmolLM3", {"num_hidden_layers": 4}),
     Case(
         "smollm3 with windows, biases, untied",
