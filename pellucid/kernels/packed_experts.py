@@ -211,14 +211,14 @@ def pairs_by_hopper(
 
     num_pairs, num, top_k = chosen.ids.numel(), experts.num_experts, chosen.ids.shape[1]
     if len(x) <= FEW_TOKENS and not weighs_input:
-        rows, work = 16, Work(chosen.ids, chosen.ids, chosen.ids.view(-1), top_k, num, few=True)
+        rows, work = 8, Work(chosen.ids, chosen.ids, chosen.ids.view(-1), top_k, num, few=True)
     else:
         rows = rows_for(num_pairs, num)
         places = sort_pairs(chosen, num, rows)
         work = Work(places.order, places.starts, places.tiles, top_k, num)
         x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
     up, down = (
-        expert_tile(rows, weight.words.shape[0] // num, weight.bits, len(work.tiles))
+        expert_tile(rows, weight.words.shape[0] // num, weight.bits, num_pairs if work.few else num)
         for weight in (experts.gate_up, experts.down)
     )
     hidden, pairs = x.new_empty(num_pairs, experts.hidden), x.new_empty(num_pairs, experts.dim)

@@ -9,7 +9,8 @@ As `packed_hopper.py`, whose way of making numbers of codes this is: one warp co
 by the TMA unit, groups of four warps unpack 64 outputs each in registers and multiply them with all rows of
 the tile.  A program is a tile of rows of one expert and a block of its outputs; nobody shares a sum.  Rows
 of an expert lie side by side in x, since the TMA unit copies no others; what else its box holds, other
-experts' rows, is multiplied for nobody.  Of few tokens a tile is a pair, and nothing is sorted.
+experts' rows, is multiplied for nobody.  Of few tokens a tile is a pair, and nothing is sorted.  Down follows
+gates and ups, and nothing else, so its codes are on their way before these have ended.
 The reference is `mix_packed_ref`.
 
 Legend: E experts, P pairs, N outputs of an expert, gates and ups by turns of eight, K inputs, G groups.
@@ -49,7 +50,7 @@ from pellucid.kernels.packed_weight import PackedWeight
 from pellucid.kernels.silu_mul import activate
 from pellucid.kernels.tiles import RING_BYTES
 
-PROGRAMS = 112  # that leave few of a Hopper GPU's 132 multiprocessors without one
+MULTIPROCESSORS = 132  # of a Hopper GPU
 STAGES = 4  # of steps: more were slower
 REGISTERS = 65_536  # of a multiprocessor
 COPYING = gl.constexpr(40)  # registers of the copying warp
@@ -78,16 +79,24 @@ class Work(NamedTuple):
     few: bool = False
 
 
-def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int = PROGRAMS) -> ExpertTile:
-    """For so many tiles of rows, and experts of so many blocks of 64 outputs."""
-    groups = 2 if rows >= 64 else 1
-    if num_blocks % 3 == 0 and (rows >= 64 or num_blocks // 3 * num_tiles >= PROGRAMS):
-        groups = 3
+def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int) -> ExpertTile:
+    """For so many tiles of rows, or more, and experts of so many blocks of 64 outputs: measured on an H200.
+
+    Programs beside each other hide how each begins and ends.  Where all find room at once, less of them on a
+    multiprocessor leave none idle, and longer rings are full before what is multiplied has come.
+    """
+    if rows <= 32:
+        most = max(1, -(-num_blocks * num_tiles // MULTIPROCESSORS))
+        groups, programs = 1, 4 if most > 4 else max(2, min(3, most))
+    elif rows == 64:
+        groups, programs = 2, 2
+    else:
+        groups, programs = 3 if num_blocks % 3 == 0 else 2, 1
     codes = CODES.value * bits // 4
     stage = groups * codes + 2 * rows * LINE_BYTES.value
     whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results
-    programs = 1 if groups > 1 else 3 if rows <= 32 else 2
-    return ExpertTile(rows, groups, max(whole, min(RING_BYTES // stage, STAGES) // whole * whole), programs)
+    room = min(RING_BYTES // programs // stage, 8 if programs == 2 and groups == 1 else STAGES)
+    return ExpertTile(rows, groups, max(whole, room // whole * whole), programs)
 
 
 def registers_of(tile: ExpertTile) -> tuple[int, int]:
@@ -193,21 +202,32 @@ def place_of(
 
 
 @gluon.jit
-def copy_rows(x, parts, full, stage, tile, row):
+def copy_rows(x, parts, full, stage, tile, row, is_step):
     """Copy a step of x."""
     for half in gl.static_range(2):
-        copy_box(x, [row, (tile + half) * HALF], full, parts.index(2 * stage + half))
+        copy_box(x, [row, (tile + half) * HALF], full, parts.index(2 * stage + half), pred=is_step)
 
 
 @gluon.jit
 def copy_codes(
-    words, parts, full, stage, tile, first_block, num_tiles,
+    words, parts, full, stage, tile, first_block, num_tiles, is_step,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
 ):  # fmt: skip
     """Copy a step of this program's codes; of which group, then which stage is a part."""
     for group in gl.static_range(GROUPS):
         line = ((first_block + group) * num_tiles + tile) * (4 * BITS)
-        copy_box(words, [line, 0], full, parts.index(group * STAGES + stage))
+        copy_box(words, [line, 0], full, parts.index(group * STAGES + stage), pred=is_step)
+
+
+@gluon.jit
+def begin(GATED: gl.constexpr, DEPENDENT: gl.constexpr):
+    """Of gates and ups: have what was before this ended, and only then let the next kernel start.
+
+    That is the product of what they let through, which so knows where its pairs are before it waits.
+    """
+    if GATED:
+        wait(DEPENDENT)
+    let_next_start(DEPENDENT)
 
 
 @gluon.jit
@@ -217,27 +237,39 @@ def copy_steps(
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
+    """The copying warp: codes of the first steps, as many as have room, and their x; then the others."""
     x, words, x_parts, w_parts, bars = operands
     BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES * BITS // 4
-    let_next_start(DEPENDENT)
+    begin(GATED, DEPENDENT)
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
-    wait(DEPENDENT)
     expert, block, row, _, _ = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
-    if expert < num_experts:
-        first_block = expert * NUM_BLOCKS + block
-        for step in range((num_tiles + 1) // 2):
+    is_anybodys, known = expert < num_experts, gl.minimum(expert, num_experts - 1)
+    first_block = known * NUM_BLOCKS + block
+    num_steps = (num_tiles + 1) // 2
+    for i in gl.static_range(STAGES):
+        is_step = is_anybodys & (i < num_steps)
+        mbarrier.expect(bars.index(i), BYTES, pred=is_step)
+        copy_codes(
+            words, w_parts, bars.index(i), i, 2 * i, first_block, num_tiles, is_step, GROUPS, STAGES, BITS,
+        )  # fmt: skip
+    if not GATED:
+        wait(DEPENDENT)
+    for i in gl.static_range(STAGES):
+        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, is_anybodys & (i < num_steps))
+    if is_anybodys:
+        for step in range(STAGES, num_steps):
             stage, tile = step % STAGES, 2 * step
             mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
             mbarrier.expect(bars.index(stage), BYTES)
             copy_codes(
-                words, w_parts, bars.index(stage), stage, tile, first_block, num_tiles, GROUPS, STAGES, BITS,
+                words, w_parts, bars.index(stage), stage, tile, first_block, num_tiles, True,
+                GROUPS, STAGES, BITS,
             )  # fmt: skip
-            copy_rows(x, x_parts, bars.index(stage), stage, tile, row)
+            copy_rows(x, x_parts, bars.index(stage), stage, tile, row, True)
 
 
 @gluon.jit
@@ -301,9 +333,8 @@ def multiply_tile(
     bias_ptr, out_ptr = results
     num_experts, num_out, num_tiles, limit, alpha = sizes
     dtype: gl.constexpr = x_parts.dtype
-    let_next_start(DEPENDENT)
+    begin(GATED, DEPENDENT)
     mbarrier.wait(bars.index(2 * STAGES), 0)
-    wait(DEPENDENT)
     expert, block, _, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
     if expert < num_experts:
         own_block = block + GROUP_OF_WARPS
@@ -345,6 +376,8 @@ def multiply_tile(
             other_pairs, next_pairs, next_others = next_others, later_pairs, later_others
             y, other = warpgroup_mma_wait(0, deps=[y, other])
             mbarrier.arrive(bars.index(STAGES + stage))
+        if not GATED:
+            wait(DEPENDENT)
         barrier()
         WIDTH: gl.constexpr = LINES // 2 if GATED else LINES
         rooms: gl.constexpr = STAGES * CODES * BITS // 4 // (ROWS * WIDTH * 2)
@@ -353,6 +386,8 @@ def multiply_tile(
             y, room.index(GROUP_OF_WARPS * rooms), place, gl.minimum(end, place + ROWS), own_block, expert,
             work[0], bias_ptr, out_ptr, num_out, limit, alpha, FEW, GATED, ACT,
         )  # fmt: skip
+    elif not GATED:
+        wait(DEPENDENT)
 
 
 @gluon.jit(do_not_specialize=["num_experts", "num_tiles"])

@@ -846,7 +846,7 @@ def compile_packed_experts_hopper() -> None:
     """The same on Hopper, in all tiles."""
     half = LINE_BYTES.value // DTYPE.itemsize
     for rows, num_blocks, (numbers, bits, group, given) in itertools.product(
-        (16, 32, 64, 128),
+        (8, 16, 32, 64, 128),
         (90, 32),
         (
             (Numbers.E2M1, 4, 32, {"bias_ptr"}),
@@ -868,7 +868,7 @@ def compile_packed_experts_hopper() -> None:
         constants |= {"GROUP": group, "NUM_GROUPS": 2880 // group, "PADDED": 128, "NUM_BLOCKS": num_blocks}
         constants |= {
             "TOP_K": 4,
-            "FEW": rows == 16,
+            "FEW": rows == 8,
             "ROWS": rows,
             "GROUPS": tile.groups,
             "STAGES": tile.stages,

@@ -156,7 +156,7 @@ def test_hoppers_kernel_matches_where_it_is_played(
 
 
 FAULTS = {
-    "another expert's codes": ("first_block = expert * NUM_BLOCKS + block", "first_block = block"),
+    "another expert's codes": ("first_block = known * NUM_BLOCKS + block", "first_block = block"),
     "copies do not wait for room": (
         "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)",
         "",
