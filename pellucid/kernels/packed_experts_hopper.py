@@ -99,6 +99,11 @@ def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int) -> Expert
     return ExpertTile(rows, groups, max(whole, room // whole * whole), programs)
 
 
+def part_of(rows: int) -> int:
+    """Rows that are copied at a time: of a tile's parts, those in which an expert has none are left out."""
+    return min(rows, max(16, rows // 4))
+
+
 def registers_of(tile: ExpertTile) -> tuple[int, int]:
     """Of a thread: at first, and while it multiplies, when the copying warp has given up its own."""
     warps = 4 * (tile.groups + 1)  # it counts as four
@@ -136,7 +141,7 @@ def packed_experts_hopper(
     at_first, multiplying = registers_of(tile)
     num_groups = weight.scale.shape[1]
     packed_experts_hopper_kernel[(num * triton.cdiv(num_blocks, tile.groups),)](
-        boxes_of(x, [tile.rows, HALF.value]),
+        boxes_of(x, [part_of(tile.rows), HALF.value]),
         boxes_of(weight.words.view(-1, 32), [8 * weight.bits, 32]),
         in_pairs(weight.scale),
         in_pairs(weight.zero),
@@ -202,10 +207,20 @@ def place_of(
 
 
 @gluon.jit
-def copy_rows(x, parts, full, stage, tile, row, is_step):
-    """Copy a step of x."""
-    for half in gl.static_range(2):
-        copy_box(x, [row, (tile + half) * HALF], full, parts.index(2 * stage + half), pred=is_step)
+def copy_rows(
+    x, parts, full, stage, tile, row, num_rows, is_step,
+    ROWS: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """Copy those parts of a step of x that have rows.  Of the first one the bytes are expected already."""
+    NUM: gl.constexpr = ROWS // PART
+    for part in gl.static_range(NUM):
+        is_needed = is_step & (part * PART < num_rows)
+        if part > 0:
+            mbarrier.expect(full, 2 * PART * LINE_BYTES, pred=is_needed)
+            mbarrier.arrive(full, pred=is_step & (part * PART >= num_rows))
+        for half in gl.static_range(2):
+            at = [row + part * PART, (tile + half) * HALF]
+            copy_box(x, at, full, parts.index((2 * stage + half) * NUM + part), pred=is_needed)
 
 
 @gluon.jit
@@ -239,14 +254,15 @@ def copy_steps(
 ):  # fmt: skip
     """The copying warp: codes of the first steps, as many as have room, and their x; then the others."""
     x, words, x_parts, w_parts, bars = operands
-    BYTES: gl.constexpr = 2 * ROWS * LINE_BYTES + GROUPS * CODES * BITS // 4
+    PART: gl.constexpr = x.block_shape[0]
+    BYTES: gl.constexpr = 2 * PART * LINE_BYTES + GROUPS * CODES * BITS // 4
     begin(GATED, DEPENDENT)
     for i in gl.static_range(STAGES):
-        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(i), count=ROWS // PART)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
-    expert, block, row, _, _ = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
+    expert, block, row, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
     is_anybodys, known = expert < num_experts, gl.minimum(expert, num_experts - 1)
     first_block = known * NUM_BLOCKS + block
     num_steps = (num_tiles + 1) // 2
@@ -259,7 +275,8 @@ def copy_steps(
     if not GATED:
         wait(DEPENDENT)
     for i in gl.static_range(STAGES):
-        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, is_anybodys & (i < num_steps))
+        is_step = is_anybodys & (i < num_steps)
+        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, end - place, is_step, ROWS, PART)
     if is_anybodys:
         for step in range(STAGES, num_steps):
             stage, tile = step % STAGES, 2 * step
@@ -269,7 +286,7 @@ def copy_steps(
                 words, w_parts, bars.index(stage), stage, tile, first_block, num_tiles, True,
                 GROUPS, STAGES, BITS,
             )  # fmt: skip
-            copy_rows(x, x_parts, bars.index(stage), stage, tile, row, True)
+            copy_rows(x, x_parts, bars.index(stage), stage, tile, row, end - place, True, ROWS, PART)
 
 
 @gluon.jit
@@ -340,6 +357,7 @@ def multiply_tile(
         own_block = block + GROUP_OF_WARPS
         known_block = expert * NUM_BLOCKS + gl.minimum(own_block, NUM_BLOCKS - 1)
         num_steps = (num_tiles + 1) // 2
+        rows = seen_as(x_parts, dtype, 2 * STAGES, ROWS, HALF)
         tiles = seen_as(w_parts, gl.int32, BITS // 2 * GROUPS * STAGES, 16, 32)
         PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
         OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
@@ -360,14 +378,14 @@ def multiply_tile(
         )  # fmt: skip
         for step in range(num_steps):
             stage, next_stage = step % STAGES, (step + 1) % STAGES
-            y = warpgroup_mma(w, x_parts.index(2 * stage).permute((1, 0)), y, is_async=True)
+            y = warpgroup_mma(w, rows.index(2 * stage).permute((1, 0)), y, is_async=True)
             later_pairs, later_others = load_all(tables, at, step + 2, NUM_GROUPS, GROUP, BITS)
             other = numbers_of(
                 tiles, 2 * (own + stage) + 1, other_pairs,
                 HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
             )  # fmt: skip
             y, w = warpgroup_mma_wait(0, deps=[y, w])
-            y = warpgroup_mma(other, x_parts.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
+            y = warpgroup_mma(other, rows.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
             mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
             w = numbers_of(
                 tiles, 2 * (own + next_stage), next_pairs,
@@ -392,7 +410,7 @@ def multiply_tile(
 
 @gluon.jit(do_not_specialize=["num_experts", "num_tiles"])
 def packed_experts_hopper_kernel(
-    x,  # descriptor of [P or T, K], in boxes [ROWS, 64]
+    x,  # descriptor of [P or T, K], in boxes [`part_of`(ROWS), 64]
     words,  # descriptor of [tiles * 4 BITS, 32], in boxes [8 BITS, 32]
     scale_ptr,  # int32 [E * NUM_BLOCKS, NUM_GROUPS, 32], as are the next two
     zero_ptr,
@@ -426,7 +444,8 @@ def packed_experts_hopper_kernel(
     DEPENDENT: gl.constexpr,
 ):
     """One program a tile of rows and a block of outputs; the blocks of a tile are neighbours."""
-    x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES, ROWS, HALF], x.layout)
+    PART: gl.constexpr = x.block_shape[0]
+    x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES * ROWS // PART, PART, HALF], x.layout)
     w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 8 * BITS, 32], words.layout)
     # First those that say "full", then those that say "empty", and that all of these are prepared.
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())

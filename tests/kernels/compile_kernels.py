@@ -74,7 +74,7 @@ from pellucid.kernels.packed_experts import (
     packed_grouped_kernel,
     write_numbers_kernel,
 )
-from pellucid.kernels.packed_experts_hopper import expert_tile, packed_experts_hopper_kernel
+from pellucid.kernels.packed_experts_hopper import expert_tile, packed_experts_hopper_kernel, part_of
 from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
 from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, products
 from pellucid.kernels.packed_hopper import assembly as assembly_of
@@ -856,7 +856,7 @@ def compile_packed_experts_hopper() -> None:
     ):
         tile = expert_tile(rows, num_blocks, bits, 4 if num_blocks == 32 else 132)
         layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
-        types = {"x": f"tensordesc<bf16{[rows, half]},{layouts[0]!r}>"}
+        types = {"x": f"tensordesc<bf16{[part_of(rows), half]},{layouts[0]!r}>"}
         types |= {"words": f"tensordesc<i32{[8 * bits, 32]},{layouts[1]!r}>"}
         types |= dict.fromkeys(("scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
         types |= dict.fromkeys(("order_ptr", "starts_ptr", "tiles_ptr"), "*i32")
