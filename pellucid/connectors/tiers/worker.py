@@ -109,7 +109,7 @@ class Tiers:
     def close(self) -> None:
         have_ended = [lane.close() for lane in self._lanes.values()]
         self._lanes = {}
-        self._readers.shutdown(wait=all(have_ended))
+        self._readers.shutdown(wait=all(have_ended), cancel_futures=True)
         if self._host is not None and all(have_ended):
             self._host.close()
             self._host = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,31 @@ def test_a_changed_file_costs_a_recomputation_and_one_line(
     again.shutdown()
     lines = [record for record in caplog.records if "left out" in record.message]
     assert len(lines) == 1
+
+
+def test_a_folder_that_hangs_costs_the_time_that_loads_are_waited_for(
+    tiny: Path, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"shared_storage_path": str(tmp_path), "cpu_bytes_to_use": 10**7}
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": extra,
+        "kv_load_seconds": 0.5,
+    }
+    llm = make_llm(tiny, kv_transfer_config=config, num_gpu_blocks_override=24)
+    answers(llm, PROMPTS)
+    llm.shutdown()
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        path.unlink()
+        os.mkfifo(path)  # who opens it waits until somebody writes
+    again = make_llm(tiny, kv_transfer_config=config, num_gpu_blocks_override=24)
+    assert answers(again, PROMPTS) == expected
+    assert tiers_of(again).stats.hits == 1, "while it hangs nobody else waits for it"
+    monkeypatch.setattr("pellucid.connectors.tiers.worker.LEAVE_SECONDS", 0.1)
+    again.shutdown()
+    for path in tmp_path.rglob("*.0"):  # or the threads would hold the process up
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_another_models_folder_is_not_looked_into(tiny: Path, tmp_path: Path) -> None:
