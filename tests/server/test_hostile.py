@@ -54,9 +54,12 @@ def test_a_compressed_body_is_told_so(server: Running) -> None:
 
 
 def test_a_text_far_too_long_is_refused_before_it_is_tokenized(server: Running) -> None:
-    began = time.monotonic()
+    owner = psutil.Process(server.process.pid)
+    family = [owner, *owner.children(recursive=True)]
+    began = cpu_seconds(family)
     reply = ask(server, b'{"prompt": "%b"}' % (b"a" * 5_000_000))
-    assert time.monotonic() - began < 5
+    spent = cpu_seconds(family) - began
+    assert spent < 1, f"{spent} s; to tokenize it takes 2"
     error = reply.json()["error"]
     told = "contains at least 4097 input tokens, as it has 5,000,000 characters"
     assert error["param"] == "prompt" and told in error["message"]
@@ -211,9 +214,13 @@ def reply_to(server: Running, *parts: bytes, seconds: float = 5) -> bytes:
     ],
 )
 def test_half_a_request_holds_no_connection(hasty: Running, parts: tuple[bytes, ...], reply: bytes) -> None:
-    began = time.monotonic()
-    answer = reply_to(hasty, *parts)
-    assert time.monotonic() - began < 2
+    for _ in range(3):  # what holds one does so each time, a busy machine now and then
+        began = time.monotonic()
+        answer = reply_to(hasty, *parts, seconds=PATIENCE)
+        if time.monotonic() - began < 2:
+            break
+    else:
+        raise AssertionError("it is held for longer than --request-seconds")
     assert reply in answer and (b"408" not in reply or b"--request-seconds" in answer), answer
 
 

@@ -98,7 +98,7 @@ def _check_keys(server: Running) -> None:
     for key in ("first", "second"):
         assert server.client(key).models.list().data
     for key in ("third", "firs", "ключ"):
-        headers = {"Authorization": f"Bearer {key}".encode()}
+        headers = {b"Authorization": f"Bearer {key}".encode()}
         reply = httpx.get(f"{server.url}/v1/models", headers=headers)
         assert (reply.status_code, reply.json()["error"]["type"]) == (401, "AuthenticationError")
         assert reply.headers["www-authenticate"] == "Bearer"
@@ -222,5 +222,5 @@ def test_an_engine_that_is_stopped_is_noticed_within_its_time() -> None:
         stopped = time.monotonic()
         stream.join(PATIENCE)
         assert "has said nothing for 2 s" in stream.text and "a signal has stopped it" in stream.text
-        assert 1.5 < stream.ended - stopped < 6, "the time-out, and no grace beside it"
+        assert 1.5 < stream.ended - stopped < 10, "the time-out, and no grace of ten seconds beside it"
         assert server.process.wait(PATIENCE) == 1
