@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from websockets.sync.client import connect
 
 from pellucid import LLM, SamplingParams
 from tests.patience import PATIENCE
@@ -40,11 +42,23 @@ def post(server: Running, path: str, **body: object) -> httpx.Response:
 
 def test_an_adapter_is_a_model_to_requests(served: Running, tiny: Path, adapters: dict[str, Path]) -> None:
     listed = {model.id: model for model in served.client().models.list().data}
-    assert listed.keys() == {"base", "all"} and listed["all"].model_extra["parent"] == "base"
+    assert listed.keys() == {"base", "all"} and (listed["all"].model_extra or {})["parent"] == "base"
     assert text(served, "base") == alone(tiny)
     assert text(served, "all") == alone(adapters["all"] / "merged") != alone(tiny)
     with pytest.raises(openai.NotFoundError, match="nobody"):
         text(served, "nobody")
+
+
+def test_who_watches_sees_each_adapters_requests(served: Running) -> None:
+    def told() -> dict[str, list[int]]:
+        with connect(served.url.replace("http", "ws") + "/xray", max_size=None) as socket:
+            adapters = json.loads(socket.recv(PATIENCE))["requests"]["adapters"]
+        return {name: counts for name, *counts in adapters}
+
+    before = told()["all"]
+    text(served, "all")
+    text(served, "base")
+    assert told() == {"all": [0, before[1] + 1]}
 
 
 def test_adapters_come_and_go(served: Running, adapters: dict[str, Path], tmp_path: Path) -> None:

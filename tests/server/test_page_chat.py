@@ -146,6 +146,40 @@ def test_two_answers_come_side_by_side_and_one_goes_on(tab: Tab, server: Running
     assert tab.errors == []
 
 
+def test_two_answers_are_asked_for_and_stopped_by_keys_alone(tab: Tab, server: Running) -> None:
+    tab.open_anew(server.url)
+    tab.until("document.querySelector('#model').textContent === 'sprout'")
+
+    def press(key: str, code: str, number: int, **more: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            tab.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number, **more
+            )
+
+    tab.eval("document.querySelector('#draft').focus()")
+    seen: list[str] = []
+    while "compares" not in seen:
+        assert len(seen) < 20, seen
+        press("Tab", "Tab", 9)
+        seen.append(tab.eval("document.activeElement.id"))
+    press(" ", "Space", 32, text=" ")
+    assert tab.eval(
+        "document.querySelector('#compares').checked && !document.querySelector('#other-side').hidden"
+    )
+    press("Tab", "Tab", 9)
+    assert tab.eval("document.activeElement.id") == "other_temperature"
+    press("ArrowLeft", "ArrowLeft", 37)
+    assert tab.text("label[for=other_temperature] output") == "0.95"
+    tab.type("#draft", "Sort in ascending order: " + ", ".join(str(n * 37 % 1000) for n in range(60)))
+    tab.until("document.querySelectorAll('.pair .thinking.busy').length === 2")
+    press("Escape", "Escape", 27)
+    tab.until(f"!({BUSY})")
+    facts = "[...document.querySelectorAll('.pair .facts')].map(({textContent}) => textContent)"
+    assert all("stopped" in each for each in tab.eval(facts)) and len(tab.eval(facts)) == 2
+    server.wait_until_idle()
+    assert tab.errors == []
+
+
 def test_each_side_reads_its_own_answers(tab: Tab, server: Running) -> None:
     tab.open_anew(server.url)
     said = tab.eval("""(async () => {
