@@ -3,7 +3,7 @@
 The first process lends, with the first GPU, the second one loads, with the last.  `whole` is a load as an
 engine has it done, from the question to the word that all was there; `copies` is its copies alone.
 
-    python benchmarks/kv_ways.py                           # pages of 16 tokens of Qwen3-8B, 500 of them
+    python benchmarks/kv_ways.py                           # 125 pages of 64 tokens of Qwen3-8B
     python benchmarks/kv_ways.py --device cpu --page-bytes 65536 --pages 64
 """
 
@@ -114,8 +114,8 @@ def main(args: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--pages", type=int, default=500)
-    parser.add_argument("--page-bytes", type=int, default=16 * 36 * 2 * 8 * 128 * 2)
+    parser.add_argument("--pages", type=int, default=125)
+    parser.add_argument("--page-bytes", type=int, default=64 * 36 * 2 * 8 * 128 * 2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=["host", "cuda"], choices=("host", "cuda", "nixl"))
     given = parser.parse_args(args)
