@@ -72,17 +72,24 @@ class GroupCodes:
             index=None if self.index is None else self.index[inputs],
         )
 
-    def padded(self, num_rows: int) -> GroupCodes:
-        """The same filled up with outputs of zeros."""
-        more = num_rows - len(self.q)
-        if not more:
+    def padded(self, num_rows: int, num_in: int | None = None) -> GroupCodes:
+        """The same filled up with outputs of zeros, and with inputs that are to be zeros themselves."""
+        rows, inputs = num_rows - len(self.q), (num_in or self.q.shape[1]) - self.q.shape[1]
+        if not rows and not inputs:
             return self
+        groups, index = 0, self.index
+        if index is not None:
+            last = index[-1:] if len(index) else index.new_zeros(1)
+            index = torch.cat((index, last.expand(inputs)))
+        elif inputs:
+            groups = -(-(self.q.shape[1] + inputs) // self.group) - self.scale.shape[1]
 
-        def fill(values: Tensor) -> Tensor:
-            return torch.nn.functional.pad(values, (0, 0, 0, more))
+        def fill(values: Tensor, more: int) -> Tensor:
+            return torch.nn.functional.pad(values, (0, more, 0, rows))
 
-        zero, offset = (None if each is None else fill(each) for each in (self.zero, self.offset))
-        return replace(self, q=fill(self.q), scale=fill(self.scale), zero=zero, offset=offset)
+        zero, offset = (None if each is None else fill(each, groups) for each in (self.zero, self.offset))
+        q, scale = fill(self.q, inputs), fill(self.scale, groups)
+        return replace(self, q=q, scale=scale, zero=zero, offset=offset, index=index)
 
     def in_order(self) -> tuple[GroupCodes, Tensor | None]:
         """The same with inputs in the order of their groups, and which input is where; None: all stay.

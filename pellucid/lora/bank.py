@@ -26,7 +26,7 @@ from pellucid.kernels.lora import (
     gate_wide,
 )
 from pellucid.platform import has_triton
-from pellucid.quant.base import Coords, LinearShape
+from pellucid.quant.base import Coords, LinearShape, slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +142,13 @@ class LoraBank:
 
     def _slice(self, part: int, pair: LowRank) -> LowRank:
         """Of the whole matrices this rank's."""
-        (rank, piece), size = (
-            (self._coords[part].rank, self._coords[part].piece),
-            self._shape.out_partitions[part],
-        )
-        if self._shape.split == "out":
-            first = rank * size + (0 if piece is None else piece.first)
-            return LowRank(pair.down, pair.up[first : first + size])
-        num_in = self._shape.in_features
-        return LowRank(pair.down[:, rank * num_in : (rank + 1) * num_in], pair.up)
+        coords, size = self._coords[part], self._shape.out_partitions[part]
+        if self._shape.split == "in":
+            return LowRank(slice_of(pair.down, 1, self._shape.in_features, coords), pair.up)
+        piece, up = coords.piece, pair.up
+        if piece is not None:
+            up = up[piece.first : piece.first + piece.num]
+        return LowRank(pair.down, slice_of(up, 0, size, coords))
 
 
 class EmbeddingBank:

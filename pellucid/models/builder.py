@@ -8,6 +8,7 @@ What another stage holds is built on the meta device, so that every stage knows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -61,6 +62,7 @@ from pellucid.quant.unquantized import Unquantized
 
 M = TypeVar("M", bound=nn.Module)
 META = torch.device("meta")
+SHARE_UNIT = 32  # features of which an MLP's shares are whole ones where they are not even
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class Builder:
 
         adaptable: it is called as embed(ids, fwd), and may have adapters.
         """
-        coords, context = replace(self.context.coords, vocab=vocab), self.context
+        coords, context = replace(self.context.coords, total=vocab), self.context
         scale = torch.tensor(scale, device="cpu").to(context.dtype).item()
         self._note_format(self._path(name), "embedding")
         share = vocab_share(vocab, coords.size)
@@ -221,8 +223,21 @@ class Builder:
 
         post: what then normalizes the sum.  scale: what that is multiplied with before it is added.
         """
-        shape = self._shape(self._share(in_features), (out_features,), "in")
-        part = self._linear(name, shape, bias, (self.context.coords,))
+        return self._row(name, self._share(in_features), self.context.coords, out_features, bias, post, scale)
+
+    def _row(
+        self,
+        name: str,
+        num_in: int,
+        coords: Coords,
+        out_features: int,
+        bias: bool,
+        post: RMSNorm | None,
+        scale: float,
+    ) -> Linear | Adding | Unmerged:
+        """num_in, coords: of this rank."""
+        shape = self._shape(num_in, (out_features,), "in")
+        part = self._linear(name, shape, bias, (coords,))
         if self.context.group.size == 1 and post is None and scale == 1.0:
             return part
         return Adding(part, self.context.group, post=post, scale=scale)
@@ -262,11 +277,12 @@ class Builder:
     ) -> GatedMLP:
         """down(act(gate(x)) * up(x)), called as mlp(x, fwd).  norm: see `qkv`; post, scale: see `row`."""
         b = self.at(name)
-        shape = b._shape(dim, (b._share(hidden),) * 2, "out")
-        gate_up = b._linear("gate_up_proj", shape, bias, (self.context.coords,) * 2)
+        share, coords = b.hidden_share(hidden, b.path("down_proj"))
+        shape = b._shape(dim, (share,) * 2, "out")
+        gate_up = b._linear("gate_up_proj", shape, bias, (coords,) * 2)
         if norm is not None:
             norm.serve(gate_up)
-        down = b.row("down_proj", hidden, dim, bias=bias, post=post, scale=scale)
+        down = b._row("down_proj", share, coords, dim, bias, post, scale)
         return GatedMLP(gate_up, down, act, self.context.leaf)
 
     def experts(
@@ -433,7 +449,7 @@ class Builder:
         return head if scale == 1.0 and cap is None else ScaledHead(head, scale, cap, self.context.leaf)
 
     def _head(self, name: str, vocab: int, dim: int, tied: VocabEmbedding | None) -> Linear | Unmerged:
-        coords = replace(self.context.coords, vocab=vocab)
+        coords = replace(self.context.coords, total=vocab)
         shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
         is_here = self.context.stage.is_last
         if tied is not None and is_here:
@@ -451,7 +467,7 @@ class Builder:
         return head if is_here else self._stand_in(head, Absent())
 
     def _adapt_head(self, name: str, vocab: int, head: Linear) -> None:
-        context, coords = self.context, replace(self.context.coords, vocab=vocab)
+        context, coords = self.context, replace(self.context.coords, total=vocab)
         assert context.adapters is not None, "there are no adapters"
         head.lora = LoraBank(
             head.shape, (self._path(name),), (coords,), context.adapters, context.device, is_head=True
@@ -489,9 +505,16 @@ class Builder:
         """The checkpoint's name of what is called `name` here."""
         return self._path(name)
 
-    def share(self, features: int) -> int:
-        """Of so many features those of this rank.  Raises ValueError if they cannot be split."""
-        return self._share(features)
+    def hidden_share(self, hidden: int, down: str, kind: Kind = "linear") -> tuple[int, Coords]:
+        """Of an MLP's hidden features those of this rank, and where they are; the last ones may be padding.
+
+        down: the matrix that takes them, of whose groups shares are whole ones.
+        """
+        coords, unit = self.context.coords, self.context.quantization.unit(down, kind)
+        if hidden % (coords.size * unit) == 0 or coords.size == 1:
+            return hidden // coords.size, coords
+        step = math.lcm(unit, SHARE_UNIT)
+        return -(-hidden // (coords.size * step)) * step, replace(coords, total=hidden)
 
     def weight(self, spec: ParamSpec, sources: tuple[str, ...], coords: Coords = WHOLE) -> Weight:
         """A parameter of tensors by the checkpoint's names, and this rank's slice of each."""
@@ -534,7 +557,11 @@ class Builder:
 
     def _shape(self, in_features: int, out_partitions: tuple[int, ...], split: Split) -> LinearShape:
         return LinearShape(
-            in_features=in_features, out_partitions=out_partitions, split=split, dtype=self.context.dtype
+            in_features=in_features,
+            out_partitions=out_partitions,
+            split=split,
+            dtype=self.context.dtype,
+            is_part=split == "in" and self.context.coords.size > 1,
         )
 
     def _weight(self, spec: ParamSpec, name: str, coords: Coords | None = None) -> Weight:

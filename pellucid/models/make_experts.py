@@ -133,14 +133,21 @@ class Maker:
             weights |= {"gate_up_bias": self._bias(GATE_UP), "down_bias": self._bias(DOWN)}
         return weights
 
+    @cached_property
+    def _slice(self) -> tuple[int, Coords]:
+        """The features of I that are here, and where: the rank's, unless it has whole experts."""
+        if self.b.context.expert_parallel:
+            return self.sparse.hidden, WHOLE
+        down = self._sources["down"][0][0].removesuffix(".weight")
+        return self.b.hidden_share(self.sparse.hidden, down, "experts")
+
     @property
     def _coords(self) -> Coords:
-        """Of slices of I: the rank's, unless it has whole experts."""
-        return WHOLE if self.b.context.expert_parallel else self.b.context.coords
+        return self._slice[1]
 
     @property
     def _hidden(self) -> int:
-        return self.b.share(self.sparse.hidden) if self._coords is not WHOLE else self.sparse.hidden
+        return self._slice[0]
 
     @cached_property
     def method(self) -> ExpertsMethod:

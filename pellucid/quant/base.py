@@ -57,18 +57,18 @@ class Coords:
     """Which of `size` equal slices of a checkpoint's tensor is this rank's.
 
     Ranks that share one key-value head hold the same slice, so their coordinates for it are equal.
-    vocab: tokens, if slices are shares of a vocabulary (`vocab_share`), the last ones filled up with zeros.
+    total: features of the whole, if shares may be filled up with zeros: of a vocabulary, or of an MLP.
     piece: what the slices are of, if not of the whole tensor.
     """
 
     rank: int = 0
     size: int = 1
-    vocab: int | None = None
+    total: int | None = None
     piece: Piece | None = None
 
     def whole(self, local: int) -> int:
         """Elements of the whole, of which this rank's slice has `local`, padding included."""
-        return local * self.size if self.vocab is None else self.vocab
+        return local * self.size if self.total is None else self.total
 
 
 WHOLE = Coords()
@@ -85,6 +85,7 @@ class LinearShape:
     out_partitions: tuple[int, ...]
     split: Split
     dtype: torch.dtype  # of activations, and of weights that are not quantized
+    is_part: bool = False  # of rows, of which other ranks have the rest
 
     @property
     def out_features(self) -> int:
@@ -148,11 +149,7 @@ class Sliced:
         if coords.piece is not None:
             num = expected[self.part_axis]
             tensor = tensor.narrow(self.part_axis, coords.piece.within(num)[0], num)
-        local = target.shape[self.slice_axis]
-        first = min(coords.rank * local, expected[self.slice_axis])
-        num = min(local, expected[self.slice_axis] - first)
-        target.narrow(self.slice_axis, 0, num).copy_(tensor.narrow(self.slice_axis, first, num))
-        target.narrow(self.slice_axis, num, local - num).zero_()
+        target.copy_(slice_of(tensor, self.slice_axis, target.shape[self.slice_axis], coords))
 
     def whole(self, shape: tuple[int, ...], part: int, coords: Coords) -> tuple[int, ...]:
         """The shape of the checkpoint's tensor, of which a parameter of `shape` has this rank's slice."""
@@ -167,6 +164,18 @@ class Sliced:
         sizes[self.part_axis] = self.sizes[part]
         sizes[self.slice_axis] = coords.whole(sizes[self.slice_axis])
         return sizes
+
+
+def slice_of(tensor: Tensor, axis: int, local: int, coords: Coords) -> Tensor:
+    """`local` elements of an axis, those of this rank; zeros behind the last."""
+    size = tensor.shape[axis]
+    first = min(coords.rank * local, size)
+    found = tensor.narrow(axis, first, min(local, size - first))
+    missing = local - found.shape[axis]
+    if not missing:
+        return found
+    sizes = [*found.shape[:axis], missing, *found.shape[axis + 1 :]]
+    return torch.cat((found, found.new_zeros(sizes)), axis)
 
 
 class Replicated:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pellucid.quant.base import Coords, Split, check_shape
+from pellucid.quant.base import Coords, Split, check_shape, slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class AllInOne:
         axis = 2 if self.split == "in" else 1
         sizes = list(shape)
         sizes[0] = self.num_experts
-        sizes[axis] = coords.whole(sizes[axis]) // (self.num_tensors if axis == 1 else 1)
+        merged = self.num_merged if axis == 1 else 1
+        sizes[axis] = coords.whole(sizes[axis] // merged) * merged // (self.num_tensors if axis == 1 else 1)
         return (sizes[0], sizes[2], sizes[1]) if self.transposed else tuple(sizes)
 
 
@@ -93,10 +94,6 @@ class AddedOnce:
             param.copy_(tensor.narrow(0, self.first, len(param)))
         else:
             param.zero_()
-
-
-def slice_of(tensor: Tensor, axis: int, local: int, coords: Coords) -> Tensor:
-    return tensor.narrow(axis, coords.rank * local, local)
 
 
 ExpertPlace = OneByOne | AllInOne

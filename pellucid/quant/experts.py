@@ -208,8 +208,9 @@ class CodesOfExperts:
         if place.split is not None:
             axis = 0 if place.split == "out" else 1
             local = target.shape[axis]
-            sizes[axis] = slice(coords.rank * local, (coords.rank + 1) * local)
-        return some.cut(*sizes)
+            first = min(coords.rank * local, some.q.shape[axis])
+            sizes[axis] = slice(first, min(first + local, some.q.shape[axis]))
+        return some.cut(*sizes).padded(*target.shape)
 
     def _parts(self, num_experts: int, part: int) -> Iterator[tuple[int, int]]:
         """(expert, matrix) of all that a tensor holds."""

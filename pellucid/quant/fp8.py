@@ -5,7 +5,8 @@ Here is what checkpoints say and where their tensors go; `fp8_product.py` has th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,13 +27,12 @@ from pellucid.quant.base import (
     LinearLayer,
     LinearShape,
     ParamSpec,
-    Replicated,
     ScalarPerPart,
-    Sliced,
     check_shape,
     elements,
     kept_in_bytes,
     matrix,
+    slice_of,
 )
 from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.products import Product, fp8_product
@@ -40,6 +40,7 @@ from pellucid.quant.unquantized import Unquantized
 
 Activations = Literal["dynamic", "static"]
 Block = tuple[int, int]  # (outputs, inputs) that share a scale
+LEAST_BLOCK = 16  # inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ class Fp8:
 
     def takes_rounded(self, shape: LinearShape) -> bool:
         assert self._choice is not None, "choose() was not called"
-        return self._choice.rounds and may_be_shared(self.format.block and self.format.block[1])
+        return self._choice.rounds and may_be_shared(self.format.block and self._block(shape))
 
     def rounding(self) -> Rounding:
         assert self._product is not None, "finish() was not called after loading"
@@ -112,7 +113,7 @@ class Fp8:
         return self._product.of_rounded(layer, x)
 
     def _block(self, shape: LinearShape) -> int:
-        return self.format.block[1] if self.format.block else shape.in_features
+        return inputs_of(shape, self.format.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,35 +128,47 @@ class OutputScales:
     block: Block | None
 
     def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
-        num_outputs, num_blocks = self.shape.out_partitions[part], param.shape[1]
-        if self.shape.split == "out":
+        sizes, is_out = self.shape.out_partitions, self.shape.split == "out"
+        num_outputs, num_inputs = sizes[part], self.shape.in_features
+        if is_out:
             num_outputs = coords.whole(num_outputs)
-        elif self.block:
-            num_blocks *= coords.size
-            if coords.size > 1 and self.shape.in_features % self.block[1]:
-                raise ValueError(
-                    f"has blocks of {self.block[1]} inputs, and each of {coords.size} ranks gets "
-                    f"{self.shape.in_features}; lower tensor_parallel_size"
-                )
-        piece = coords.piece
-        whole = self._spread(tensor, piece.total if piece else num_outputs, num_blocks)
-        if piece is not None:
-            whole, coords = whole[piece.first : piece.first + piece.num], replace(coords, piece=None)
-        if self.shape.split == "out" or self.block:
-            place = Sliced(self.shape.out_partitions, slice_axis=0 if self.shape.split == "out" else 1)
         else:
-            place = Replicated()
-        place(param, part, whole, coords)
+            num_inputs = coords.whole(num_inputs)
+        piece = coords.piece
+        whole = self._spread(tensor, piece.total if piece else num_outputs, num_inputs)
+        if piece is not None:
+            whole = whole[piece.first : piece.first + piece.num]
+        target, axis = param.narrow(0, sum(sizes[:part]), sizes[part]), 0 if is_out else 1
+        if is_out or self.block:
+            whole = slice_of(whole, axis, target.shape[axis], coords)
+        target.copy_(whole)
 
-    def _spread(self, tensor: Tensor, num_outputs: int, num_blocks: int) -> Tensor:
-        """The checkpoint's scales as [num_outputs, num_blocks], of the whole layer."""
+    def _spread(self, tensor: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
+        """The checkpoint's scales as those of each output and block, of the whole layer."""
+        cut = inputs_of(self.shape, self.block)
+        num_blocks = elements(num_inputs, cut) if self.block else 1
         if tensor.numel() == 1:
             return tensor.reshape(1, 1).expand(num_outputs, num_blocks)
         if self.block is None:
             check_shape(tensor, (num_outputs, 1)[: tensor.dim()])
             return tensor.view(num_outputs, 1)
-        check_shape(tensor, (elements(num_outputs, self.block[0]), num_blocks))
-        return tensor.repeat_interleave(self.block[0], dim=0)[:num_outputs]
+        rows, inputs = self.block
+        check_shape(tensor, (elements(num_outputs, rows), elements(num_inputs, inputs)))
+        tensor = tensor.repeat_interleave(inputs // cut, 1)[:, :num_blocks]
+        return tensor.repeat_interleave(rows, 0)[:num_outputs]
+
+
+def inputs_of(shape: LinearShape, block: Block | None) -> int:
+    """The inputs that share a scale: of blocks that ranks cut, as many as divide both."""
+    if block is None or not shape.is_part:
+        return shape.in_features if block is None else block[1]
+    cut = math.gcd(block[1], shape.in_features)
+    if cut < min(LEAST_BLOCK, block[1]):
+        raise ValueError(
+            f"has blocks of {block[1]} inputs, and each rank gets {shape.in_features}, which cut them too "
+            "small; use another tensor_parallel_size"
+        )
+    return cut
 
 
 class QuantizedWhenLoaded:

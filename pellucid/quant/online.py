@@ -17,7 +17,7 @@ from pellucid.quant.codes import E4M3, ROW, S8
 from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes.base import EVERYTHING, Kind, Kinds, path, regex
-from pellucid.quant.when_loaded import Int4, Mxfp4, Nf4
+from pellucid.quant.when_loaded import LEAST_GROUP, Int4, Mxfp4, Nf4
 from pellucid.registry import Registry
 
 NONE = "none"
@@ -51,6 +51,9 @@ EXPERT_FORMATS: dict[str, Callable[[int], LayerFormat]] = {
 }
 
 
+UNITS = {"int4": LEAST_GROUP, "nf4": LEAST_GROUP, "mxfp4": Mxfp4.group}  # see `Quantization.unit`
+
+
 class Choice(NamedTuple):
     """Layers of some kinds whose whole name matches, and the way they are quantized."""
 
@@ -78,6 +81,9 @@ class Online:
 
     def stored(self, path: str, kind: Kind) -> LayerFormat | None:
         return None
+
+    def unit(self, path: str, kind: Kind) -> int:
+        return UNITS.get(self.way(path, kind), 1)
 
     def experts(self, gate_up: tuple[str, ...], down: tuple[str, ...]) -> ExpertsMethod:
         ways = {self.way(path, "experts") for path in (*gate_up, *down)}

@@ -151,7 +151,7 @@ class CodeSlices(Sliced):
         first = min(coords.rank * local, sizes[self.slice_axis])
         cuts = [slice(0, sizes[0]), slice(0, sizes[1])]
         cuts[self.slice_axis] = slice(first, min(first + local, sizes[self.slice_axis]))
-        slice_ = whole.cut(*cuts).padded(len(target))
+        slice_ = whole.cut(*cuts).padded(*target.shape)
         self.found[part] = replace(slice_, q=target.copy_(slice_.q))
 
 

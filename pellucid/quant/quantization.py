@@ -7,16 +7,18 @@ no method serves as they are become plain weights when they are read (`weights/d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from pellucid.kernels.packed_weight import LEAST_GROUP
 from pellucid.native.library import serves
 from pellucid.platform import Platform
 from pellucid.quant.base import ExpertsMethod, LinearMethod
-from pellucid.quant.codes import E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
+from pellucid.quant.codes import E2M1, E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.fp8 import Fp8, Fp8Format
 from pellucid.quant.int8 import Int8
@@ -43,6 +45,10 @@ class Quantization(Protocol):
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         """How the checkpoint holds a matrix; None is plain."""
+        ...
+
+    def unit(self, path: Path, kind: Kind) -> int:
+        """Inputs of a matrix, of which a rank's share must be whole ones."""
         ...
 
     def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
@@ -95,6 +101,12 @@ class AsStored(Quantization):
 
     def stored(self, path: Path, kind: Kind) -> LayerFormat | None:
         return self.rules.format_of(path, kind)
+
+    def unit(self, path: Path, kind: Kind) -> int:
+        format = self.stored(path, kind)
+        if format is None or format.code == PLAIN or not format.group.inputs:
+            return 1
+        return format.group.inputs if format.code == E2M1 else math.gcd(format.group.inputs, LEAST_GROUP)
 
     def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
         kinds = [{self.stored(path, "experts") for path in paths} for paths in (gate_up, down)]

@@ -87,6 +87,13 @@ CHECKPOINTS: dict[str, tuple[Mapping[str, object], LayerFormat, Callable[[Tensor
 }
 
 
+def encoded(codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
+    """The tensors that hold them, by suffix."""
+    layout = layout_of(format)
+    assert isinstance(layout, Writes)
+    return layout.encode(codes, format)
+
+
 def write_coded(folder: Folder, name: str) -> tuple[Path, Path]:
     """A folder with codes, and one with the same numbers as plain weights."""
     quantization, format, quantize = CHECKPOINTS[name]
@@ -94,12 +101,11 @@ def write_coded(folder: Folder, name: str) -> tuple[Path, Path]:
     for key, weight in folder.tensors.items():
         if key.endswith("_proj.weight"):
             codes, path = quantize(weight), key.removesuffix(".weight")
-            layout = layout_of(format)
-            assert isinstance(layout, Writes)
+            joint = layout_of(format).joint
             del coded[key]
             plain[key] = codes.dequantized()
-            for suffix, tensor in layout.encode(codes, format).items():
-                coded[f"{path}{layout.joint}{suffix}"] = tensor.contiguous().clone()
+            for suffix, tensor in encoded(codes, format).items():
+                coded[f"{path}{joint}{suffix}"] = tensor.contiguous().clone()
     paths = folder.path / "coded", folder.path / "plain"
     configs = folder.config | {"quantization_config": quantization}, folder.config
     for path, config, tensors in zip(paths, configs, (coded, plain), strict=True):

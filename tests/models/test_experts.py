@@ -17,13 +17,12 @@ from pellucid.models.build import BuiltModel
 from pellucid.native.library import library
 from pellucid.quant import quantization
 from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
-from pellucid.quant.layouts import layout_of
-from pellucid.quant.layouts.base import LayerFormat, Writes
+from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts
 from pellucid.quant.online import EXPERT_FORMATS
 from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import Harness, load
-from tests.models.test_coded import GPTQ, rounded
+from tests.models.test_coded import GPTQ, encoded, rounded
 
 transformers = pytest.importorskip("transformers")
 MX_EXPERTS = LayerFormat(layout="mx-experts", code=E2M1, group=Group(1, 32))
@@ -37,17 +36,19 @@ INT8 = {
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def save_model(folder: Path, *, one_by_one: bool) -> dict[str, Tensor]:
+def save_model(
+    folder: Path, *, one_by_one: bool, hidden: int = 32, heads: tuple[int, int] = (2, 1)
+) -> dict[str, Tensor]:
     """A random Qwen3-MoE; its tensors."""
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=50,
         hidden_size=32,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
         head_dim=16,
-        moe_intermediate_size=32,
+        moe_intermediate_size=hidden,
         num_experts=3,
         num_experts_per_tok=2,
         max_position_embeddings=64,
@@ -74,12 +75,6 @@ def mxfp4(weight: Tensor) -> Codes:
     q = (groups[..., None] / exponent.exp2()[..., None, None] - table).abs().argmin(-1).to(torch.uint8)
     scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
     return Codes(q=q.flatten(-2), code=E2M1, group=MX_EXPERTS.group, scale=Scales(scale))
-
-
-def encoded(codes: Codes, format: LayerFormat) -> dict[str, Tensor]:
-    layout = layout_of(format)
-    assert isinstance(layout, Writes)
-    return layout.encode(codes, format)
 
 
 def mixtures_of(built: BuiltModel) -> list[Experts]:

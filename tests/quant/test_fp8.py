@@ -31,9 +31,9 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.quant import fp8_product
 from pellucid.quant import quantization as choice
-from pellucid.quant.base import Coords, LinearMethod, LinearShape, Piece, Split
+from pellucid.quant.base import Coords, LinearMethod, LinearShape, Piece, Split, elements
 from pellucid.quant.codes import E4M3
-from pellucid.quant.fp8 import Fp8, Fp8Format, OutputScales, QuantizedWhenLoaded
+from pellucid.quant.fp8 import Fp8, Fp8Format, OutputScales, QuantizedWhenLoaded, inputs_of
 from pellucid.quant.unquantized import Unquantized
 from tests.models.harness import Harness, load
 from tests.quant.layers import make_linear
@@ -189,7 +189,8 @@ def test_two_ranks_have_the_scales_of_their_own_weights(
     parts = []
     for rank in range(2):
         outputs, inputs = (12, 16) if split == "out" else (24, 8)
-        shape = LinearShape(in_features=inputs, out_partitions=(outputs,), split=split, dtype=torch.float32)
+        sizes = {"in_features": inputs, "out_partitions": (outputs,), "is_part": split == "in"}
+        shape = LinearShape(**sizes, split=split, dtype=torch.float32)  # type: ignore[arg-type]
         param = torch.full((outputs, inputs // block[1] if block else 1), torch.nan)
         OutputScales(shape, block)(param, 0, stored, Coords(rank, 2))
         parts.append(param.repeat_interleave(inputs // param.shape[1], dim=1))
@@ -234,12 +235,29 @@ def test_pieces_of_a_matrix_have_the_scales_of_their_rows(block: tuple[int, int]
 
 
 def test_blocks_that_ranks_cannot_share_out_are_refused_with_the_way_out() -> None:
-    shape = LinearShape(in_features=96, out_partitions=(8,), split="in", dtype=torch.float32)
-    place = OutputScales(shape, (8, 128))
+    shape = LinearShape(in_features=72, out_partitions=(8,), split="in", dtype=torch.float32, is_part=True)
     with pytest.raises(
-        ValueError, match=r"blocks of 128 inputs.*2 ranks gets 96; lower tensor_parallel_size"
+        ValueError, match=r"blocks of 128 inputs, and each rank gets 72.*another tensor_parallel_size"
     ):
-        place(torch.empty(8, 1), 0, torch.ones(1, 2), Coords(0, 2))
+        Fp8(Fp8Format(block=(8, 128))).params(shape)
+
+
+@pytest.mark.parametrize("share", [192, 96])
+def test_blocks_that_ranks_cut_become_smaller_ones(share: int) -> None:
+    """Each rank's shares of 384 or, the last one's filled up, of 256 inputs."""
+    ranks, total = (2, 384) if share == 192 else (3, 256)
+    stored = torch.rand(2, elements(total, 128))
+    whole = stored.repeat_interleave(8, 0).repeat_interleave(128, 1)[:, :total]
+    shape = LinearShape(
+        in_features=share, out_partitions=(16,), split="in", dtype=torch.float32, is_part=True
+    )
+    cut = inputs_of(shape, (8, 128))
+    assert cut == (64 if share == 192 else 32)
+    parts = [torch.full((16, share // cut), torch.nan) for _ in range(ranks)]
+    for rank, param in enumerate(parts):
+        OutputScales(shape, (8, 128))(param, 0, stored, Coords(rank, ranks, total))
+    found = torch.cat(parts, 1).repeat_interleave(cut, 1)
+    assert torch.equal(found[:, :total], whole) and not found[:, total:].any()
 
 
 @pytest.mark.parametrize("stored", [torch.ones(79), torch.ones(80, 2), torch.ones(2, 40)])

@@ -69,7 +69,7 @@ def layer_of(
     inn = shapes[0][1] // (coords.size if split == "in" else 1)
     shape = LinearShape(in_features=inn, out_partitions=tuple(shares), split=split, dtype=torch.float32)
     method = Packed(LayerFormat(layout="gptq", code=U4, group=Group(1, 32)))
-    coords = replace(coords, vocab=vocab)
+    coords = replace(coords, total=vocab)
     weights = {
         name: Weight.of(spec, tuple("abc"[: len(codes)]), (coords,) * len(codes), CPU)
         for name, spec in method.params(shape).items()
