@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from pellucid.cli.main import build_parser
+from tests.patience import PATIENCE, eventually
 from tests.server.conftest import Running
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,51 @@ def test_every_metric_that_is_asked_for_exists(server: Running, query: str) -> N
 def test_prometheus_takes_the_rules_and_its_configuration() -> None:
     checked("promtool", "check", "rules", str(DEPLOY / "rules.yml"))
     checked("promtool", "check", "config", "--syntax-only", str(DEPLOY / "prometheus.yml"))
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_a_prometheus_scrapes_a_server_and_answers_what_the_board_asks(
+    server: Running, tmp_path: Path
+) -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
+    shutil.copy(DEPLOY / "rules.yml", tmp_path)
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [
+        "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+
+            def ask(path: str, **params: str) -> Any:
+                answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/{path}", params=params, timeout=PATIENCE)
+                return answer.json()["data"]
+
+            def is_up() -> bool:
+                try:
+                    found = ask("query", query='up{job="pellucid"}')["result"]
+                except (httpx.TransportError, ValueError):
+                    return False
+                return bool(found) and found[0]["value"][1] == "1"
+
+            eventually(is_up)
+            server.client().completions.create(model="sprout", prompt="a", max_tokens=2)
+            eventually(lambda: ask("query", query="vllm:request_success_total")["result"])
+            eventually(lambda: all(rule["health"] == "ok" for rule in ask("rules")["groups"][0]["rules"]))
+            for query in QUERIES:
+                known = query.replace("$__rate_interval", "1m").replace("$model", ".*")
+                assert "result" in ask("query", query=known), query
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def test_compose_takes_its_file() -> None:
