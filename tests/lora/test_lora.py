@@ -99,20 +99,29 @@ def test_an_adapter_is_what_its_files_hold(tiny: Path, adapters, expected, tmp_p
     assert found.num_cached_tokens == 32 and found.outputs[0].token_ids == expected["some"][5]
 
 
-def test_prompts_are_scored_by_the_head_with_its_adapter(tiny: Path, adapters) -> None:
+def scores(model: Path, options: dict, lora: LoRARequest | None = None) -> list[float]:
+    """Log-probabilities of the first prompt's tokens."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    with LLM(str(model), **options) as llm:
+        (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False, lora_request=lora)
+    assert output.prompt_logprobs is not None, output.error
+    known = zip(output.prompt_logprobs[1:], PROMPTS[0][1:], strict=True)
+    return [each[token].logprob for each, token in known if each]
 
-    def scores(model: Path, options: dict, name: str | None) -> list[float]:
-        with LLM(str(model), **options) as llm:
-            (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False, lora_request=wish(adapters, name))
-        assert output.prompt_logprobs is not None
-        tokens = PROMPTS[0][1:]
-        known = zip(output.prompt_logprobs[1:], tokens, strict=True)
-        return [each[token].logprob for each, token in known if each]
 
-    merged = scores(adapters["some"] / "merged", {"cpu_kv_cache_gib": 0.01}, None)
-    assert scores(tiny, BASE, "some") == pytest.approx(merged, abs=1e-4)
-    assert scores(tiny, BASE, None) != pytest.approx(merged, abs=1e-4)
+def test_prompts_are_scored_by_the_head_with_its_adapter(tiny: Path, adapters) -> None:
+    merged = scores(adapters["some"] / "merged", {"cpu_kv_cache_gib": 0.01})
+    assert scores(tiny, BASE, wish(adapters, "some")) == pytest.approx(merged, abs=1e-4)
+    assert scores(tiny, BASE) != pytest.approx(merged, abs=1e-4)
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.3), ("fp8", 2.0)])
+def test_adapters_are_added_to_quantized_layers(tiny: Path, adapters, quantization: str, most: float) -> None:
+    """Whose products differ by some rounding, and what adapters change by much more."""
+    coded = BASE | {"quantization": quantization}
+    adapted = scores(tiny, coded, wish(adapters, "all"))
+    assert adapted == pytest.approx(scores(tiny, BASE, wish(adapters, "all")), abs=most)
+    assert adapted != pytest.approx(scores(tiny, coded), abs=3 * most)
 
 
 def test_a_model_that_does_not_ask_for_adapters_of_its_ends_has_those_of_its_layers(
