@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pellucid
+from pellucid.features.base import HostFeature, WorkerFeature
 
 ROOT = Path(pellucid.__file__).parent
 DATA = {"types", "sampling_params"}  # what goes into the engine and what comes back
@@ -126,7 +127,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     # It knows its worker by name only.
     "executor": {
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
-        "nodes.place",
+        *("nodes.place", "observe.progress"),
     },
     "engine": {
         *(
@@ -314,6 +315,25 @@ def names_of(tree: ast.AST) -> Iterator[str]:
 def test_the_loop_names_no_feature(path: str) -> None:
     names = {*names_of(ast.parse((ROOT / path).read_text(encoding="utf-8")))}
     assert not sorted(filter(OF_FEATURES.search, names))
+
+
+def test_the_architecture_has_every_hook() -> None:
+    """On the side where it is."""
+    text = (
+        (ROOT.parent / "ARCHITECTURE.md")
+        .read_text(encoding="utf-8")
+        .split("## Features")[1]
+        .split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (`.*`) \| (host|worker)", text, re.MULTILINE)
+    told = {
+        side: {hook for hooks, at in rows if at == side for hook in re.findall(r"\w+", hooks)}
+        for _, side in rows
+    }
+    rest = set(re.findall(r"`(\w+)`", text.split("Others speak of the engine")[1].split("\n\n")[0]))
+    for side, half in ("host", HostFeature), ("worker", WorkerFeature):
+        hooks = {name for name, value in vars(half).items() if callable(value) and not name.startswith("_")}
+        assert hooks - rest == told[side]
 
 
 def test_the_way_of_a_request_can_be_read_in_an_afternoon() -> None:

@@ -30,9 +30,9 @@ def lend_for_load(kv: KVManager, transfer: Transfer, num_spare: int) -> bool:
     Of a window those blocks that the next query sees, and that a hit up to `num_cached` does not bring.
     """
     pages = np.zeros((len(transfer.digests), kv.pages_a_block), dtype=np.int32)
-    for kind, _, columns in kv.stripes:
+    for kind, _, which in kv.stripes:
         first = kv.first_kept(kind, transfer.num_tokens) - transfer.num_cached // kv.block_size
-        pages[max(0, first) :, columns] = 1
+        pages[max(0, first) :, which] = 1
     needed = int(np.count_nonzero(pages))
     if kv.pool.num_free < needed + num_spare:
         return False
@@ -60,5 +60,5 @@ def take_back(kv: KVManager, transfer: Transfer, *, publish: bool) -> None:
 def of_kind(kv: KVManager, kind: int, blocks: Pages) -> Pages:
     """Blocks of one kind [n, stripes] as pages of all, 0 where the others are."""
     pages = np.zeros((len(blocks), kv.pages_a_block), dtype=np.int32)
-    pages[:, kv.stripes[kind].columns] = blocks
+    pages[:, kv.stripes[kind].which] = blocks
     return pages

@@ -1,6 +1,6 @@
 """The door for executors: how plans reach the workers and results come back.
 
-An executor names its worker by string; this room never imports torch.
+An executor names its worker by string; this package never imports torch.
 """
 
 from __future__ import annotations

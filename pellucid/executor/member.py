@@ -26,8 +26,8 @@ from pellucid.cluster.messages import (
     untagged,
 )
 from pellucid.executor.base import Capacity, NoPace, Pending, Seat, Ticket
-from pellucid.executor.progress import Progress, Standing
 from pellucid.nodes.place import Place
+from pellucid.observe.progress import Progress, Standing
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan

@@ -27,9 +27,9 @@ from pellucid.cluster.messages import (
 from pellucid.cluster.supervisor import Launcher, Supervisor
 from pellucid.executor.base import WORKER, Capacity, HasFileno, Hear, MeetAt, WorkersLost, alone
 from pellucid.executor.member import Work
-from pellucid.executor.progress import Standing
 from pellucid.interrupts import held_back
 from pellucid.nodes.place import Place, addresses, arrange, named
+from pellucid.observe.progress import Standing
 from pellucid.registry import load_object
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult

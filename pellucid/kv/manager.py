@@ -1,8 +1,8 @@
 """The KV cache of all kinds as one: which pages a slot's sequence has, may share, and still needs.
 
-A table has a column for each block of tokens, and there the pages of all kinds side by side: a sequence grows
-in all kinds at once.  What windows have passed they give back.  A prefix hit is what *every* kind can go on
-from.  Knows token counts and digests, not sequences.
+A block table has an entry for each block of tokens, and there the pages of all kinds side by side: so
+sequences grow in all kinds at once.  What windows have passed they give back.  A prefix hit is what *every*
+kind can go on from.  Knows token counts and digests, not sequences.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Stripes(NamedTuple):
 
     kind: Kind
     number: int  # of the kind
-    columns: slice
+    which: slice
 
 
 class KVManager:
@@ -115,10 +115,10 @@ class KVManager:
         """The published pages of these blocks; 0 where a window does not reach."""
         num = len(digests)
         pages = np.zeros((num, self.pages_a_block), dtype=np.int32)
-        for kind, i, columns in self.stripes:
+        for kind, i, which in self.stripes:
             first, index = self.first_kept(kind, num * self.block_size), self.pool.index(i)
             if first < num:
-                pages[first:, columns] = [index[digest] for digest in digests[first:]]
+                pages[first:, which] = [index[digest] for digest in digests[first:]]
         return pages
 
     def lacking(self, hit: PrefixHit, num_tokens: int, num_spare: int) -> int:
@@ -209,7 +209,7 @@ class KVManager:
         positions: the least of these queries.  Says whether there was anything.
         """
         has_given = False
-        for kind, i, columns in self._passing:
+        for kind, i, which in self._passing:
             first = kind.first_kept(positions)
             counts = first - self._first[i, slots]
             if not np.count_nonzero(counts > 0):
@@ -218,8 +218,8 @@ class KVManager:
             counts, ends = np.maximum(counts, 0), np.cumsum(np.maximum(counts, 0))
             owners = np.repeat(slots, counts)
             blocks = np.arange(int(ends[-1])) + np.repeat(self._first[i, slots] - ends + counts, counts)
-            cells: Pages = self.pages[owners, blocks, columns]
-            self.pages[owners, blocks, columns] = 0
+            cells: Pages = self.pages[owners, blocks, which]
+            self.pages[owners, blocks, which] = 0
             self.pool.drop(cells)
             self._first[i, slots] += counts
         return has_given
@@ -233,19 +233,19 @@ class KVManager:
         if num_full <= num_published:
             return
         self._hasher.extend(prefix.digests, tokens, prefix.root)
-        for _, i, columns in self.stripes:
+        for _, i, which in self.stripes:
             first = max(num_published, int(self._first[i, slot]))
             if first < num_full:
                 names = prefix.digests[first:num_full]
-                self.pool.publish(i, self.pages[slot, first:num_full, columns], names)
+                self.pool.publish(i, self.pages[slot, first:num_full, which], names)
         self.publish_at[slot] = num_full * size + size
 
     def release(self, slot: int) -> None:
         """Drop all blocks, the last ones first, so that they are evicted before the prefix that they need."""
         num = int(self.capacity[slot]) // self.block_size
-        for kind, i, columns in self.stripes:
+        for kind, i, which in self.stripes:
             first = int(self._first[i, slot]) if kind.gives_back else 0
-            self.pool.drop(self.pages[slot, first:num, columns][::-1])
+            self.pool.drop(self.pages[slot, first:num, which][::-1])
         self.capacity[slot], self.publish_at[slot] = 0, NEVER
         for _, i, _ in self._passing:
             self._first[i, slot] = 0
@@ -287,8 +287,8 @@ class KVManager:
         assert not self.capacity[unused].any() and not self._first[:, unused].any(), "an unused slot"
         for slot in slots:
             num = int(self.capacity[slot]) // self.block_size
-            for _, i, columns in self.stripes:
-                is_held = self.pages[slot, :num, columns] > 0
+            for _, i, which in self.stripes:
+                is_held = self.pages[slot, :num, which] > 0
                 assert not is_held[: self._first[i, slot]].any(), "a page behind the window"
                 assert is_held[self._first[i, slot] :].all(), "a page is missing"
 
@@ -303,7 +303,7 @@ class KVManager:
 
     def by_kind(self, pages: Pages) -> Iterator[tuple[int, Column, Pages]]:
         """Of each kind the blocks that are there: their places and their pages."""
-        for _, i, columns in self.stripes:
-            of_kind = pages[:, columns]
+        for _, i, which in self.stripes:
+            of_kind = pages[:, which]
             where = np.flatnonzero(of_kind[:, 0])
             yield i, where, of_kind[where]

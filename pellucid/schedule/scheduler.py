@@ -44,7 +44,7 @@ from pellucid.schedule.table import NEVER, Table
 from pellucid.spec.wants import Wants
 from pellucid.types import FinishReason, Request, SeqUpdate
 
-TURN = 8  # plans: once in so many, what can wait is done for many sequences at once
+UPKEEP = 8  # plans: once in so many, what can wait is done for many sequences at once
 
 
 class Scheduler:
@@ -109,7 +109,7 @@ class Scheduler:
             tokens=ints(prompt) + ints(request.prior_token_ids),
             stop_token_ids=request.stop_token_ids,
             asked=self.features.asks(request),
-            num_told=request.num_known,
+            num_reported=request.num_known,
         )
         self.features.enter(seq)
         self._waiting.add(seq)
@@ -148,20 +148,20 @@ class Scheduler:
         seq = self._by_request.get(request_id)
         if seq is None:
             return None
-        untold = self._untold(seq)
+        unreported = self._unreported(seq)
         if seq.status is Status.RUNNING:
             self._retire(seq)
             self._decoding = self.table.in_use(self._decoding)
         elif seq.status is Status.WAITING:
             self._waiting.remove(seq)
         self._forget(seq)
-        update = seq.update(untold)
+        update = seq.update(unreported)
         update.finish_reason = reason
         return update
 
     def fail_all(self, message: str) -> list[SeqUpdate]:
         """Answer every request with an error: the workers are gone, and with them all state."""
-        updates = [seq.update(self._untold(seq)) for seq in self._sequences.values()]
+        updates = [seq.update(self._unreported(seq)) for seq in self._sequences.values()]
         for update in updates:
             update.finish_reason, update.error = FinishReason.ERROR, message
         for seq in list(self._sequences.values()):
@@ -172,12 +172,12 @@ class Scheduler:
         seq.status = Status.FINISHED
         del self._sequences[seq.id], self._by_request[seq.request.id]
 
-    def _untold(self, seq: Sequence) -> list[int]:
+    def _unreported(self, seq: Sequence) -> list[int]:
         """The tokens of a quiet sequence that no update has brought."""
         if not seq.request.is_quiet:
             return []
         tokens = self.table.tokens(seq.slot) if seq.status is Status.RUNNING else seq.tokens
-        return tokens[seq.num_told :].tolist()
+        return tokens[seq.num_reported :].tolist()
 
     def took(self, seconds: float) -> None:
         """The oldest plan has come home, so long after the one before it or after its own start."""
@@ -229,7 +229,7 @@ class Scheduler:
         if step.is_short:
             slots = self._attend(step, slots)
             planned = t.planned[slots] + 1
-        elif step.id % TURN == 0:
+        elif step.id % UPKEEP == 0:
             self._grow_ahead(step, slots)
         t.planned[slots] = planned
         if self.options.pp > 1:
@@ -267,13 +267,11 @@ class Scheduler:
         """What every token and every prompt have left of the budget is for drafts, which may be wrong."""
         t, slots = self.table, step.decodes
         left = self.options.max_num_batched_tokens - step.num_tokens
-        draft = deal(t.drafts[slots], left)
+        draft = self._with_blocks(step, slots, deal(t.drafts[slots], left))
         if np.count_nonzero(draft):
-            draft = self._with_blocks(step, slots, draft)
             t.planned[slots] += draft
             t.unsure[slots] += draft
-            if np.count_nonzero(draft):
-                step.add_drafts(draft)
+            step.add_drafts(draft)
         sampled = np.concatenate((slots, np.array(step.joining))) if step.joining else slots
         want = t.want[sampled]  # and they are there for the next step
         step.num_propose = self.wants.num_propose(sampled, [row.slot for row in step.chunks])
@@ -467,12 +465,12 @@ class Scheduler:
         return slots[wanted <= capacity[slots]]
 
     def _grow_ahead(self, step: Step, slots: Column) -> bool:
-        """Two blocks for those that would lack one in this turn; False, and none, if there are few."""
+        """Two blocks for those that would soon lack one; False, and none, if there are few."""
         t, num_spec = self.table, self.options.num_spec
         if not self._has_plenty(len(slots)):
             return False
         most = t.limit[slots] + num_spec
-        soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)
+        soon = np.minimum(t.planned[slots] + (UPKEEP + 1) * (1 + num_spec), most)
         later = np.minimum(soon + self.kv.block_size, most)
         return self._grow(step, slots, soon, later)
 
@@ -519,7 +517,7 @@ class Scheduler:
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:
         """The same for what its first decodes write behind `end`; `_grow_ahead` is for those that decode."""
         num_spec = self.options.num_spec
-        soon = min(end + (TURN + 1) * (1 + num_spec), seq.limit + num_spec)
+        soon = min(end + (UPKEEP + 1) * (1 + num_spec), seq.limit + num_spec)
         return self._has_plenty(self.options.num_slots) and self._grow_one(step, seq.slot, soon)
 
     def _reserve(self, step: Step, seq: Sequence, num_tokens: int) -> bool:
@@ -626,7 +624,9 @@ class Scheduler:
         slots, query, draft = flight.rows.slots, flight.rows.num_query, flight.rows.num_draft
         num_new = np.frombuffer(result.num_new, dtype=np.int32)
         tokens = np.frombuffer(result.token_ids, dtype=np.int32).reshape(len(slots), -1)
-        self.counters.num_sampled_tokens += len(slots) if query is None else int(num_new.sum())
+        num_sampled = len(slots) if query is None else int(num_new.sum())
+        self.counters.num_sampled_tokens += num_sampled
+        self.wants.landed(num_sampled)
         index = self._alive(flight)  # of the rows that are left; None: all
         if index is not None:
             slots, num_new, tokens = slots[index], num_new[index], tokens[index]
@@ -644,29 +644,27 @@ class Scheduler:
             self._find_stops(slots, tokens, is_due)
         if result.failed:
             is_due |= np.isin(np.arange(len(slots)) if index is None else index, list(result.failed))
-        is_told = t.is_told[slots]
+        is_reported = t.is_reported[slots]
         landed: dict[int, Landed] = {}
         failed: list[SeqUpdate] = []
         if np.count_nonzero(is_due):
             due = np.flatnonzero(is_due)
-            places = (due if index is None else index[due]).tolist()  # in the plan
-            columns = places, slots[due].tolist(), num_new[due].tolist(), tokens[due].tolist()
-            for place, slot, num, new in zip(*columns, strict=True):
-                if place in result.failed:
-                    failed.append(self._fail(slot, num, result.failed[place]))
+            rows = (due if index is None else index[due]).tolist()  # of the plan
+            columns = rows, slots[due].tolist(), num_new[due].tolist(), tokens[due].tolist()
+            for row, slot, num, new in zip(*columns, strict=True):
+                if row in result.failed:
+                    failed.append(self._fail(slot, num, result.failed[row]))
                 else:
-                    landed[place] = self._land_row(slot, new[:num])
+                    landed[row] = self._land_row(slot, new[:num])
             self._decoding = t.in_use(self._decoding)
-            is_told &= ~is_due
+            is_reported &= ~is_due
         self._num_landed += 1
-        if self.options.num_spec:
-            self.wants.landed(int(num_new.sum()))
-        if self._num_landed % TURN == 0:
+        if self._num_landed % UPKEEP == 0:
             self._publish_some()
             self._pass_windows(self._decoding)
-        if self._num_landed % TURN == 0 or self.wants.has_turned:
+        if self._num_landed % UPKEEP == 0 or self.wants.has_switched:
             self.wants.choose(self._decoding)
-        going = self._going(slots, num_new, tokens, is_told)
+        going = self._going(slots, num_new, tokens, is_reported)
         return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS
 
     def _alive(self, flight: Flight) -> Column | None:
@@ -677,14 +675,18 @@ class Scheduler:
         return None if np.count_nonzero(is_alive) == len(is_alive) else np.flatnonzero(is_alive)
 
     def _going(
-        self, slots: Column, num_new: NDArray[np.int32], tokens: NDArray[np.int32], is_told: NDArray[np.bool_]
+        self,
+        slots: Column,
+        num_new: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        is_reported: NDArray[np.bool_],
     ) -> Going:
-        """is_told: who merely goes on, and has a reader for each token."""
-        num_told = np.count_nonzero(is_told)
-        if not num_told:
+        """is_reported: who merely goes on, and has a reader for each token."""
+        num_reported = np.count_nonzero(is_reported)
+        if not num_reported:
             return NOBODY_GOES_ON
-        if num_told < len(slots):
-            slots, num_new, tokens = slots[is_told], num_new[is_told], tokens[is_told]
+        if num_reported < len(slots):
+            slots, num_new, tokens = slots[is_reported], num_new[is_reported], tokens[is_reported]
         return Going(self.table.names[slots], num_new, tokens)
 
     def _find_stops(self, slots: Column, tokens: NDArray[np.int32], is_due: NDArray[np.bool_]) -> None:
@@ -736,9 +738,9 @@ class Scheduler:
         if num_tokens >= seq.limit and update.finish_reason is None:
             update.finish_reason = FinishReason.LENGTH
         if seq.request.is_quiet:
-            is_due = update.finish_reason is not None or seq.num_told == seq.prompt_len
-            update.new_token_ids = t.token_ids[slot, seq.num_told : num_tokens].tolist() if is_due else []
-            seq.num_told = num_tokens if is_due else seq.num_told
+            is_due = update.finish_reason is not None or seq.num_reported == seq.prompt_len
+            update.new_token_ids = t.token_ids[slot, seq.num_reported : num_tokens].tolist() if is_due else []
+            seq.num_reported = num_tokens if is_due else seq.num_reported
         if update.finish_reason is not None:
             self._retire(seq, dropped)
             self._forget(seq)
@@ -752,7 +754,7 @@ class Scheduler:
         return num_new
 
     def _publish_some(self) -> None:
-        """Law 8: blocks of sampled tokens, of those that are overdue most; of the others in other turns."""
+        """Law 8: blocks of sampled tokens, of those that are overdue most; of the others another time."""
         t, slots = self.table, self._decoding
         overdue = t.computed[slots] - self.kv.publish_at[slots]
         due = np.flatnonzero(overdue >= 0)

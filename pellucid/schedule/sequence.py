@@ -44,7 +44,7 @@ class Sequence:
     scored_end: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
-    num_told: int = 0  # of a quiet one's tokens, the prompt and those that updates have brought
+    num_reported: int = 0  # of a quiet one's tokens, the prompt and those that updates have brought
 
     @property
     def host_bound(self) -> bool:

@@ -26,7 +26,7 @@ LONG_STAY = 1 << 20  # bytes of tokens whose memory is given back at once
 
 
 class Table:
-    """One row a slot, and a spare one at the end, which takes what belongs to nobody.  Counts are tokens."""
+    """A number for each slot, and for a spare one, which takes what is nobody's.  Counts are tokens."""
 
     def __init__(self, num_slots: int, max_len: int, most_new: int, watched: int = 0) -> None:
         """max_len: tokens of a sequence.  most_new: of a row, w.  watched: whose rows are all looked at."""
@@ -49,8 +49,8 @@ class Table:
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
         self.ids = column()  # of sequences
         self.asked = column()  # bits: plan.py
-        # Is each token told when it has landed?  Else only the first ones and, at the end, all others.
-        self.is_told: NDArray[np.bool_] = np.zeros(num_slots + 1, dtype=bool)
+        # Is each token reported when it has landed?  Else only the first ones and, at the end, all others.
+        self.is_reported: NDArray[np.bool_] = np.zeros(num_slots + 1, dtype=bool)
         self.names: NDArray[np.object_] = np.empty(num_slots + 1, dtype=object)  # of requests
         self.seqs: list[Sequence | None] = [None] * num_slots
         # The tokens of each, as far as they have landed: what the device has, too.
@@ -70,7 +70,7 @@ class Table:
         self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
         self.end[slot] = 0 if self.is_watched(slot) else num_known
         self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
-        self.is_told[slot] = not seq.request.is_quiet
+        self.is_reported[slot] = not seq.request.is_quiet
 
     def leave(self, slot: int) -> None:
         """It ends: rows in flight are stale from now on, and no plan may carry another."""

@@ -60,7 +60,7 @@ class Wants:
         self._took: tuple[Load, float] | None = None
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
-        self.has_turned = False  # the switch, since the last choice
+        self.has_switched = False  # the switch, since the last choice
         self._num_rows = 1  # of the last plan
 
     def begin(self, slot: int) -> None:
@@ -115,7 +115,7 @@ class Wants:
         if load.num_rows and num_new:
             was_on = self.switch.is_on
             self.switch.took(seconds, load.num_rows, num_new, load.num_drafts, is_plain=load.is_plain)
-            self.has_turned |= was_on != self.switch.is_on
+            self.has_switched |= was_on != self.switch.is_on
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
@@ -133,7 +133,7 @@ class Wants:
 
     def choose(self, slots: Column) -> None:
         """Those that run want as many from now on as they are worth."""
-        least, self.has_turned = int(self.has_turned), False  # what has just begun is to be tried
+        least, self.has_switched = int(self.has_switched), False  # what has just begun is to be tried
         if not self._is_learning or not len(slots):
             return
         if not self.switch.is_on:

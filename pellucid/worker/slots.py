@@ -103,15 +103,15 @@ class Slots:
         counts = np.diff(first, append=len(slots))
         owners = slots[first]
         assert len(set(owners.tolist())) == len(owners), f"blocks of a slot are not side by side: {slots}"
-        columns = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
+        entries = np.repeat(lens[owners] - first, counts) + np.arange(len(slots))
         lens[owners] += counts
-        most, width = int(columns.max()), self.block_tables[0].shape[1]
-        assert most < width, f"slot {slots[columns.argmax()]}: {most + 1} blocks in {width} columns"
+        most, width = int(entries.max()), self.block_tables[0].shape[1]
+        assert most < width, f"slot {slots[entries.argmax()]}: {most + 1} blocks in {width} entries"
         pages = pages.reshape(len(slots), -1)
         blocks = [pages[:, table.stripe] * table.factor for table in self._layout.tables]
-        rows, columns, *blocks = upload(np.array([slots, columns, *blocks]), self.device)
+        rows, entries, *blocks = upload(np.array([slots, entries, *blocks]), self.device)
         for table, numbers in zip(self.block_tables, blocks, strict=True):
-            table[rows, columns] = numbers.to(table.dtype)
+            table[rows, entries] = numbers.to(table.dtype)
 
     def _write_tokens(self, admissions: list[Admission], lengths: np.ndarray) -> None:
         """All in one copy and one launch."""

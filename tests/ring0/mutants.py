@@ -85,8 +85,10 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "5 what a save reads is not held": [("lending", "    kv.hold(transfer.pages)\n", "")],
     "6 feedback too early": [("worker", NEWEST, "max(plan.id - self.pp + 1, plan.committed), self.pipeline")],
-    "6 no watermark": [("worker", NEWEST, "plan.id - self.pp, self.pipeline")],
-    "6 watermark only": [("worker", NEWEST, "plan.committed, self.pipeline")],
+    "6 feedback of plans that the host has seen waits": [
+        ("worker", NEWEST, "plan.id - self.pp, self.pipeline")
+    ],
+    "6 feedback of plans that the host has seen alone": [("worker", NEWEST, "plan.committed, self.pipeline")],
     "6 admit before feedback": [("worker", PHASES, "(self.retire, self.admit, self.apply_feedback)")],
     "6 retire before feedback": [("worker", PHASES, "(self.retire, self.apply_feedback, self.admit)")],
     "6 retired forgotten by the worker": [("worker", "self.slots[index] = None", "pass")],
@@ -185,7 +187,7 @@ FAULTS: dict[str, list[Edit]] = {
         ),
     ],
     "5 half a block's stripes are dropped": [
-        ("manager", "first:num, columns][::-1])", "first:num, columns][::-1, : -(-kind.stripes // 2)])"),
+        ("manager", "first:num, which][::-1])", "first:num, which][::-1, : -(-kind.stripes // 2)])"),
     ],
     "5 half a block's stripes are given back behind a window": [
         ("manager", "self.pool.drop(cells)", "self.pool.drop(cells[:, : -(-kind.stripes // 2)])"),
@@ -241,7 +243,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "prompt_len=len(prompt),", "prompt_len=request.num_known,")
     ],
     "12 what was told elsewhere is told again": [
-        ("scheduler", "num_told=request.num_known,", "num_told=len(prompt),")
+        ("scheduler", "num_reported=request.num_known,", "num_reported=len(prompt),")
     ],
     "12 what was sampled elsewhere is sampled again": [
         ("scheduler", "tokens=ints(prompt) + ints(request.prior_token_ids),", "tokens=ints(prompt),")
@@ -345,7 +347,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "behind = t.planned[slots] + self.options.num_spec", "behind = t.planned[slots]"),
         (
             "scheduler",
-            "soon = np.minimum(t.planned[slots] + (TURN + 1) * (1 + num_spec), most)",
+            "soon = np.minimum(t.planned[slots] + (UPKEEP + 1) * (1 + num_spec), most)",
             "soon = np.minimum(t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
@@ -357,7 +359,11 @@ FAULTS: dict[str, list[Edit]] = {
             "= t.planned[slots] + 1 + self.options.num_spec",
             "= t.planned[slots] + 1 + t.want[slots]",
         ),
-        ("scheduler", "t.planned[slots] + (TURN + 1) * (1 + num_spec), most)", "t.planned[slots] + 1, most)"),
+        (
+            "scheduler",
+            "t.planned[slots] + (UPKEEP + 1) * (1 + num_spec), most)",
+            "t.planned[slots] + 1, most)",
+        ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
         ("scheduler", "capacity[slots] - 2 * self.options.num_spec, t.limit", "capacity[slots], t.limit"),
     ],
@@ -436,7 +442,7 @@ FAULTS: dict[str, list[Edit]] = {
     "3 one token of a row lands": [
         ("table", "width = tokens.shape[1]", "tokens, width = np.ascontiguousarray(tokens[:, :1]), 1"),
     ],
-    "8 a turn publishes what it has planned": [
+    "8 upkeep publishes what it has planned": [
         (
             "scheduler",
             "overdue = t.computed[slots] - self.kv.publish_at[slots]",
@@ -471,7 +477,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("table", "self.epoch[slot] += 1", "pass"),
     ],
     "4 extras by the rows that are left": [
-        ("scheduler", "places = (due if index is None else index[due]).tolist()", "places = due.tolist()"),
+        ("scheduler", "rows = (due if index is None else index[due]).tolist()", "rows = due.tolist()"),
     ],
     "11 a ride of the plan before": [
         (
@@ -548,15 +554,15 @@ FAULTS: dict[str, list[Edit]] = {
     "10 a quiet one's tokens are not told at its end": [
         (
             "scheduler",
-            "seq.num_told : num_tokens].tolist() if is_due else []",
-            "seq.num_told : num_tokens].tolist() if seq.num_told == seq.prompt_len else []",
+            "seq.num_reported : num_tokens].tolist() if is_due else []",
+            "seq.num_reported : num_tokens].tolist() if seq.num_reported == seq.prompt_len else []",
         ),
     ],
     "10 who merely goes on is told nothing": [
         ("news", "return [*map(SeqUpdate, names, tokens)]", "return []"),
     ],
     "10 who is looked at is told twice": [
-        ("scheduler", "            is_told &= ~is_due\n", "            pass\n"),
+        ("scheduler", "            is_reported &= ~is_due\n", "            pass\n"),
     ],
     "10 a blocked head is not looked at when blocks come free": [
         (
@@ -565,7 +571,7 @@ FAULTS: dict[str, list[Edit]] = {
             "        self.features.vacate",
         ),
     ],
-    "6 the plan carries no watermark": [
+    "6 the plan does not say what the host has seen": [
         ("scheduler", "self._committed = plan.id", "pass"),
     ],
     "3 only the host stops at the limit": [

@@ -15,7 +15,7 @@ import pytest
 
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan
-from pellucid.schedule.scheduler import TURN, Scheduler
+from pellucid.schedule.scheduler import UPKEEP, Scheduler
 from pellucid.schedule.sequence import Sequence
 from pellucid.schedule.step import deal
 from pellucid.schedule.stop_tokens import FEW, StopTokens
@@ -42,18 +42,18 @@ def published(scheduler: Scheduler, seq: Sequence) -> int:
 
 
 def test_blocks_are_taken_for_all_at_once_and_ahead_of_need() -> None:
-    scheduler, device = scheduler_with("a", "b", max_tokens=7 * TURN), Device()
-    for _ in range(TURN + 3):
+    scheduler, device = scheduler_with("a", "b", max_tokens=7 * UPKEEP), Device()
+    for _ in range(UPKEEP + 3):
         step(scheduler, device)
-    plans = [step(scheduler, device)[0] for _ in range(3 * TURN)]
+    plans = [step(scheduler, device)[0] for _ in range(3 * UPKEEP)]
     assert all(plan.rows.slots is plans[0].rows.slots for plan in plans)
     grown = [plan for plan in plans if len(plan.grown.slots)]
-    assert [later.id - plan.id for plan, later in pairwise(grown)] == [TURN] * (len(grown) - 1)
+    assert [later.id - plan.id for plan, later in pairwise(grown)] == [UPKEEP] * (len(grown) - 1)
     assert len(grown) == 3 and all(set(plan.grown.slots) == {0, 1} for plan in grown)
 
 
 def test_without_blocks_to_spare_each_gets_one_when_it_needs_it() -> None:
-    num_tokens = 5 + 3 * TURN + BLOCK
+    num_tokens = 5 + 3 * UPKEEP + BLOCK
     scheduler, device = make_scheduler(num_blocks=2 * -(-num_tokens // BLOCK)), Device()
     for name in ("a", "b"):
         scheduler.add(make_request(name, 5, max_tokens=num_tokens - 5))
@@ -69,7 +69,7 @@ def test_long_texts_are_whole_and_their_blocks_are_published_on_the_way() -> Non
     (seq,) = scheduler.running()
     tokens = scheduler.table.tokens(seq.slot)
     assert tokens[5:].tolist() == [device.next_token(seq.id, position) for position in range(5, 505)]
-    assert 504 - TURN - BLOCK < published(scheduler, seq) <= 504
+    assert 504 - UPKEEP - BLOCK < published(scheduler, seq) <= 504
     assert scheduler.abort("a") is not None and scheduler.num_running == 0
 
 
@@ -86,7 +86,7 @@ def test_of_many_overdue_blocks_each_is_published_in_time_and_few_at_once() -> N
         after = [published(scheduler, seq) for seq in scheduler.running()]
         at_once.append(sum(a > b for a, b in zip(after, before, strict=False)))
     assert max(at_once[2:]) == num_seqs // 16, "no step publishes for many"
-    longest_wait = TURN * 16 + TURN
+    longest_wait = UPKEEP * 16 + UPKEEP
     assert min(published(scheduler, seq) for seq in scheduler.running()) > 400 - longest_wait - BLOCK
 
 
@@ -103,7 +103,7 @@ def test_all_that_decode_publish_whatever_they_ask_for_and_wherever_they_are_pla
         if inflight and (len(inflight) == pp or plan is None):
             scheduler.commit(inflight[0], device.run(inflight.popleft()))
     least = min(published(scheduler, seq) for seq in scheduler.running())
-    assert least >= 200 - pp * TURN - BLOCK
+    assert least >= 200 - pp * UPKEEP - BLOCK
 
 
 def test_a_row_that_grows_for_its_token_and_for_its_drafts_gets_its_blocks_side_by_side() -> None:
@@ -121,7 +121,7 @@ def test_a_row_that_grows_for_its_token_and_for_its_drafts_gets_its_blocks_side_
 
 def test_who_leaves_publishes_what_has_landed() -> None:
     scheduler, device = make_scheduler(max_model_len=64), Device()
-    scheduler.add(make_request("a", 5, max_tokens=2 * TURN - 1))
+    scheduler.add(make_request("a", 5, max_tokens=2 * UPKEEP - 1))
     tokens = run_to_end(scheduler, device)["a"]
     prompt = [*make_request("a", 5).prompt_token_ids, *tokens, 1]
     scheduler.add(make_request("b", prompt))
