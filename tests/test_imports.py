@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pellucid
-from pellucid.features.base import HostFeature, WorkerFeature
+from pellucid.features.base import FEATURES, HostFeature, WorkerFeature
 
 ROOT = Path(pellucid.__file__).parent
 DATA = {"types", "sampling_params"}  # what goes into the engine and what comes back
@@ -297,8 +297,14 @@ def test_the_scheduler_knows_no_torch(module: str) -> None:
 
 
 # What requests may ask for is known to features alone: the loop calls hooks of whoever is asked for.
-LOOP = ["engine/core.py", "schedule/scheduler.py", "worker/runner.py", "worker/device_step.py"]
-OF_FEATURES = re.compile(r"grammar|logprob|mask|lora|toy|pooling|image|adapter", re.IGNORECASE)
+LOOP = [
+    *("engine/core.py", "worker/runner.py", "worker/device_step.py", "worker/inputs.py", "worker/slots.py"),
+    *("graphs/launch.py", *(f"schedule/{path.name}" for path in sorted((ROOT / "schedule").glob("*.py")))),
+]
+OF_FEATURES = re.compile(
+    rf"{'|'.join(FEATURES)}|logprob|mask|toy|image|adapter|connector",
+    re.IGNORECASE,
+)
 
 
 def names_of(tree: ast.AST) -> Iterator[str]:
