@@ -1,8 +1,7 @@
 """A step's rows on the device: how much of each is computed, and what the slots hold of them.
 
 The worker ships the first; kernels gather the second, and write behind it what the step has yielded.
-Legend: T tokens, B rows, S logits to sample, P prompt positions to score, M blocks a row, L columns of the
-token table.
+Legend: T tokens, B rows, S logits to sample, P prompt positions to score, M blocks a row, L places in a slot.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class SlotRows:
     cu_seqlens_q: Tensor  # [B + 1] int32, cu_query
     block_tables: tuple[Tensor, ...]  # [B, M] int32 each
     input_ids: Tensor  # [T] int32
-    places: Tensor  # [T] int64, columns of the token table: a token's position, unless drafts are a tree
+    places: Tensor  # [T] int64, where tokens lie in their slots: at their positions, unless drafts are a tree
     slot_mappings: tuple[Tensor, ...]  # per table: [T] int64, block * block_size + offset
     logit_slots: Tensor  # [S] int64
     logit_places: Tensor  # [S] int64, behind the token that was fed there

@@ -87,9 +87,8 @@ class KVManager:
         width = -(-max_len // self.block_size)
         shape = num_slots + 1, width, self.pages_a_block
         self.pages: Pages = np.frombuffer(sparse_memory(4 * math.prod(shape)), dtype=np.int32).reshape(shape)
-        self.capacity: Column = np.zeros(
-            num_slots + 1, dtype=np.int64
-        )  # tokens that fit into a slot's blocks
+        # Tokens that fit into a slot's blocks.
+        self.capacity: Column = np.zeros(num_slots + 1, dtype=np.int64)
         # Tokens with KV at which the next block is full that nobody finds yet.
         self.publish_at: Column = np.full(num_slots + 1, NEVER, dtype=np.int64)
         self._first: Column = np.zeros((len(kinds), num_slots + 1), dtype=np.int64)  # block still held

@@ -52,9 +52,8 @@ class News:
 
     landed: dict[int, Landed] = field(default_factory=dict[int, Landed])  # by index in the plan
     going: Going = NOBODY_GOES_ON
-    failed: list[SeqUpdate] = field(
-        default_factory=list[SeqUpdate]
-    )  # of which a worker has said what is wrong
+    # Of which a worker has said what is wrong.
+    failed: list[SeqUpdate] = field(default_factory=list[SeqUpdate])
 
     @property
     def updates(self) -> list[SeqUpdate]:
