@@ -33,6 +33,7 @@ MODULES = {  # in the order of import
     "table": "pellucid.schedule.table",
     "news": "pellucid.schedule.news",
     "features": "pellucid.features.host",
+    "wants": "pellucid.spec.wants",
     "stop_tokens": "pellucid.schedule.stop_tokens",
     "scheduler": "pellucid.schedule.scheduler",
     "logprobs": "pellucid.features.logprobs.host",
@@ -619,6 +620,29 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "3 a stop of another's ends a text, or none of one's own": [
         ("scheduler", "not s.stop_token_ids.isdisjoint(n)", "s.stop_token_ids.isdisjoint(n)")
+    ],
+    "10 who begins to decode is forgotten": [
+        ("scheduler", "pieces += old[first:place], new[row : row + 1]", "pieces += (old[first:place],)")
+    ],
+    "10 a prompt of which a part is planned is forgotten": [
+        (
+            "scheduler",
+            "        if not self.table.is_decoding(seq.slot):\n            self._prefilling.add(seq)\n",
+            "",
+        )
+    ],
+    "10 a prompt is planned on when it is whole": [
+        (
+            "scheduler",
+            "                if self.table.is_decoding(seq.slot):\n"
+            "                    self._prefilling.remove(seq)\n",
+            "",
+        )
+    ],
+    "4 who has left decodes on": [("table", "return slots[self.limit[slots] > 0]", "return slots")],
+    "3 more drafts are wanted than a row may carry": [
+        ("wants", "self._table.want[slot] = self._most", "self._table.want[slot] = self._most + 1"),
+        ("wants", "np.clip(num, least, self._most)", "np.clip(num + 1, least, self._most + 1)"),
     ],
     "13 who has no work takes no part": [("pace", "while self.is_awaited:", "while False:")],
     "13 who has no work begins steps": [("pace", "while self.is_awaited:", "self.follow()\n        $")],
