@@ -33,6 +33,10 @@ class HostFeatures:
         self._features = dict(features or {})
         self.bits = bits_of(self._features)
         self._hooks = Hooks(self._features)
+        self._askers = [
+            (each.asks, self.bits[name] | HOST_BOUND * each.is_host_bound)
+            for name, each in self._features.items()
+        ]
         self.watched = self._mask(lambda feature: feature.is_watched or feature.is_host_bound)
         self.prompt_only = self._mask(lambda feature: feature.rows is RowKind.PROMPT)
         self.sampling_only = self._mask(lambda feature: feature.rows is RowKind.SAMPLING) | HOST_BOUND
@@ -51,9 +55,9 @@ class HostFeatures:
     def asks(self, request: Request) -> int:
         """The bits of what it asks for."""
         asked = 0
-        for name, feature in self._features.items():
-            if feature.asks(request):
-                asked |= self.bits[name] | HOST_BOUND * feature.is_host_bound
+        for asks, bits in self._askers:
+            if asks(request):
+                asked |= bits
         return asked
 
     def prepare(self, request: Request) -> dict[str, Future[Any]]:

@@ -93,23 +93,25 @@ class Scheduler:
     def add(self, request: Request) -> SeqUpdate | None:
         """Take a request.  One that could never run is answered at once."""
         assert request.id not in self._by_request, f"request id {request.id!r} is in use"
-        refusal = self._refuse(request)
+        limit = self._limit(request)
+        refusal = self._refuse(request, limit)
         if refusal is not None:
             return SeqUpdate(request.id, finish_reason=FinishReason.ERROR, error=refusal)
-        prompt, seq_id = request.prompt_token_ids, self._next_seq_id
+        tokens, seq_id = ints(request.prompt_token_ids), self._next_seq_id
+        tokens.extend(request.prior_token_ids)
         self._next_seq_id += 1
         by_priority = self.options.policy == "priority"
         seq = Sequence(
             id=seq_id,
             request=request,
             key=(request.priority, request.arrival, seq_id) if by_priority else (0, 0.0, seq_id),
-            limit=self._limit(request),
+            limit=limit,
             prefix=Prefix(root_digest(*request.cache_key)),
-            prompt_len=len(prompt),
-            tokens=ints(prompt) + ints(request.prior_token_ids),
+            prompt_len=len(request.prompt_token_ids),
+            tokens=tokens,
             stop_token_ids=request.stop_token_ids,
             asked=self.features.asks(request),
-            num_reported=request.num_known,
+            num_reported=len(tokens),
         )
         self.features.enter(seq)
         self._waiting.add(seq)
@@ -120,9 +122,9 @@ class Scheduler:
         longest, max_tokens = self.options.max_model_len, request.sampling.max_tokens
         return longest if max_tokens is None else min(longest, len(request.prompt_token_ids) + max_tokens)
 
-    def _refuse(self, request: Request) -> str | None:
+    def _refuse(self, request: Request, limit: int) -> str | None:
         """Law 10: why this request could never run, in words."""
-        prompt_len, limit = len(request.prompt_token_ids), self._limit(request)
+        prompt_len = len(request.prompt_token_ids)
         longest, room = self.options.max_model_len, self.kv.max_tokens - self.options.num_spec
         if not prompt_len:
             return "the prompt has no tokens; give at least one"

@@ -241,13 +241,13 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "victim.tokens = ints(self.table.tokens(victim.slot).tobytes())", "pass"),
     ],
     "12 what was sampled elsewhere counts as prompt": [
-        ("scheduler", "prompt_len=len(prompt),", "prompt_len=request.num_known,")
+        ("scheduler", "prompt_len=len(request.prompt_token_ids),", "prompt_len=len(tokens),")
     ],
     "12 what was told elsewhere is told again": [
-        ("scheduler", "num_reported=request.num_known,", "num_reported=len(prompt),")
+        ("scheduler", "num_reported=len(tokens),", "num_reported=len(request.prompt_token_ids),")
     ],
     "12 what was sampled elsewhere is sampled again": [
-        ("scheduler", "tokens=ints(prompt) + ints(request.prior_token_ids),", "tokens=ints(prompt),")
+        ("scheduler", "        tokens.extend(request.prior_token_ids)\n", "")
     ],
     "12 who has moved has the seed of its new place": [
         ("scheduler", "seed=request.seed,", "seed=request.seed + len(request.prior_token_ids),")
