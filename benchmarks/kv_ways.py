@@ -85,6 +85,8 @@ def load(name: str, device: str, num: int, page_bytes: int, repeats: int) -> tup
     whole, copies = list[float](), list[float]()
     for _ in range(repeats + 1):
         worker._pages.zero_()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
         began = time.perf_counter()
         do(worker, said, wanted, range(1, num + 1))
         whole.append(time.perf_counter() - began)

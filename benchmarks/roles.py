@@ -38,15 +38,17 @@ def measure(engine: LLMEngine, given: argparse.Namespace, *, has_prompts: bool) 
     def prompt(num: int) -> dict[str, object]:
         return {"prompt_token_ids": [rng.randrange(100, 1000) for _ in range(num)]}
 
-    def add(num: int, sampling: SamplingParams) -> str:
-        return engine.add_request(prompt(num), sampling, kind=OutputKind.DELTA)  # type: ignore[arg-type]
+    def add(words: dict[str, object], sampling: SamplingParams) -> str:
+        return engine.add_request(words, sampling, kind=OutputKind.DELTA)  # type: ignore[arg-type]
 
-    streams = dict.fromkeys((add(16, long) for _ in range(given.streams)), 0.0)
+    num_prompts = int(given.seconds / given.every) + 1 if has_prompts else 0
+    prompts = [prompt(given.prompt_tokens) for _ in range(num_prompts)]  # to draw them takes milliseconds
+    streams = dict.fromkeys((add(prompt(16), long) for _ in range(given.streams)), 0.0)
     gaps, num_answered, begun = list[float](), 0, time.perf_counter()
     until, next_prompt = begun + given.seconds, begun + 1.0
     while (now := time.perf_counter()) < until:
-        if has_prompts and now >= next_prompt:
-            add(given.prompt_tokens, short)
+        if prompts and now >= next_prompt:
+            add(prompts.pop(), short)
             next_prompt += given.every
         for output in engine.step():
             now = time.perf_counter()
@@ -58,7 +60,7 @@ def measure(engine: LLMEngine, given: argparse.Namespace, *, has_prompts: bool) 
             streams[output.request_id] = now
             if output.finished:  # another one in its place
                 del streams[output.request_id]
-                streams[add(16, long)] = 0.0
+                streams[add(prompt(16), long)] = 0.0
     for name in streams:
         engine.abort(name)
     while not engine.is_finished():
