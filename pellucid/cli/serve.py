@@ -16,7 +16,7 @@ from pellucid.cli.agent import serve as serve_as_node
 from pellucid.cli.console import complain
 from pellucid.cli.options import add_engine_options, add_ignored, add_section, chosen, engine_options
 from pellucid.config import EngineConfig
-from pellucid.no_effect import SERVER, tell_ignored
+from pellucid.no_effect import ENGINE, SERVER, tell_ignored
 from pellucid.progress import tell
 from pellucid.registry import load_object
 from pellucid.server.listener import bind, url_of
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model_tag is not None and engine.setdefault("model", args.model_tag) != args.model_tag:
         raise ValueError(f"the model is {args.model_tag!r} and --model is {engine['model']!r}; give one")
     parallel = EngineConfig.from_options(engine).parallel
+    engine = {name: value for name, value in engine.items() if name not in ENGINE}  # which have been told
     if args.headless or parallel.own_node:
         serve_as_node(parallel, rank=parallel.own_node or None)
         return 0

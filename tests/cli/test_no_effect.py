@@ -15,6 +15,7 @@ from pellucid.cli.options import engine_options
 from pellucid.cli.serve import serve_options
 from pellucid.config import EngineConfig
 from pellucid.no_effect import ENGINE, SERVER, WITH_VALUE
+from tests.patience import PATIENCE
 
 SCRIPT = """
     serve --disable-log-requests m --swap-space 4 --disable-log-stats --trust-remote-code --enforce-eager
@@ -39,6 +40,13 @@ def test_what_has_no_effect_is_told(caplog: pytest.LogCaptureFixture) -> None:
     told = [record.getMessage() for record in caplog.records]
     assert told[0] == "swap_space has no effect: preempted requests are computed anew, nothing is swapped"
     assert told[1].startswith("disable_log_stats has no effect: ")
+
+
+def test_a_server_tells_it_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pellucid", "serve", str(tmp_path), "--port", "0", "--swap-space", "4"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False).stderr
+    assert "config.json" in said, "it has read its options, and found no model"
+    assert said.count("swap_space has no effect") == 1
 
 
 def test_no_option_is_taken_twice() -> None:
