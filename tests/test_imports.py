@@ -48,8 +48,9 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
     # As free of torch: how many drafts rows want.
-    "spec.wants": {"spec.switch", "schedule"},
+    "spec.wants": {"spec.switch", "spec.costs", "schedule"},
     "spec.switch": set[str](),
+    "spec.costs": set[str](),
     # Each feature has a half on either side; what both sides call is free of torch.
     "features.base": {"registry", "schedule.plan"},
     "features.host": {"schedule", "registry", "resolve", "types"},

@@ -1,13 +1,14 @@
-"""How many drafts each sequence wants: those that are likely enough to stand.
+"""How many drafts each sequence wants: those by which the step yields the most tokens for its time.
 
-A step takes longer with each draft in it, and all its rows wait.  What one more for every row costs is
-measured (switch.py), in tokens that a row would have got meanwhile: a draft is worth it that stands with at
-least this chance.  The n-th does with rate ** n.  Each sequence teaches its rate: of the drafts that were
-looked at, how many stood; what nothing is known of goes by what others have taught.  Who wants none teaches
-nothing more, so what is known of it fades until it tries again.
+The n-th draft of a sequence stands with rate ** n.  Each sequence teaches its rate: of the drafts that were
+looked at, how many stood; what nothing is known of goes by what others have taught.  What passes and drafts
+take of a step is measured (costs.py), in plain steps.  A draft is worth it that stands with at least the
+chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
+tokens for time are the most.  If that is none, or the account of what drafts have cost is empty (switch.py),
+nobody gets any, until a trial, in which a few rows have one each.
 
-Whether drafts pay at all is the switch's to say.  A drafter with KV of its own runs behind every step while
-it is on, so that its KV stays whole; who runs or enters while it is off has none, and never wants drafts.
+A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
+runs or enters while it is off has none, and never wants drafts.
 """
 
 from __future__ import annotations
@@ -22,22 +23,30 @@ from numpy.typing import NDArray
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
+from pellucid.spec.costs import Numbers, StepCosts
 from pellucid.spec.switch import Switch
 
-LEAST_CHANCE, MOST_CHANCE = 0.05, 0.98  # of a draft, however cheap or dear it is
+LEAST_CHANCE = 0.05  # of a draft, however cheap it is
 # What nothing is known of a sequence, as if so many of its drafts had been looked at.
 FIRST_TRIES, FIRST_RATE = 4.0, 0.7
+TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
 FORGETTING = 7 / 8  # with each verification
-FADING = 15 / 16  # with each choice to want none
 OTHERS = 64  # drafts: what was looked at so long ago in any sequence hardly counts any more
+KEPT_FOR_TRIAL = 1 / 8  # of what has been taught, when it is asked anew
+TRIAL_ROWS = 16
+LEAST_GAIN = (
+    1.04  # tokens for a plain step's time: rows with drafts end one by one, and leave steps less full
+)
+AGAIN = 4  # steps with drafts, behind which is chosen anew
 
 
 class Load(NamedTuple):
     """A plan that is under way: what its time will say."""
 
-    num_rows: int  # 0: nothing, it has prompts in it
-    num_drafts: int = 0  # that it verifies, if it makes others, too
-    is_plain: bool = True  # it does neither
+    num_rows: int
+    num_drafts: int  # that it verifies
+    passes: int  # drafts that it makes for each row
+    num_tokens: int  # that it computes, if there are prompts among them
 
 
 class Wants:
@@ -48,20 +57,22 @@ class Wants:
 
         keeps_kv: the drafter has KV of its own, which is whole only if it runs behind every step.
         """
-        self._table, self._most, self._cheap_tokens = table, most, cheap_tokens
+        self._table, self._most = table, most
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
-        self.switch = Switch()
+        self.switch, self.costs = Switch(), StepCosts(cheap_tokens, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
-        self.has_switched = False  # the switch, since the last choice
+        self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
+        self._has_begun, self._num_drafting = False, 0  # a trial; steps with drafts since the last choice
         self._num_rows = 1  # of the last plan
+        self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
@@ -69,10 +80,13 @@ class Wants:
         if not self._is_learning:
             self._table.want[slot] = self._most
             return
+        self.switch.entered(self._num_rows)
         self._has_lost[slot] = self._keeps_kv and not self._may_follow
         self._table.want[slot] = 0
-        if self.switch.is_on:
-            self._choose(np.array([slot]), self._num_rows)
+        if self.switch.is_trying:
+            self._table.want[slot] = not self._has_lost[slot]
+        elif self.switch.is_on:
+            self._table.want[slot] = self._worth(np.array([slot]), self._num_rows)[1][0]
 
     @property
     def _may_follow(self) -> bool:
@@ -94,28 +108,44 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
-        is_proposing, num_drafts = step.num_propose > 0, step.num_drafts
-        if self._keeps_kv and not is_proposing and not self.switch.is_looking:
+        if self._keeps_kv and not step.num_propose and not self.switch.is_looking:
             self._has_lost[step.decodes] = True
         self._num_rows = max(1, step.num_rows)
-        num_rows = 0 if step.chunks else len(step.decodes)
-        is_plain = not is_proposing and not num_drafts
-        self._loads.append(Load(num_rows, num_drafts if is_proposing else 0, is_plain))
+        num_tokens = step.num_tokens if step.chunks else 0
+        self._loads.append(Load(step.num_rows, step.num_drafts, step.num_propose, num_tokens))
 
     def took(self, seconds: float) -> None:
         """The oldest plan has come home, so long after the one before it or after its own start."""
         if self._loads:
-            self._took = self._loads.popleft(), seconds
+            self._took = self._loads.popleft(), max(seconds, 1e-9)
 
     def landed(self, num_new: int) -> None:
         """All its rows together have yielded so many tokens."""
         if self._took is None:
             return
         (load, seconds), self._took = self._took, None
-        if load.num_rows and num_new:
-            was_on = self.switch.is_on
-            self.switch.took(seconds, load.num_rows, num_new, load.num_drafts, is_plain=load.is_plain)
-            self.has_switched |= was_on != self.switch.is_on
+        switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
+        plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
+        if load.num_tokens and self._keeps_kv:
+            took = self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
+            switch.followed(took / plain if plain else 0.0)
+        elif load.num_tokens:
+            pass  # it says nothing
+        elif not load.passes and not load.num_drafts:
+            switch.plain()
+            self.costs.add_plain(load.num_rows, seconds)
+        elif load.num_rows and num_new:
+            drafts = load.num_drafts / load.num_rows
+            took = self.costs.add(load.num_rows, max(1, load.passes), drafts, seconds)
+            if took is None or plain is None:
+                switch.look()
+            else:
+                self._num_drafting += 1
+                switch.drafted(num_new / load.num_rows, took, plain, load.num_drafts)
+                if switch.is_on and not switch.is_trying and switch.is_stale(self._gain):
+                    switch.look()
+        self._has_begun |= switch.is_trying and not was[1]
+        self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
@@ -133,26 +163,50 @@ class Wants:
 
     def choose(self, slots: Column) -> None:
         """Those that run want as many from now on as they are worth."""
-        least, self.has_switched = int(self.has_switched), False  # what has just begun is to be tried
+        has_begun, self._has_begun = self._has_begun, False
+        self.has_switched, self._num_drafting = False, 0
         if not self._is_learning or not len(slots):
             return
-        if not self.switch.is_on:
-            self._table.want[slots] = 0
+        switch, want = self.switch, self._table.want
+        if has_begun:  # a trial: what is known of drafts may hold no more
+            self._all_tries, self._all_hits = (
+                KEPT_FOR_TRIAL * self._all_tries,
+                KEPT_FOR_TRIAL * self._all_hits,
+            )
+            self._tries[slots] *= KEPT_FOR_TRIAL
+            self._hits[slots] *= KEPT_FOR_TRIAL
+        able = slots[~self._has_lost[slots]]
+        want[slots] = 0
+        if not switch.is_on or not len(able):
             return
-        none = slots[self._table.want[slots] == 0]
-        self._tries[none] *= FADING
-        self._hits[none] *= FADING
-        if len(none) == len(slots):
-            self._all_tries *= FADING
-            self._all_hits *= FADING
-        self._choose(slots, len(slots), least)
+        if switch.is_trying:
+            want[able[:: -(-len(able) // TRIAL_ROWS)]] = 1
+            return
+        self._gain, worth = self._worth(able, len(slots))
+        if self._gain < LEAST_GAIN:
+            switch.give_up()
+            return
+        switch.keep()
+        want[able] = worth
 
-    def _choose(self, slots: Column, num_rows: int, least: int = 0) -> None:
-        """For these, of so many rows."""
-        price = self.switch.price(num_rows)
-        chance = num_rows / (num_rows + self._cheap_tokens) if price is None else price
-        chance = min(max(LEAST_CHANCE, chance), MOST_CHANCE)
+    def _worth(self, slots: Column, num_rows: int) -> tuple[float, Column]:
+        """Tokens for a plain step's time, at best, and by how many drafts of each; of all rows as of these.
+
+        So a drafter that most rows have no KV of is kept, until they have left or the account is empty.
+        """
         first = (self._all_hits + FIRST_RATE) / (self._all_tries + 1)
-        rate = (self._hits[slots] + FIRST_TRIES * first) / (self._tries[slots] + FIRST_TRIES)
-        num = np.log(chance) / np.log(np.clip(rate, 1e-9, 1 - 1e-9))
-        self._table.want[slots] = np.where(self._has_lost[slots], 0, np.clip(num, least, self._most))
+        tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
+        rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
+        chances = np.power(np.minimum(rates, 1.0)[:, None], np.arange(1.0, 1 + self._most))  # [rows, drafts]
+        gain, _ = self._best(chances, num_rows, 1.0)
+        return self._best(chances, num_rows, gain)  # which hardly depends on what is expected
+
+    def _best(self, chances: Numbers, num_rows: int, gain: float) -> tuple[float, Column]:
+        """By the passes with the most tokens for time.  gain: tokens that a plain step's time is to yield."""
+        costs, most = self.costs, min(self._most, 2 * self.costs.most_passes(num_rows))
+        is_worth = chances[:, :most] >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * gain)
+        tokens = 1 + np.where(is_worth, chances[:, :most], 0.0).mean(axis=0).cumsum()
+        drafts = is_worth.mean(axis=0).cumsum()
+        gains = tokens / (1 + costs.extra(num_rows, np.arange(1.0, 1 + most), drafts))
+        best = int(np.argmax(gains))
+        return float(gains[best]), np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)

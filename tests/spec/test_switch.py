@@ -1,87 +1,86 @@
-"""Drafts that cost more than they bring are given up, those that pay are kept, whatever the clock's noise."""
+"""An account says whether drafts are made at all: trials are short, and grow rare if they find nothing."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import pytest
 
-from pellucid.spec.switch import MOST, Switch, size_of
-
-Cost = Callable[
-    [int], tuple[float, float]
-]  # of step number n with drafts: times a plain one's seconds, and tokens
+from pellucid.spec.switch import FIRST, LOOK, MOST, SHARE, TRIAL_STEPS, Switch
 
 
-def run(
-    drafts: Cost, num_steps: int, *, num_rows: int = 4, noise: float = 0.05, switch: Switch | None = None
-) -> tuple[float, float]:
-    """Tokens a second relative to plain steps alone, and the share of steps with drafts."""
-    switch, rng = switch or Switch(), random.Random(1)
-    seconds, tokens, num_drafting = 0.0, 0.0, 0
+def plain(switch: Switch, num_steps: int) -> int:
+    """So many plain steps, or until drafts are wanted; how many there were."""
     for number in range(num_steps):
-        is_drafting = switch.is_on
-        ratio, new = drafts(number) if is_drafting else (1.0, 1.0)
-        took = 0.01 * ratio * max(0.5, rng.gauss(1, noise)) * (10 if rng.random() < 0.002 else 1)
-        num_new = sum(1 + (rng.random() < (new - 1) % 1) + int(new - 1) for _ in range(num_rows))
-        num_drafts = 4 * num_rows if is_drafting else 0
-        switch.took(took, num_rows, num_new, num_drafts, is_plain=not is_drafting)
-        seconds, tokens, num_drafting = seconds + 0.01 * ratio, tokens + new, num_drafting + is_drafting
-    return tokens / (seconds / 0.01), num_drafting / num_steps
+        if switch.is_on:
+            return number
+        switch.plain()
+    return num_steps
 
 
-@pytest.mark.parametrize(("ratio", "tokens"), [(1.4, 1.0), (1.5, 1.2), (2.5, 1.3), (1.1, 1.05), (1.02, 1.0)])
-@pytest.mark.parametrize("num_rows", [1, 64])
-def test_drafts_that_do_not_pay_cost_a_hundredth(ratio: float, tokens: float, num_rows: int) -> None:
-    speed, _ = run(lambda _: (ratio, tokens), 10_000, num_rows=num_rows)
-    assert speed > 0.985
+def fail(switch: Switch) -> None:
+    """A trial that costs half a step with each of its own, and finds nothing."""
+    while switch.is_trying:
+        switch.drafted(1.0, 1.5, 0.01, 4)
+    switch.give_up()
 
 
-def test_nor_do_they_cost_much_at_first() -> None:
-    speed, _ = run(lambda _: (2.0, 1.0), 300)
-    assert speed > 0.97
-
-
-@pytest.mark.parametrize(("ratio", "tokens"), [(1.4, 3.0), (1.1, 1.3), (2.0, 4.5)])
-@pytest.mark.parametrize("num_rows", [1, 64])
-def test_drafts_that_pay_are_kept(ratio: float, tokens: float, num_rows: int) -> None:
-    speed, share = run(lambda _: (ratio, tokens), 10_000, num_rows=num_rows)
-    assert speed > 0.97 * tokens / ratio and share > 0.95
-
-
-def test_what_changes_in_mid_run_is_followed() -> None:
-    """Good drafts, then such as never stand, then good ones again; 4,000 steps each."""
-    good, bad = (1.4, 3.0), (1.4, 1.0)
-    speed, share = run(lambda n: bad if 4000 <= n < 8000 else good, 16_000)
-    assert speed > 1.7 and 0.6 < share < 0.9
-
-
-def test_a_clock_that_jumps_about_costs_no_more() -> None:
-    speed, _ = run(lambda _: (1.5, 1.2), 10_000, noise=0.5)
-    assert speed > 0.98
-
-
-def test_what_was_saved_is_known_in_seconds() -> None:
+def test_first_is_a_look_then_a_trial() -> None:
     switch = Switch()
-    run(lambda _: (1.5, 3.0), 1000, noise=0.0, switch=switch)
-    assert switch.saved == pytest.approx(0.015 * 1000, rel=0.1)
-    assert switch.credit == MOST
-    assert switch.price(4) == pytest.approx(0.005 / 4 * 3 / 0.015, rel=0.1)
+    assert plain(switch, 100) == LOOK and switch.is_trying
+    for _ in range(TRIAL_STEPS):
+        assert switch.is_trying
+        switch.drafted(2.0, 1.5, 0.01, 1)
+    assert switch.is_on and not switch.is_trying
+    switch.keep()
+    for _ in range(100):
+        switch.drafted(2.0, 1.5, 0.01, 4)
+    assert switch.is_on and switch.credit == MOST
+    assert switch.saved == pytest.approx(0.005 * 108)
 
 
-def test_a_crowd_of_another_size_is_looked_at_first() -> None:
-    """Nothing is known of its plain steps; between two that are known it is."""
+def test_a_trial_ends_when_enough_has_been_looked_at() -> None:
     switch = Switch()
-    run(lambda _: (1.5, 3.0), 20, num_rows=4, switch=switch)
-    assert switch.is_on
-    switch.took(0.02, 40, 120, 160, is_plain=False)
+    plain(switch, 100)
+    switch.drafted(1.0, 1.2, 0.01, 64)
+    assert switch.is_on and not switch.is_trying
+
+
+def test_an_empty_account_ends_drafts() -> None:
+    switch = Switch(is_on=True)
+    num_steps = 0
+    while switch.is_on:
+        switch.drafted(1.0, 1.5, 0.01, 4)
+        num_steps += 1
+    assert num_steps == pytest.approx(FIRST / 0.49, abs=1)
+    assert plain(switch, 10_000) == pytest.approx(2.0 / SHARE, abs=60), "and a trial is to be saved for"
+
+
+def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
+    switch = Switch()
+    plain(switch, 100)
+    fail(switch)
+    waits = list[int]()
+    for _ in range(5):
+        waits.append(plain(switch, 100_000))
+        fail(switch)
+    assert waits == sorted(waits) and waits[-1] > 6 * waits[0] / 2
+    for _ in range(4):
+        switch.entered(8)
+    assert plain(switch, 100_000) < waits[-1] / 4
+
+
+def test_what_a_drafter_takes_of_prompts_is_paid() -> None:
+    switch = Switch(is_on=True)
+    switch.followed(FIRST)
+    switch.drafted(1.0, 1.2, 0.01, 4)
+    assert not switch.is_on
+
+
+def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
+    switch, num_steps = Switch(is_on=True), 0
+    while not switch.is_stale(1.5):
+        switch.drafted(2.0, 1.3, 0.01, 4)
+        num_steps += 1
+    assert num_steps == 400, "four plain steps at half the speed are half a hundredth of these"
+    switch.look()
     assert switch.is_looking and not switch.is_on
-    run(lambda _: (1.5, 3.0), 20, num_rows=40, switch=switch)
-    assert switch.is_on
-    switch.took(0.02, 20, 60, 80, is_plain=False)
-    assert switch.is_on
-
-
-def test_sizes_are_few() -> None:
-    assert [size_of(n) for n in (1, 5, 7, 8, 9, 15, 17, 255, 256)] == [1, 5, 7, 8, 8, 14, 16, 224, 256]
+    assert plain(switch, 100) == LOOK and not switch.is_trying, "what is known is known"

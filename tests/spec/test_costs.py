@@ -1,0 +1,52 @@
+"""What steps take is learnt from the clock, in parts."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pellucid.spec.costs import PROMPTS_SHARE, StepCosts, size_of
+
+PARTS = 0.3, 0.2, 0.1  # of a plain step: at all, each further pass, each draft of a row
+
+
+def learnt(num_rows: int = 8, noise: float = 0.03) -> StepCosts:
+    costs, clock = StepCosts(20, takes_passes=True), random.Random(1)
+    for number in range(200):
+        costs.add_plain(num_rows, 0.01 * clock.gauss(1, noise) * (10 if number % 50 == 7 else 1))
+        passes = clock.randint(1, 4)
+        drafts = clock.uniform(0, passes)
+        took = 1 + np.dot(PARTS, (1, passes - 1, drafts)) + clock.gauss(0, noise)
+        costs.add(num_rows, passes, drafts, 0.01 * took * (10 if number % 50 == 9 else 1))
+    return costs
+
+
+def test_parts_are_told_apart() -> None:
+    costs = learnt()
+    assert costs.plain_seconds(8) == pytest.approx(0.01, rel=0.03)
+    assert costs.extra(8, np.array([1, 4]), np.array([1, 3])) == pytest.approx([0.4, 1.2], abs=0.1)
+    assert costs.most_passes(8) == 4
+
+
+def test_what_is_not_known_is_guessed_or_as_in_the_nearest_crowd() -> None:
+    costs = StepCosts(20)
+    assert costs.plain_seconds(8) is None and costs.add(8, 1, 1.0, 0.01) is None
+    assert costs.parts(20)[2] == pytest.approx(0.5)
+    costs = learnt()
+    assert costs.plain_seconds(16) is None
+    assert (costs.parts(16) == costs.parts(8)).all()
+    costs.add_plain(32, 0.04)
+    assert costs.plain_seconds(20) == pytest.approx(0.025, rel=0.02), "on a line between"
+
+
+def test_a_proposer_pays_for_prompts() -> None:
+    costs = StepCosts(20, takes_passes=True)
+    assert costs.add_prompt(100, 1.0, is_followed=True) == PROMPTS_SHARE
+    assert costs.add_prompt(100, 0.9, is_followed=False) == 0
+    assert costs.add_prompt(100, 1.0, is_followed=True) == pytest.approx(0.1)
+
+
+def test_sizes_are_few() -> None:
+    assert [size_of(n) for n in (1, 5, 7, 8, 9, 15, 17, 255, 256)] == [1, 5, 7, 8, 8, 14, 16, 224, 256]
