@@ -34,7 +34,7 @@ CUT_OFF = """(() => {
         range.selectNodeContents(text);
         return range.getBoundingClientRect().right;
     };
-    return [...document.querySelectorAll('.tile small')]
+    return [...document.querySelectorAll('.tile:not([hidden]) small')]
         .filter((text) => ends(text) > inner(text.closest('.tile')))
         .map((text) => text.textContent);
 })()"""  # what runs over the edge of a tile, on a machine with much memory
