@@ -109,6 +109,19 @@ def test_an_answer_has_formulas_code_lists_and_tables(tab: Tab, server: Running)
     assert tab.errors == []
 
 
+REPEATED = [("", "\\["), ("", "\\("), ("$$", " "), ("a|\n", " "), ("", "**"), ("", "$ "), ("", "`")]
+
+
+def test_what_repeats_itself_for_ever_is_drawn_in_one_pass(tab: Tab, server: Running) -> None:
+    """As answers do that run wild; a look at all that follows, behind each beginning, would take hours."""
+    tab.open_anew(server.url)
+    for beginning, repeated in REPEATED:
+        source = f"{json.dumps(beginning)} + {json.dumps(repeated)}.repeat(300000) + 'end'"
+        num = tab.eval(f"import('/page/markdown.js').then(({{render}}) => render({source}).length)")
+        assert num > 0, (beginning, repeated)
+    assert tab.errors == []
+
+
 def test_two_answers_come_side_by_side_and_one_goes_on(tab: Tab, server: Running) -> None:
     tab.open_anew(server.url)
     tab.until("document.querySelector('#model').textContent === 'sprout'")

@@ -3,12 +3,13 @@
 import { math } from "./math.js";
 
 const FENCE = /^ {0,3}```/m;
-const DISPLAY = /\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]/g;
+// No opening within a formula: else a text of nothing but openings would take a second look at all behind each.
+const DISPLAY = /\$\$((?:[^$\\]|\\[^])+)\$\$|\\\[((?:(?!\\\[)[^])+?)\\\]/g;
 // Code, \(formula\), $formula$ as pandoc reads it, **strong**, *emphasized*.
-const INLINE = /`([^`\n]+)`|\\\((.+?)\\\)|\$(?!\s)([^$`\n]+?)(?<!\s)\$(?!\d)|\*\*(.+?)\*\*|\*([^*\s][^*\n]*)\*/g;
+const INLINE = /`([^`\n]+)`|\\\(((?:(?!\\\().)+?)\\\)|\$(?!\s)([^$`\n]+?)(?<!\s)\$(?!\d)|\*\*((?:(?!\*\*).)+)\*\*|\*([^*\s][^*\n]*)\*/g;
 const HEADING = /^#{1,6} /;
 const ORDERED = /^\s*(\d+)[.)] /, ITEM = /^\s*(?:\d+[.)]|[-*+]) /;
-const RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/; // below a table's head
+const RULE = /^\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?$/; // below a table's head
 
 /** Nodes for a text, which may be cut anywhere. */
 export function render(text) {
@@ -60,7 +61,7 @@ function prose(text) {
 }
 
 function blocks(text) {
-  return text.split(/\n{2,}/).flatMap((part) => runs(part.replace(/^\n+|\s+$/g, "").split("\n"))).filter(Boolean);
+  return text.split(/\n{2,}/).flatMap((part) => runs(part.replace(/^\n+/, "").trimEnd().split("\n"))).filter(Boolean);
 }
 
 /** Headings, tables, lists and paragraphs, which may follow each other line by line. */
@@ -68,7 +69,7 @@ function runs(lines) {
   const nodes = [];
   while (lines.length) {
     if (HEADING.test(lines[0])) nodes.push(element("h3", ...inline(lines.shift().replace(/^#+ /, ""))));
-    else if (lines[0].includes("|") && RULE.test(lines[1] ?? "") && lines[1].includes("-")) nodes.push(table(take(lines, (line) => line.includes("|"))));
+    else if (lines[0].includes("|") && RULE.test(lines[1]?.trim() ?? "")) nodes.push(table(take(lines, (line) => line.includes("|"))));
     else if (ITEM.test(lines[0])) nodes.push(list(take(lines, (line) => ITEM.test(line) || /^\s+\S/.test(line))));
     else nodes.push(paragraph([lines.shift(), ...take(lines, (line) => !HEADING.test(line) && !/^\s*(?:1[.)]|[-*+]) /.test(line))]));
   }
