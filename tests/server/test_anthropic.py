@@ -66,6 +66,12 @@ def test_an_answer_is_a_message(claude: anthropic.Anthropic) -> None:
     assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens
 
 
+def test_models_are_listed(claude: anthropic.Anthropic) -> None:
+    (model,) = claude.models.list().data
+    assert (model.id, model.display_name, model.type) == ("sprout", "sprout", "model")
+    assert claude.models.retrieve("sprout") == model and model.created_at is not None
+
+
 def test_what_claude_code_says_to_anthropics_accounts_is_no_part_of_the_prompt(
     claude: anthropic.Anthropic,
 ) -> None:

@@ -53,6 +53,23 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class ModelInfo(msgspec.Struct):
+    """A model; created_at in RFC 3339, max_input_tokens with those of the answer."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    type: str = "model"
+
+
+class ModelInfos(msgspec.Struct):
+    data: list[ModelInfo]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
 class MessageStart(Typed, tag="message_start"):
     message: MessageBody
 
