@@ -13,12 +13,11 @@ parts and multiplies by B.  A program has a tile of tokens and one adapter, and 
 has that; tokens of others are zeros in it and are not written.
 
 Wide, of few tokens where all adapters together have few ranks: the A of all adapters and of all merged
-matrices are one matrix, and one product multiplies all tokens by all of it, by the kernels that multiply
-weights of its shape; `expand_wide` picks each token's own slice and multiplies by the B of all adapters, what
-is not the token's own being zeros; `gate_wide` also gates what is then there.  Steps of few tokens last as
-long as what they read and launch, and of adapters there is little to read.  The product by A comes before the
-layer's own, whose weights are on their way meanwhile.  Zeros times B are zeros as long as all numbers in B
-are finite.
+matrices are one matrix, and one product multiplies all tokens by all of it: the layer's own, where they lie
+behind its rows.  `expand_wide` picks each token's own slice and multiplies by the B of all adapters, what is
+not the token's own being zeros; `gate_wide` also gates what is then there.  Steps of few tokens last as long
+as what they read and launch, and of adapters there is little to read.  Zeros times B are zeros as long as all
+numbers in B are finite.
 
 Legend: T tokens, K input features, N output features, P matrices merged in the layer, L adapters, R the rank.
 """
@@ -102,15 +101,21 @@ class WideShrink:
         return F.linear(x, self._rows) if y is None else y
 
 
-def expand_wide_ref(y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...]) -> None:
-    """Add to y [T, N] what B makes of each token's own slice of `shrunk` [T, L P R]; the rest as above."""
+def expand_wide_ref(
+    y: Tensor, shrunk: Tensor, adapters: Tensor, b: Tensor, parts: tuple[int, ...], out: Tensor | None = None
+) -> None:
+    """Add to y [T, N] what B makes of each token's own slice of `shrunk` [T, L P R]; the rest as above.
+
+    out: where the sums go, [T, N]; None: to y.
+    """
     own = shrunk.unflatten(1, (len(b), len(parts), b.shape[2]))
+    out = y if out is None else out.copy_(y)
     for adapter in adapters.unique().tolist():
         if adapter < 0:
             continue
         rows = (adapters == adapter).nonzero()[:, 0]
         downs, ups = own[rows, adapter].unbind(1), b[adapter].split(parts)
-        y[rows] += torch.cat([F.linear(down, up) for down, up in zip(downs, ups, strict=True)], dim=-1)
+        out[rows] += torch.cat([F.linear(down, up) for down, up in zip(downs, ups, strict=True)], dim=-1)
 
 
 def expand_wide(

@@ -12,7 +12,7 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.layers.weight import Weight
 from pellucid.lora.bank import LoraBank
-from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, choose_product
+from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, Widens, choose_product
 
 
 class Linear(nn.Module):
@@ -28,7 +28,7 @@ class Linear(nn.Module):
     ) -> None:
         """lora: what tokens' adapters add; None: there are never any."""
         super().__init__()
-        self.lora = lora
+        self.lora, self._is_widened = lora, False
         self.shape = shape
         self.method = method
         self.gates = method if isinstance(method, Gates) else None  # asked once: protocols answer slowly
@@ -48,7 +48,10 @@ class Linear(nn.Module):
     def finish(self) -> None:
         self.method.finish(self)
         if self.lora is not None:
-            self.lora.make_room()
+            num_rows = self.lora.num_wide_rows
+            rows = self.method.widen(self, num_rows) if num_rows and isinstance(self.method, Widens) else None
+            self.lora.make_room(rows)
+            self._is_widened = rows is not None
 
     @property
     def rounding(self) -> Callable[[], Rounding] | None:
@@ -72,16 +75,28 @@ class Linear(nn.Module):
         adapters = None if self.lora is None or fwd is None else fwd.adapters_of(x)
         if self.lora is None or adapters is None:
             return self.method.apply(self, x, fwd)
-        begun = self.lora.begin(x)
-        y = self.method.apply(self, x, fwd)
-        self.lora.add(y, x, adapters, begun)
-        return y
+        if not self._widens(self.lora, x):
+            y = self.method.apply(self, x, fwd)
+            self.lora.add(y, x, adapters)
+            return y
+        y, shrunk = self._apply_widened(x)
+        return self.lora.added(y, shrunk, adapters)
+
+    def _widens(self, lora: LoraBank, x: Tensor) -> bool:
+        """Whether one product multiplies by the layer's matrix and the A of all adapters."""
+        return self._is_widened and lora.takes_wide(x)
+
+    def _apply_widened(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, out_features] and what all adapters' A make of x; neither is contiguous."""
+        assert isinstance(self.method, Widens), self.method
+        y, num_out = self.method.apply_widened(self, x), self.shape.out_features
+        return y[:, :num_out], y[:, num_out:]
 
     def adapted(self, x: Tensor, adapters: Tensor) -> Tensor:
         """The same of a layer that is not given the step.  adapters: [T], the place of each row's, or -1."""
         y = self(x)
         if self.lora is not None:
-            self.lora.add(y, x, adapters, self.lora.begin(x))
+            self.lora.add(y, x, adapters)
         return y
 
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
@@ -90,10 +105,10 @@ class Linear(nn.Module):
             return None
         adapters = None if self.lora is None else fwd.adapters_of(x)
         if self.lora is not None and adapters is not None:
-            begun = self.lora.begin(x)
-            if begun is None:
-                return None
-            return self.lora.gated(self.method.apply(self, x, fwd), adapters, begun, act)
+            if self._widens(self.lora, x):
+                y, shrunk = self._apply_widened(x)
+                return self.lora.gated(y, shrunk, adapters, act)
+            return None
         return None if self.gates is None else self.gates.apply_gated(self, x, act)
 
 

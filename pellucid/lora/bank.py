@@ -23,7 +23,9 @@ from pellucid.kernels.lora import (
     expand,
     expand_ref,
     expand_wide,
+    expand_wide_ref,
     gate_wide,
+    gate_wide_ref,
 )
 from pellucid.platform import has_triton
 from pellucid.quant.base import Coords, LinearShape, slice_of
@@ -84,35 +86,55 @@ class LoraBank:
         self._device, self.is_head = device, is_head
         self._has_kernels = device.type == "cuda" and has_triton()
         self._add = add_lora if self._has_kernels else add_lora_ref
+        self._expand_wide = expand_wide if self._has_kernels else expand_wide_ref
+        self._gate_wide = gate_wide if self._has_kernels else gate_wide_ref
         self._wide: WideShrink | None = None  # of few tokens
         self._down = self._up = torch.empty(0)
 
-    def make_room(self) -> None:
-        """Allocate, once the layer's own weights are in place."""
+    @property
+    def num_wide_rows(self) -> int:
+        """Of the A of all adapters, if it is to be multiplied by for any token; 0: it is not."""
+        num, rank = self._limits.max_loras, self._limits.padded_rank
+        is_wide = not self.is_head and WideShrink.serves(num, rank)
+        return num * len(self._shape.out_partitions) * rank if is_wide else 0
+
+    def make_room(self, rows: Tensor | None = None) -> None:
+        """Allocate, once the layer's own weights are in place.
+
+        rows: zeros [num_wide_rows, in_features] behind the layer's matrix, where A is to be.
+        """
         shape, num = self._shape, self._limits.max_loras
         rank, kind = self._limits.padded_rank, {"dtype": shape.dtype, "device": self._device}
-        self._down = torch.zeros(num, len(shape.out_partitions), rank, shape.in_features, **kind)
+        size = num, len(shape.out_partitions), rank, shape.in_features
+        self._down = torch.zeros(size, **kind) if rows is None else rows.view(size)
         self._up = torch.zeros(num, shape.out_features, rank, **kind)
-        if self._has_kernels and not self.is_head and WideShrink.serves(num, rank):
+        if self._has_kernels and self.num_wide_rows and rows is None:
             self._wide = WideShrink(self._down)
 
-    def begin(self, x: Tensor) -> Tensor | None:
-        """What is best done before the layer's own product: x [T, in_features] times all adapters' A."""
-        return self._wide(x) if self._wide is not None and len(x) <= MOST_WIDE else None
+    def takes_wide(self, x: Tensor) -> bool:
+        """Whether x [T, in_features] is of few tokens."""
+        return len(x) <= MOST_WIDE
 
-    def add(self, y: Tensor, x: Tensor, adapters: Tensor, begun: Tensor | None) -> None:
+    def add(self, y: Tensor, x: Tensor, adapters: Tensor) -> None:
         """To y [T, out_features] what each token's adapter makes of x [T, in_features].
 
-        adapters: [T] int32, their places, -1 for none.  begun: of x.
+        adapters: [T] int32, their places, -1 for none.
         """
-        if begun is None:
-            self._add(y, x, adapters, self._down, self._up, self._shape.out_partitions)
+        parts = self._shape.out_partitions
+        if self._wide is not None and self.takes_wide(x):
+            self._expand_wide(y, self._wide(x), adapters, self._up, parts)
         else:
-            expand_wide(y, begun, adapters, self._up, self._shape.out_partitions)
+            self._add(y, x, adapters, self._down, self._up, parts)
 
-    def gated(self, y: Tensor, adapters: Tensor, begun: Tensor, act: str) -> Tensor:
-        """act(gate) * up of y = [gate | up], with what `add` adds to it; of two equal matrices."""
-        return gate_wide(y, begun, adapters, self._up, act)
+    def added(self, y: Tensor, shrunk: Tensor, adapters: Tensor) -> Tensor:
+        """y [T, out_features] with the same added, contiguous.  shrunk: x times the A of all."""
+        out = y.new_empty(y.shape)
+        self._expand_wide(y, shrunk, adapters, self._up, self._shape.out_partitions, out)
+        return out
+
+    def gated(self, y: Tensor, shrunk: Tensor, adapters: Tensor, act: str) -> Tensor:
+        """act(gate) * up of y = [gate | up] with the same added; of two equal matrices."""
+        return self._gate_wide(y, shrunk, adapters, self._up, act)
 
     def check(self, part: int, pair: LowRank) -> None:
         """Raise ValueError if an adapter's matrices for matrix number `part` do not fit it."""

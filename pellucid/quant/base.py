@@ -321,6 +321,22 @@ class ChoosesProduct(Protocol):
 
 
 @runtime_checkable
+class Widens(Protocol):
+    """A method that may multiply by more rows in the same pass."""
+
+    def widen(self, layer: LinearLayer, num_rows: int) -> Tensor | None:
+        """Make room for so many rows behind those of the layer's matrix, once; called behind `finish`.
+
+        Returns them, zeros [num_rows, in_features], for whoever fills them; None: it cannot.
+        """
+        ...
+
+    def apply_widened(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features + num_rows], bias added to the first ones."""
+        ...
+
+
+@runtime_checkable
 class Gates(Protocol):
     """A method that may gate in the same pass in which it multiplies."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Unquantized:
         self._why = why
         self._choice: Product | None = None
         self._multiply: Multiply = library_product
+        self._widened: Widened | None = None
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         is_cpu = platform.device == "cpu"
@@ -59,6 +61,27 @@ class Unquantized:
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         return self._multiply(layer, x)
+
+    def widen(self, layer: LinearLayer, num_rows: int) -> Tensor | None:
+        is_plain = self._multiply is library_product or isinstance(self._multiply, TunedProduct)
+        if not is_plain:
+            return None
+        weight, bias = layer.param("weight"), layer.bias
+        num_out = len(weight)
+        rows = weight.new_zeros(num_out + num_rows, weight.shape[1])
+        rows[:num_out].copy_(weight)
+        layer.replace("weight", rows[:num_out])
+        if bias is not None:
+            bias = torch.cat([bias, bias.new_zeros(num_rows)])
+        tuned = TunedProduct(rows) if isinstance(self._multiply, TunedProduct) else None
+        self._widened = Widened(rows, bias, tuned)
+        return rows[num_out:]
+
+    def apply_widened(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        assert self._widened is not None, "widen() was not called"
+        rows, bias, tuned = self._widened
+        y = None if tuned is None else tuned.multiply(rows, bias, x)
+        return F.linear(x, rows, bias) if y is None else y
 
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         can_gate = isinstance(self._multiply, TunedProduct | NativeProduct)
@@ -114,16 +137,27 @@ class TunedProduct:
         self._own = OwnProducts(weight, choices_for(weight))
 
     def __call__(self, layer: LinearLayer, x: Tensor) -> Tensor:
-        y = self._multiply(layer, x)
+        y = self.multiply(layer.param("weight"), layer.bias, x)
         return library_product(layer, x) if y is None else y
 
     def gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         """act(gate) * up, or None where the library is faster."""
-        return self._multiply(layer, x, act)
+        return self.multiply(layer.param("weight"), layer.bias, x, act)
 
-    def _multiply(self, layer: LinearLayer, x: Tensor, act: str | None = None) -> Tensor | None:
-        y = self._own(x.reshape(-1, x.shape[-1]), layer.param("weight"), bias=layer.bias, act=act)
+    def multiply(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, act: str | None = None
+    ) -> Tensor | None:
+        """With the weight that this was made for, wherever it is now; None where the library is faster."""
+        y = self._own(x.reshape(-1, x.shape[-1]), weight, bias=bias, act=act)
         return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
+
+
+class Widened(NamedTuple):
+    """A layer's matrix with others' rows behind it."""
+
+    rows: Tensor  # [out_features + num_rows, in_features]
+    bias: Tensor | None  # zeros for theirs
+    tuned: TunedProduct | None  # None: the library's product
 
 
 def multiplies_bfloat16() -> bool:
