@@ -165,7 +165,6 @@ class _Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._expect()
-        self.scope.setdefault("extensions", {})[FLOW] = {"flow": self.flow}
         self._head_bytes = self._size = 0
 
     def on_url(self, url: bytes) -> None:
@@ -182,6 +181,9 @@ class _Connection(HttpToolsProtocol):
             raise ValueError(HEAD_TOO_LARGE)  # which ends the parser's work
         if not self.declines:
             super().on_headers_complete()
+            if self.cycle is not None and self.cycle.scope is self.scope:  # no websocket's
+                connection: dict[object, object] = {"flow": self.flow, "send": self.cycle.send}
+                self.scope.setdefault("extensions", {})[FLOW] = connection
 
     def on_message_complete(self) -> None:
         if not self.declines:

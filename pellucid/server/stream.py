@@ -20,7 +20,7 @@ from pellucid.server.errors import CLIENT_GONE, ApiError, encode_error
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
-FLOW = "pellucid.flow"  # the extension of ASGI that has a connection's `Flow`
+FLOW = "pellucid.flow"  # the extension of ASGI that has a connection's `flow`, and its own `send`
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies pass on what they get
 
 
@@ -126,7 +126,8 @@ class Script(Protocol):
 class EventStream(Response):
     """Sends events as they come; a slow reader holds up nobody else.
 
-    Where the connection tells whether it takes more (`FLOW`), most are written without waking this task.
+    Where the connection tells whether it takes more (`FLOW`), most are written without waking this task, and
+    past the middleware, which looks at how an answer starts alone.
     """
 
     media_type = "text/event-stream"
@@ -137,18 +138,21 @@ class EventStream(Response):
         self._script, self._ending = script, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("extensions", {}).get(FLOW, {})
+        flow: Flow | None = connection.get("flow")
+        direct: Send = connection.get("send", send)
+
         def write(chunk: bytes) -> None:
             if chunk:
-                send_at_once(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+                send_at_once(direct, {"type": "http.response.body", "body": chunk, "more_body": True})
 
-        flow: Flow | None = scope.get("extensions", {}).get(FLOW, {}).get("flow")
         async with closing(receive, self._script.close):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if flow is not None:
                 self._script.pass_on(write, lambda: not flow.write_paused)
             async for chunk in self._ending.mended(self._script.chunks()):
                 if chunk:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await direct({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": self._ending.last})
 
 
