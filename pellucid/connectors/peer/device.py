@@ -21,6 +21,9 @@ from pellucid.connectors.runs import runs
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+# Bytes that are copied without a pause, or one page.  A copy engine does one thing after the other, and what
+# a step is told and tells are copies, too: beside streams they are not to wait for a whole prompt.
+PIECE_BYTES = 64 << 20
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +62,10 @@ class Driver(Protocol):
         """Begin a copy on the current stream, from whatever device to whatever device."""
         ...
 
+    def wait(self) -> None:
+        """Until the current stream's are done."""
+        ...
+
 
 class DeviceMemory:
     """Places on a GPU, this process's own or another one's.  pointer: of the first place."""
@@ -69,6 +76,7 @@ class DeviceMemory:
     def read(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
         for here, there, num_bytes in self._copies(places, pages, rows):
             self._driver.copy(here, there, num_bytes)
+            self._driver.wait()
 
     def write(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
         for here, there, num_bytes in self._copies(places, pages, rows):
@@ -80,7 +88,12 @@ class DeviceMemory:
         """Addresses of pages and places, and bytes; those side by side on both sides together."""
         size, stride, base = pages.shape[1], self._stride, pages.data_ptr()
         if size == stride:
-            together = runs(rows, places)
+            most = max(1, PIECE_BYTES // size)
+            together = (
+                (row + i, place + i, min(most, num - i))
+                for row, place, num in runs(rows, places)
+                for i in range(0, num, most)
+            )
         else:  # of another stage, whose pages are larger
             together = ((row, place, 1) for row, place in zip(rows, places, strict=True))
         return [
@@ -152,6 +165,9 @@ class Cuda:
             ctypes.c_size_t(num_bytes),
             stream,
         )
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().synchronize()
 
     def _call(self, name: str, *args: Any) -> None:
         error = getattr(self._library, name)(*args)
