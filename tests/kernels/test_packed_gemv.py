@@ -87,3 +87,18 @@ def test_tiles_of_all_forms_match_where_hopper_is_played(tile: GemvTile, shape: 
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 def test_gated_products_match_where_hopper_is_played(tile: GemvTile, act: str) -> None:
     gated(emulated("packed_gemv"), tile, act, 2)
+
+
+FAULTS = {
+    "the scales of another group": ("at = ptr + lane + chunk * CHUNK // GROUP * LANES", "at = ptr + lane"),
+    "all warps multiply the same": ("chunk = step * WARPS + warp", "chunk = step * WARPS + warp * 0"),
+    "x does not end": ("mask=k < K // 2, other=0", "mask=k < K // 2, other=0x3F803F80"),
+    "another part's scales": ("(block * NUM_GROUPS * LANES + part * 8)", "block * NUM_GROUPS * LANES"),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_faults_would_be_noticed(fault: tuple[str, str]) -> None:
+    with pytest.raises(AssertionError):
+        multiply(emulated("packed_gemv", fault), KINDS[0], torch.bfloat16, GemvTile(4, 4), (1, 40, 1096))
