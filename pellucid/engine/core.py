@@ -191,11 +191,11 @@ class Engine:
         for future in futures.values():
             if not future.done():
                 future.add_done_callback(
-                    lambda _: self._post(lambda: self._alone(request_id, lambda: self._begin(request_id)))
+                    lambda _: self._post(lambda: self._alone(request_id, lambda: self._queue(request_id)))
                 )
-        return self._begin(request_id)
+        return self._queue(request_id)
 
-    def _begin(self, request_id: str) -> SeqUpdate | None:
+    def _queue(self, request_id: str) -> SeqUpdate | None:
         """Queue a request if all is ready; answer it if something never will be."""
         preparing = self._preparing.get(request_id)
         if preparing is None:

@@ -379,7 +379,7 @@ class Worker:
 
     def _try(self, plan: StepPlan) -> None:
         """Run a step that is no sequence's, and forget it."""
-        self.runner.execute(plan).result()
+        self.runner.execute(plan).wait()  # and make nothing of what it yields, which may be a great deal
         self.runner.handover.apply_feedback(plan.id)  # nothing is under way any more
         self.runner.slots.retire(plan.rows.slots.tolist())
         self.runner.features.retire(plan.rows.slots.tolist())

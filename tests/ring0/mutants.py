@@ -512,7 +512,7 @@ FAULTS: dict[str, list[Edit]] = {
     "11 a request is queued before it is ready": [
         ("core", "if not errors and len(done) < len(preparing.futures):", "if False:"),
     ],
-    "5 no quarantine of slots": [
+    "5 slots do not drain": [
         ("scheduler", "        if t.planned[slot] > num_computed:\n", "        if False:\n"),
         ("scheduler", 'assert is_alive or row.slot in draining, "a stale row\'s slot is free"', "pass"),
     ],
