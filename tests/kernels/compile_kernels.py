@@ -10,7 +10,10 @@ one line a kernel: its name, a size, bytes of shared memory.
 from __future__ import annotations
 
 import itertools
+import re
+import subprocess
 import sys
+import tempfile
 
 import torch
 import triton
@@ -164,6 +167,19 @@ FROM_FP8 = FP8_TYPES | {
 }
 
 
+# What a thread of plain models' kernels may have on Hopper, of which nothing may go to memory.
+REGISTERS = {
+    "decode_kernel": 248,
+    "prefill_kernel": 232,
+    "gemv_kernel": 208,
+    "persistent_matmul_kernel": 168,
+    "add_rms_norm_kernel": 40,
+    "silu_mul_kernel": 40,
+    "block_kernel": 104,
+    "token_kernel": 40,
+}
+
+
 def signature_of(name: str, stored: str) -> str:
     """Triton's word for the type of a kernel's argument.  stored: of the elements of a cache or a weight."""
     if name in ("cache_ptr", "weight_ptr"):
@@ -224,7 +240,25 @@ def compiled(  # noqa: ANN201
     source = language(
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
-    return triton.compile(source, target=target, options=options)
+    made = triton.compile(source, target=target, options=options)
+    most = REGISTERS.get(kernel.fn.__name__)
+    is_plain = not any(constants.get(name) for name in ("TREE", "CAPPED", "REACH"))
+    if target == HOPPER and most is not None and is_plain:
+        registers, stack = resources_of(made.asm["cubin"])
+        assert registers <= most and not stack, (kernel.fn.__name__, constants, registers, stack)
+    return made
+
+
+def resources_of(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, where registers go for which there is no room."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert found is not None, told
+    return int(found[1]), int(found[2])
 
 
 def main() -> None:
