@@ -7,6 +7,7 @@ and `mean_pooling` bring home beside one token that nobody reads.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.types import RequestOutput
 
 POOLING_FILE = Path("1_Pooling") / "config.json"  # of sentence-transformers
-MODE = "pooling_mode_"
-MODES = {f"{MODE}lasttoken": LAST, f"{MODE}mean_tokens": MEAN}
+MODE = "pooling_mode"
+MODES = {"lasttoken": LAST, "mean": MEAN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,14 @@ def vector_of(output: RequestOutput, params: PoolingParams) -> NDArray[np.float3
     return vector / max(float(np.linalg.norm(vector)), 1e-12) if params.normalize else vector
 
 
+def modes_of(config: Mapping[str, object]) -> list[str]:
+    """The ways in which a 1_Pooling/config.json pools: one word or several, and before version 6 flags."""
+    named = config.get(MODE, [])
+    flags = [name for name, value in config.items() if name.startswith(f"{MODE}_") and value is True]
+    words = [flag.removeprefix(f"{MODE}_").removesuffix("_tokens") for flag in flags]
+    return words + [str(word) for word in (named if isinstance(named, list) else [named])]
+
+
 def pooling_of(folder: Path) -> SamplingParams:
     """What is asked of an engine for a vector: as the checkpoint in `folder` says, or the last token's.
 
@@ -86,11 +95,11 @@ def pooling_of(folder: Path) -> SamplingParams:
     wish, file = LAST, folder / POOLING_FILE
     if file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
-        asked = [name for name, value in config.items() if name.startswith(MODE) and value is True]
+        asked = modes_of(config)
         if len(asked) != 1 or asked[0] not in MODES:
             raise ValueError(
-                f"{POOLING_FILE} asks for {', '.join(asked)}; only the last token's hidden state and the "
-                f"mean of all are served ({' or '.join(MODES)})"
+                f"{POOLING_FILE} asks for {', '.join(asked) or 'nothing'}; only the last token's hidden "
+                f"state and the mean of all are served ({' or '.join(MODES)})"
             )
         wish = MODES[asked[0]]
     return SamplingParams(temperature=0.0, max_tokens=1, extra_args={NAME: wish}, detokenize=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pellucid.models.registry import MODELS
+
 # Of architectures whose text is served: what config.json does not say, as transformers has it.
 TEXT_DEFAULTS: dict[str, dict[str, object]] = {
     "Gemma3ForConditionalGeneration": {
@@ -22,10 +24,16 @@ def text_key(key: str) -> str:
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """A config.json as if it were the text model's alone; one of an architecture without a part as it is."""
+    """A config.json as if it were the text model's alone; one of an architecture without a part as it is.
+
+    What is before a head alone, as models of vectors are saved, is a model whose head has no table.
+    """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     text = config.get("text_config")
+    with_head = f"{str(name).removesuffix('Model')}ForCausalLM"
+    if str(name).endswith("Model") and str(name) not in MODELS and with_head in MODELS:
+        return config | {"architectures": [with_head], "tie_word_embeddings": True}
     if name not in TEXT_DEFAULTS or not isinstance(text, dict):
         return config
     whole = {key: config[key] for key in WHOLE_MODELS if config.get(key) is not None}

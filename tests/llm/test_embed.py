@@ -60,12 +60,13 @@ def test_a_checkpoint_without_a_head_has_names_without_a_model(tiny: Path, tmp_p
 
     prompts, _ = random_requests(3, seed=8)
     model = AutoModel.from_pretrained(tiny, dtype=torch.float32)
-    model.config.tie_word_embeddings = True
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
-    got = vectors(tmp_path, prompts, PLAIN, skip_tokenizer_init=True)
-    np.testing.assert_allclose(got, expected(tiny, prompts), atol=1e-4)
+    for name in ("Qwen3Model", "Qwen3ForCausalLM"):  # as it is saved, and as the hub has it
+        model.config.tie_word_embeddings = name != "Qwen3Model"
+        model.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+        got = vectors(tmp_path, prompts, PLAIN, skip_tokenizer_init=True)
+        np.testing.assert_allclose(got, expected(tiny, prompts), atol=1e-4)
 
 
 def test_scores_are_cosines_and_texts_are_completed_beside_them(tiny: Path) -> None:
@@ -102,12 +103,17 @@ def test_a_score_may_be_how_likely_yes_is_against_no(tiny: Path) -> None:
 
 
 def pooled(tiny: Path, folder: Path, mode: str) -> Path:
-    """The same checkpoint, which says how its vectors are made, as sentence-transformers writes it."""
+    """The same checkpoint, which says how its vectors are made, as sentence-transformers writes it.
+
+    mode: a flag, as before version 6, or a word.
+    """
     for file in tiny.iterdir():
         (folder / file.name).symlink_to(file)
     (folder / "1_Pooling").mkdir()
-    modes = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": False, mode: True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48} | modes))
+    said: dict[str, object] = {"embedding_dimension": 48, "pooling_mode": mode, "include_prompt": True}
+    if mode.startswith("pooling_mode_"):
+        said = {"word_embedding_dimension": 48, "pooling_mode_cls_token": False, mode: True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
     return folder
 
 
@@ -126,7 +132,7 @@ def test_means_of_all_tokens_are_those_of_transformers(tiny: Path, tmp_path: Pat
 
 def test_means_survive_preemption(tiny: Path, tmp_path: Path) -> None:
     prompts = [[(7 * i + j) % 300 + 1 for i in range(60)] for j in range(12)]
-    folder = pooled(tiny, tmp_path, "pooling_mode_mean_tokens")
+    folder = pooled(tiny, tmp_path, "mean")
     small = {"num_gpu_blocks_override": 17, "max_num_batched_tokens": 24, "depth": 2}
     np.testing.assert_allclose(
         vectors(folder, prompts, PLAIN, **small), vectors(folder, prompts, PLAIN), atol=1e-4
@@ -134,6 +140,8 @@ def test_means_survive_preemption(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_means_another_vector_is_refused(tiny: Path, tmp_path: Path) -> None:
-    folder = pooled(tiny, tmp_path, "pooling_mode_max_tokens")
-    with LLM(str(folder), **BASE) as llm, pytest.raises(ValueError, match="pooling_mode_max_tokens"):
-        llm.embed(["a"])
+    for number, mode in enumerate(("pooling_mode_max_tokens", "max")):
+        (tmp_path / str(number)).mkdir()
+        folder = pooled(tiny, tmp_path / str(number), mode)
+        with LLM(str(folder), **BASE) as llm, pytest.raises(ValueError, match="asks for max; only"):
+            llm.embed(["a"])
