@@ -194,6 +194,10 @@ def refuse_unknown(config: dict[str, object]) -> None:
             f"(known: {', '.join(MODELS)})"
         )
     MODELS.check(architecture_of(config))
+    if config.get("is_causal") is False:
+        raise ValueError(
+            "is_causal in config.json is false: its tokens see what follows them, which is not served"
+        )
 
 
 def shape_file(name: str) -> Path:

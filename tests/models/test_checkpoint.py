@@ -122,6 +122,7 @@ def test_dummy_weights_need_no_files(folder: Folder) -> None:
         ({"architectures": None}, "must name one .known: .*Llama"),
         ({"vision_config": {}}, "vision_config: it is a multimodal model.*known: .*Llama"),
         ({"text_config": {}}, "text_config: it is a multimodal model"),
+        ({"is_causal": False}, "is_causal in config.json is false"),
     ],
 )
 def test_models_that_are_not_served_are_refused_with_those_that_are(
