@@ -9,6 +9,8 @@ from pellucid.kernels.lora import (
     WideShrink,
     add_lora,
     add_lora_ref,
+    expand,
+    expand_ref,
     expand_wide,
     expand_wide_ref,
     gate_wide,
@@ -53,6 +55,17 @@ def test_kernels_are_as_the_reference(
     for sums in (found, wide, by_torch):
         assert torch.equal(sums[0], y[0]), "a token without an adapter has changed"
         torch.testing.assert_close(sums, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_what_an_embedding_adds_is_expanded_as_the_reference_does() -> None:
+    generator = torch.Generator().manual_seed(3)
+    shrunk, b = torch.randn(1, 1, 9, 16, generator=generator), torch.randn(2, 72, 16, generator=generator)
+    y, adapters = torch.randn(9, 72, generator=generator), torch.tensor([0, -1, 1] * 3, dtype=torch.int32)
+    expected, found = y.clone().to(DEVICE), y.clone().to(DEVICE)
+    expand_ref(expected, shrunk.to(DEVICE), adapters.to(DEVICE), b.to(DEVICE), (72,))
+    expand(found, shrunk.to(DEVICE), adapters.to(DEVICE), b.to(DEVICE), (72,))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    assert torch.equal(found[1].cpu(), y[1]) and not torch.equal(found[0].cpu(), y[0])
 
 
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
