@@ -41,6 +41,9 @@ FORMULAS = {
     r"a } b": None,
     r"\begin{cases} 1 \end{array}": None,
     "{" * 5000: None,
+    r"\sqrt" * 5000 + "x": None,
+    r"\constructor": None,
+    r"\left\toString x \right)": None,
 }
 
 
@@ -109,7 +112,7 @@ def test_an_answer_has_formulas_code_lists_and_tables(tab: Tab, server: Running)
     assert tab.errors == []
 
 
-REPEATED = [("", "\\["), ("", "\\("), ("$$", " "), ("a|\n", " "), ("", "**"), ("", "$ "), ("", "`")]
+REPEATED = [("", text) for text in ("\\[", "\\(", "**", "$ ", "`", "a\n")] + [("$$", " "), ("a|\n", " ")]
 
 
 def test_what_repeats_itself_for_ever_is_drawn_in_one_pass(tab: Tab, server: Running) -> None:

@@ -16,14 +16,15 @@ export function render(text) {
   const nodes = [];
   for (const [index, part] of text.split(FENCE).entries()) {
     if (index % 2) nodes.push(code(part));
-    else nodes.push(...prose(part));
+    else for (const node of prose(part)) nodes.push(node);
   }
   return nodes;
 }
 
+/** children: nodes, texts, or arrays of them, however long: a call has room for so many arguments alone. */
 function element(name, ...children) {
   const node = document.createElement(name);
-  node.append(...children);
+  for (const child of children.flat()) node.append(child);
   return node;
 }
 
@@ -54,7 +55,8 @@ function prose(text) {
   for (const match of text.matchAll(DISPLAY)) {
     const formula = math(match[1] ?? match[2], true);
     if (formula === null) continue; // it is shown as it is written
-    nodes.push(...blocks(text.slice(end, match.index)), formula);
+    for (const node of blocks(text.slice(end, match.index))) nodes.push(node);
+    nodes.push(formula);
     end = match.index + match[0].length;
   }
   return [...nodes, ...blocks(text.slice(end))];
@@ -68,7 +70,7 @@ function blocks(text) {
 function runs(lines) {
   const nodes = [];
   while (lines.length) {
-    if (HEADING.test(lines[0])) nodes.push(element("h3", ...inline(lines.shift().replace(/^#+ /, ""))));
+    if (HEADING.test(lines[0])) nodes.push(element("h3", inline(lines.shift().replace(/^#+ /, ""))));
     else if (lines[0].includes("|") && RULE.test(lines[1]?.trim() ?? "")) nodes.push(table(take(lines, (line) => line.includes("|"))));
     else if (ITEM.test(lines[0])) nodes.push(list(take(lines, (line) => ITEM.test(line) || /^\s+\S/.test(line))));
     else nodes.push(paragraph([lines.shift(), ...take(lines, (line) => !HEADING.test(line) && !/^\s*(?:1[.)]|[-*+]) /.test(line))]));
@@ -88,13 +90,13 @@ function list(lines) {
     if (ITEM.test(line)) texts.push([line.replace(ITEM, "")]);
     else texts.at(-1).push(line.trim());
   }
-  const node = element(ordered ? "ol" : "ul", ...texts.map((each) => element("li", ...broken(each))));
+  const node = element(ordered ? "ol" : "ul", texts.map((each) => element("li", broken(each))));
   if (ordered) node.start = Number(ordered[1]);
   return node;
 }
 
 function paragraph(lines) {
-  return lines.some((line) => line.trim()) ? element("p", ...broken(lines)) : null;
+  return lines.some((line) => line.trim()) ? element("p", broken(lines)) : null;
 }
 
 /** Lines, each on its own. */
@@ -104,8 +106,8 @@ function broken(lines) {
 
 function table([head, , ...rows]) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
-  const row = (line, name) => element("tr", ...cells(line).map((cell) => element(name, ...inline(cell))));
-  const node = element("div", element("table", element("thead", row(head, "th")), element("tbody", ...rows.map((line) => row(line, "td")))));
+  const row = (line, name) => element("tr", cells(line).map((cell) => element(name, inline(cell))));
+  const node = element("div", element("table", element("thead", row(head, "th")), element("tbody", rows.map((line) => row(line, "td")))));
   node.className = "table";
   return node;
 }
@@ -123,7 +125,7 @@ function inline(text) {
 
 function span([whole, code, round, dollars, strong, emphasized]) {
   if (code !== undefined) return element("code", code);
-  if (strong !== undefined) return element("strong", ...inline(strong));
+  if (strong !== undefined) return element("strong", inline(strong));
   if (emphasized !== undefined) return element("em", ...inline(emphasized));
   return math(round ?? dollars, false) ?? whole;
 }

@@ -1,10 +1,12 @@
 // Formulas: the LaTeX that models write, as MathML, which browsers draw themselves.  What is not known is no formula.
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-const MOST_DEEP = 60; // levels of braces and the like
+const MOST_DEEP = 60; // levels of braces and commands within each other
 const TOKEN = /\\([A-Za-z]+\*?|[^])|(\d+(?:[.,]\d+)*|\.\d+)|\s+|([^])/gu;
 
-const named = (text) => Object.fromEntries(text.trim().split(/\s+/).map((pair) => pair.split(":")));
+// Without a prototype: \constructor is no command.
+const dictionary = (entries) => Object.assign(Object.create(null), entries);
+const named = (text) => dictionary(Object.fromEntries(text.trim().split(/\s+/).map((pair) => pair.split(":"))));
 
 const LETTERS = named(`alpha:α beta:β gamma:γ delta:δ epsilon:ϵ varepsilon:ε zeta:ζ eta:η theta:θ vartheta:ϑ iota:ι kappa:κ
   lambda:λ mu:μ nu:ν xi:ξ pi:π varpi:ϖ rho:ρ varrho:ϱ sigma:σ varsigma:ς tau:τ upsilon:υ phi:ϕ varphi:φ chi:χ psi:ψ omega:ω
@@ -24,12 +26,12 @@ const INTEGRALS = named("int:∫ iint:∬ iiint:∭ oint:∮");
 const FENCES = named("lbrace:{ rbrace:} {:{ }:} langle:⟨ rangle:⟩ lvert:| rvert:| vert:| lVert:‖ rVert:‖ Vert:‖ |:‖ lfloor:⌊ rfloor:⌋ lceil:⌈ rceil:⌉");
 const LIMITS = "lim limsup liminf max min sup inf argmax argmin det gcd Pr".split(" ");
 const FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp dim ker deg hom arg sgn".split(" ");
-const SPACES = { ",": 0.17, ":": 0.22, ">": 0.22, ";": 0.28, "!": -0.17, " ": 0.25, quad: 1, qquad: 2, thinspace: 0.17 };
-const ACCENTS = { hat: "^", widehat: "^", bar: "‾", vec: "→", tilde: "~", widetilde: "~", dot: "˙", ddot: "¨", check: "ˇ",
-  overline: "‾", overrightarrow: "→", overbrace: "⏞" };
-const UNDER = { underline: "_", underbrace: "⏟" };
-const STYLES = { mathbf: "bold", boldsymbol: "bold", bm: "bold", mathbb: "double", mathcal: "script", mathscr: "script",
-  mathfrak: "fraktur", mathrm: "upright", mathit: "italic", mathsf: "upright", mathtt: "upright" };
+const SPACES = dictionary({ ",": 0.17, ":": 0.22, ">": 0.22, ";": 0.28, "!": -0.17, " ": 0.25, quad: 1, qquad: 2, thinspace: 0.17 });
+const ACCENTS = dictionary({ hat: "^", widehat: "^", bar: "‾", vec: "→", tilde: "~", widetilde: "~", dot: "˙", ddot: "¨", check: "ˇ",
+  overline: "‾", overrightarrow: "→", overbrace: "⏞" });
+const UNDER = dictionary({ underline: "_", underbrace: "⏟" });
+const STYLES = dictionary({ mathbf: "bold", boldsymbol: "bold", bm: "bold", mathbb: "double", mathcal: "script", mathscr: "script",
+  mathfrak: "fraktur", mathrm: "upright", mathit: "italic", mathsf: "upright", mathtt: "upright" });
 const WORDS = ["text", "textbf", "textit", "textrm", "texttt", "mbox", "operatorname", "operatorname*"];
 const NOTHING = ["displaystyle", "textstyle", "limits", "nolimits", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr",
   "biggl", "biggr", "nonumber", "notag", "hline"];
@@ -115,10 +117,8 @@ class Reader {
 
   /** Nodes up to where `isEnd`, or the end of all. */
   row(isEnd) {
-    if (++this.depth > MOST_DEEP) throw new Unknown();
     const nodes = [];
     while (this.token && !isEnd()) nodes.push(...this.scripted());
-    this.depth--;
     return nodes;
   }
 
@@ -181,7 +181,15 @@ class Reader {
     return this.source.slice(start, this.tokens[this.next - 1].at);
   }
 
+  /** One token, or a command or group with all that belongs to it. */
   atom() {
+    if (++this.depth > MOST_DEEP) throw new Unknown();
+    const nodes = this.nextAtom();
+    this.depth--;
+    return nodes;
+  }
+
+  nextAtom() {
     const { text, command, num, letter } = this.take();
     if (num) return [element("mn", this.style in ALPHABETS ? styled(num, this.style) : num)];
     if (command !== undefined) return this.command(command);
