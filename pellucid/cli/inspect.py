@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pellucid.models.kinds import Kind
 
 GIB = 1 << 30
+ACTIVATIONS = ("bfloat16", "float16", "float32")  # whatever the format; `dtype` chooses
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from pellucid.config import EngineConfig
     from pellucid.models.checkpoint import Checkpoint
     from pellucid.models.inspect import inspect
-    from pellucid.platform import detect
+    from pellucid.platform import OLDEST_GPU, detect
     from pellucid.resolve import resolve
 
     named = {} if args.name is None else {"model": args.name}
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         "dtype": resolved.dtype,
         "device": platform.name,
         "max_model_len": resolved.max_model_len,
+        "activations": ", ".join(ACTIVATIONS),
+        "min_capability": ".".join(map(str, OLDEST_GPU)),
     }
     if args.json:
         rows = [asdict(kind) | {"bits": round(kind.bits, 3)} for kind in kinds]

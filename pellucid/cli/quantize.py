@@ -107,7 +107,10 @@ def run(args: argparse.Namespace) -> int:
     machine = Machine(platform, torch.device(platform.device))
     quantizer = Quantizer(checkpoint, args.out, recipe, samples, machine)
     with tqdm(total=checkpoint.num_layers, unit="layer", desc=args.method, disable=None) as bar:
-        report = quantizer.run(resume=args.resume, tell=lambda done: show_done(bar, done))
+        try:
+            report = quantizer.run(resume=args.resume, tell=lambda done: show_done(bar, done))
+        except OSError as error:  # a full disk, say
+            raise ValueError(str(error)) from error
     if is_bundled(args.name) and args.eval_limit:
         report.scores = scores(args)
         report.write(args.out)

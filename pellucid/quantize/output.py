@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -105,10 +105,17 @@ class Output:
         return [self.shard(i) for i in range(num)]
 
     def write_shard(self, index: int, tensors: Mapping[str, Tensor]) -> None:
-        """All of it or nothing."""
+        """All of it or nothing.  Raises OSError if it cannot be written; one may go on with what is there."""
         new = self.folder / "shard.new"
-        save_file(dict(tensors), new, metadata={"format": "pt"})
-        new.replace(self.shard(index))
+        try:
+            save_file(dict(tensors), new, metadata={"format": "pt"})
+            new.replace(self.shard(index))
+        except (OSError, SafetensorError) as error:
+            new.unlink(missing_ok=True)
+            raise OSError(
+                f"{self.shard(index)} of {stored_bytes(tensors):,} bytes cannot be written ({error}); "
+                "make room, and go on with --resume"
+            ) from error
 
     def finish(self, checkpoint: Checkpoint, quantization: Mapping[str, object]) -> None:
         """Config, index, and a copy of all other files that are no weights."""

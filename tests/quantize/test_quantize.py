@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pellucid.models.loader import torch_module
 from pellucid.quant.codes import Codes
-from pellucid.quantize import run
+from pellucid.quantize import output, run
 from pellucid.quantize.output import Report
 from tests.models.harness import Harness, load
 from tests.quantize.conftest import quantizer
 from tests.tiny import write_checkpoint
 
-METHODS: dict[str, dict[str, object]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "fp8": {},
     "fp8-block": {},
     "fp8-static": {},
@@ -148,6 +150,24 @@ def test_work_is_taken_up_at_the_first_layer_without_a_shard(
     assert first.stat().st_mtime_ns == when
     for shard in whole.iterdir():
         assert (broken / shard.name).read_bytes() == shard.read_bytes(), shard.name
+
+
+def test_a_full_disk_is_told_and_work_is_taken_up_behind_it(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, written = tmp_path / "out", output.save_file
+
+    def full(tensors: dict[str, Tensor], file: Path, **options: object) -> None:
+        file.write_bytes(b"the beginning")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output, "save_file", full)
+        with pytest.raises(OSError, match=r"00001.*cannot be written .*No space left.*go on with --resume"):
+            quantizer(plain, out, method="int8").run()
+    assert output.save_file is written and {file.name for file in out.iterdir()} == {"quantization.json"}
+    quantizer(plain, out, method="int8").run(resume=True)
+    assert (out / "config.json").is_file()
 
 
 def test_later_layers_learn_from_what_earlier_ones_give(plain: Path, tmp_path: Path) -> None:
