@@ -48,7 +48,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
     # As free of torch: how many drafts rows want.
-    "spec.wants": {"spec.switch", "spec.costs", "schedule"},
+    "spec.wants": {"spec.switch", "spec.costs", "spec.echoes", "schedule"},
+    "spec.echoes": set[str](),
     "spec.switch": set[str](),
     "spec.costs": set[str](),
     # Each feature has a half on either side; what both sides call is free of torch.

@@ -24,6 +24,7 @@ from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
 from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
+from pellucid.schedule.step import Drafter
 
 logger = logging.getLogger(__name__)
 # A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16
@@ -88,6 +89,11 @@ def _start(
     return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)
 
 
+def _drafter(method: str) -> Drafter:
+    known = {"grammar": Drafter.NONE, "ngram": Drafter.READS_TEXT, **dict.fromkeys(KEEP_KV, Drafter.KEEPS_KV)}
+    return known.get(method, Drafter.STATELESS)
+
+
 def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> Engine:
     user = resolved.user
     options = SchedulerOptions(
@@ -97,8 +103,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
-        has_drafter=resolved.speculative.method != "grammar",
-        drafter_keeps_kv=resolved.speculative.method in KEEP_KV,
+        drafter=_drafter(resolved.speculative.method),
         policy=user.scheduler.scheduling_policy,
     )
     kv = KVManager(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,15 @@ from pellucid.schedule.plan import (
 )
 
 
+class Drafter(Enum):
+    """What makes drafts."""
+
+    NONE = "none"  # but grammars
+    STATELESS = "stateless"
+    READS_TEXT = "reads text"  # of the request, and nothing else
+    KEEPS_KV = "keeps KV"  # of its own, whole only if it runs behind every step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """The limits of a step and of a request."""
@@ -35,8 +45,7 @@ class SchedulerOptions:
     watermark: float = 0.01  # share of the pages that an admission leaves free while others run
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
     cheap_tokens: int = 0
-    has_drafter: bool = True  # else drafts are those that grammars force alone
-    drafter_keeps_kv: bool = False  # whole only if it runs behind every step
+    drafter: Drafter = Drafter.STATELESS
 
     @property
     def max_len(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 SHARE = 0.01  # of all time may be lost
 LEAST_SHARE = 1 / 8  # of it, after trials that found nothing
 FIRST, FOR_TRIAL, MOST = 3.0, 2.0, 4.0  # plain steps: in the account at first, for a trial, and at most
+TO_BEGIN = 1.0  # plain steps: in the account, without a trial
 TRIAL_STEPS, TRIAL_DRAFTS = 8, 24  # with drafts, and drafts looked at: after either it is judged
 LEAST_COST = 0.25  # plain steps, of a trial
 LOOK = 4  # plain steps
@@ -25,9 +26,9 @@ SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs 
 class Switch:
     """On: drafts are wanted.  A look at plain steps lasts until enough is known."""
 
-    def __init__(self, *, is_on: bool = False) -> None:
-        """is_on: to begin with; else a look is the first thing."""
-        self.is_on = is_on
+    def __init__(self, *, is_on: bool = False, tries: bool = True) -> None:
+        """is_on: to begin with; else a look is first.  tries: else somebody knows when to `begin`."""
+        self.is_on, self._tries = is_on, tries
         self.left = 0 if is_on else LOOK  # of a look, plain steps
         self.credit = FIRST
         self.saved = 0.0  # seconds, by all steps with drafts
@@ -66,7 +67,7 @@ class Switch:
             return
         if self._is_known and not self._is_resting:
             self.is_on = self.credit > 0
-        elif self.is_due:
+        elif self.is_due and self._tries:
             self.is_on = self._is_known = True
             self.trial_steps, self.trial_drafts = TRIAL_STEPS, TRIAL_DRAFTS
 
@@ -93,6 +94,16 @@ class Switch:
     def is_stale(self, gain: float) -> bool:
         """Is it time for a look?  gain: tokens for a plain step's; the nearer to 1, the less a look costs."""
         return self._since_look >= min(max(SOONEST, LOOK * (gain - 1) / (SHARE / 2)), LATEST)
+
+    @property
+    def may_begin(self) -> bool:
+        """Is it off, with something in the account to lose?"""
+        return not self.is_on and not self.is_looking and self.credit >= TO_BEGIN
+
+    def begin(self) -> None:
+        """It is known that they pay."""
+        self.is_on = self._is_known = True
+        self._is_resting = False
 
     def give_up(self) -> None:
         """They do not pay."""

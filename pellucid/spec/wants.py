@@ -5,7 +5,8 @@ looked at, how many stood; what nothing is known of goes by what others have tau
 take of a step is measured (costs.py), in plain steps.  A draft is worth it that stands with at least the
 chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
 tokens for time are the most.  If that is none, or the account of what drafts have cost is empty (switch.py),
-nobody gets any, until a trial, in which a few rows have one each.
+nobody gets any, until a trial, in which a few rows have one each.  A drafter that reads the text alone needs
+no trials: what it would have brought is read off the texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.
@@ -21,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.schedule.plan import Column
-from pellucid.schedule.step import Step
+from pellucid.schedule.step import Drafter, Step
 from pellucid.schedule.table import Table
 from pellucid.spec.costs import Numbers, StepCosts
+from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
 
 LEAST_CHANCE = 0.05  # of a draft, however cheap it is
@@ -37,6 +39,7 @@ TRIAL_ROWS = 16
 LEAST_GAIN = (
     1.04  # tokens for a plain step's time: rows with drafts end one by one, and leave steps less full
 )
+ECHO_ROWS, ECHO_GAIN = 4, 1.1  # whose texts are looked at; tokens for a plain step's time, to begin
 AGAIN = 4  # steps with drafts, behind which is chosen anew
 
 
@@ -52,17 +55,21 @@ class Load(NamedTuple):
 class Wants:
     """Writes the column `want`."""
 
-    def __init__(self, table: Table, most: int, cheap_tokens: int, *, keeps_kv: bool = False) -> None:
-        """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many.
-
-        keeps_kv: the drafter has KV of its own, which is whole only if it runs behind every step.
-        """
+    def __init__(
+        self, table: Table, most: int, cheap_tokens: int, *, drafter: Drafter = Drafter.STATELESS
+    ) -> None:
+        """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many."""
+        keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
+        most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
-        self.switch, self.costs = Switch(), StepCosts(cheap_tokens, takes_passes=keeps_kv)
+        self.switch, self.costs = (
+            Switch(tries=not self._reads_text),
+            StepCosts(cheap_tokens, takes_passes=keeps_kv),
+        )
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._loads: deque[Load] = deque()  # of plans under way
@@ -71,6 +78,7 @@ class Wants:
         self._all_tries = self._all_hits = 0.0
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         self._has_begun, self._num_drafting = False, 0  # a trial; steps with drafts since the last choice
+        self._num_looks = 0  # at texts
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
 
@@ -177,6 +185,8 @@ class Wants:
             self._hits[slots] *= KEPT_FOR_TRIAL
         able = slots[~self._has_lost[slots]]
         want[slots] = 0
+        if self._reads_text and switch.may_begin:
+            self._look_for_echoes(slots)
         if not switch.is_on or not len(able):
             return
         if switch.is_trying:
@@ -188,6 +198,18 @@ class Wants:
             return
         switch.keep()
         want[able] = worth
+
+    def _look_for_echoes(self, slots: Column) -> None:
+        """Begin if the ends of some texts were foretold, which costs nothing to find out."""
+        self._num_looks += 1
+        some = np.roll(slots, -self._num_looks * ECHO_ROWS)[:ECHO_ROWS]
+        found = sum(num_foretold(self._table.tokens(slot)) for slot in some.tolist())
+        num = NUM_TOKENS * len(some)
+        self._all_tries, self._all_hits = float(num), float(found)
+        self._tries[slots] = self._hits[slots] = 0.0
+        self._gain = self._worth(slots, len(slots))[0]
+        if self._gain >= ECHO_GAIN:
+            self.switch.begin()
 
     def _worth(self, slots: Column, num_rows: int) -> tuple[float, Column]:
         """Tokens for a plain step's time, at best, and by how many drafts of each; of all rows as of these.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pellucid.schedule.plan import Row
-from pellucid.schedule.step import Step
+from pellucid.schedule.step import Drafter, Step
 from pellucid.schedule.table import Table
 from pellucid.spec.wants import Wants
 
@@ -40,7 +40,7 @@ def tokens_a_second(
     clock, dice = random.Random(seed), np.random.default_rng(seed)
     table = Table(num_rows, PROMPT + ANSWER + MOST, 1 + MOST)
     most, cheap = (MOST, machine.cheap_tokens) if fixed is None else (fixed, 0)
-    wants = Wants(table, most, cheap, keeps_kv=machine.keeps_kv)
+    wants = Wants(table, most, cheap, drafter=Drafter.KEEPS_KV if machine.keeps_kv else Drafter.STATELESS)
     seconds, num_landed = 0.0, 0
     for chance in chances:
         left, slots = np.full(num_rows, ANSWER), np.arange(num_rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pellucid.schedule.plan import StepPlan
-from pellucid.schedule.step import Step
+from pellucid.schedule.step import Drafter, Step
 from pellucid.schedule.table import Table
 from pellucid.spec.switch import Switch
 from pellucid.spec.wants import TRIAL_ROWS, Wants
@@ -103,7 +103,7 @@ def test_a_new_sequence_goes_by_what_others_have_taught() -> None:
 def test_who_enters_while_drafts_lose_has_no_kv_of_the_drafters() -> None:
     """Unless there is enough for a trial, or a look is all."""
     table = Table(4, 16, 1 + MOST)
-    wants = Wants(table, MOST, 20, keeps_kv=True)
+    wants = Wants(table, MOST, 20, drafter=Drafter.KEEPS_KV)
     nobody = np.arange(0)
     for credit, is_looking, follows in ((1.0, False, 0), (3.5, False, 1), (1.0, True, 1)):
         wants.switch = Switch()

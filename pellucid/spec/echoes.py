@@ -1,0 +1,26 @@
+"""How much of a text its own beginning has foretold: what drafts from it would bring, while none are made.
+
+On the host, where the tokens have landed anyway.  No torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_TOKENS = 16  # of a text's end that are looked at
+LONGEST = 2048  # tokens of a text
+PAIR = 2  # tokens that must have occurred before
+
+
+def num_foretold(token_ids: NDArray[np.int32]) -> int:
+    """Of the last NUM_TOKENS tokens those that followed the two before them when these last occurred."""
+    tokens = token_ids[-LONGEST:].astype(np.int64)
+    if len(tokens) < NUM_TOKENS + PAIR + 1:
+        return 0
+    pairs = tokens[:-1] << 32 | tokens[1:]
+    found = 0
+    for place in range(len(tokens) - NUM_TOKENS, len(tokens)):
+        before = np.flatnonzero(pairs[: place - PAIR] == pairs[place - PAIR])
+        found += len(before) > 0 and tokens[before[-1] + PAIR] == tokens[place]
+    return int(found)
