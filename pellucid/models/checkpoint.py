@@ -133,13 +133,19 @@ class Checkpoint:
         return tuple(ids)
 
     def check_vocabulary(self, draft: Checkpoint) -> None:
-        """Raise ValueError, naming both models, if `draft` means other tokens by its ids."""
-        if draft.vocab_size != self.vocab_size:
+        """Raise ValueError, naming both models, if `draft` means other tokens by its ids.
+
+        Their vocabularies may be padded to different sizes.
+        """
+        theirs, ours = draft.token_ids(), self.token_ids()
+        least = min(draft.vocab_size, self.vocab_size)
+        is_known = theirs is not None and theirs == ours and max(theirs.values(), default=0) < least
+        if draft.vocab_size != self.vocab_size and not is_known:
             raise ValueError(
                 f"{draft.name} cannot draft for {self.name}: its vocabulary has {draft.vocab_size:,} tokens, "
-                f"the model's {self.vocab_size:,}; take a draft model of the same vocabulary"
+                f"the model's {self.vocab_size:,}; sizes may differ only by padding behind the same "
+                "tokenizer.json: take a draft model of the same tokenizer"
             )
-        theirs, ours = draft.token_ids(), self.token_ids()
         if theirs is None or ours is None or theirs == ours:
             return
         text, token = min(theirs.items() ^ ours.items(), key=lambda item: item[1])

@@ -44,6 +44,12 @@ def open_draft(config: EngineConfig, target: Checkpoint) -> Draft:
     if checkpoint is not None and speculative.method not in HEADS:
         refuse_unknown(checkpoint.config)
         target.check_vocabulary(checkpoint)
+        size = config.parallel.tensor_parallel_size
+        if size > 1 and checkpoint.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"{checkpoint.name} has {checkpoint.vocab_size:,} tokens, the model {target.vocab_size:,}: "
+                f"they cannot share logits over tensor_parallel_size={size}; use 1, or a draft of its size"
+            )
     return Draft(speculative, checkpoint)
 
 

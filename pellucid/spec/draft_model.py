@@ -1,4 +1,4 @@
-"""Drafts from a smaller model of the same vocabulary, one token after another.
+"""Drafts from a smaller model of the same tokenizer, one token after another.
 
 Its KV cache has the target's block tables and lengths.  In a step with prompt chunks, or one that wants no
 drafts, it first computes all that the target has computed; then it goes on alone, with one query a row.  So
@@ -24,6 +24,7 @@ from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 from pellucid.spec.chain import Chain
 from pellucid.spec.draws import draw_for
+from pellucid.spec.padded_vocabulary import PaddedVocabulary
 from pellucid.spec.passes import Passes
 
 
@@ -33,6 +34,16 @@ class Drafter:
 
     built: BuiltModel
     chain: Chain
+    vocabulary: PaddedVocabulary
+
+    def follow(self, fwd: ForwardInput) -> None:
+        """Compute all that the target has computed, for its KV."""
+        self.built.run(self.vocabulary.feed(fwd))
+
+    def logits(self, fwd: ForwardInput) -> Tensor:
+        """[S, V], of the tokens that `fwd` samples."""
+        hidden = self.built.run(self.vocabulary.feed(fwd))
+        return self.vocabulary.logits(self.built.model.logits(fwd.sampled(hidden)))
 
 
 class DraftModelProposer:
@@ -57,7 +68,8 @@ class DraftModelProposer:
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build the checkpoint that `model` in speculative_config names."""
         built = factory.build_draft()
-        self._drafter = Drafter(built, Chain(sampler.state, draw_for(self._rejection_sample_method, sampler)))
+        chain = Chain(sampler.state, draw_for(self._rejection_sample_method, sampler))
+        self._drafter = Drafter(built, chain, PaddedVocabulary(built.vocab_size, target.vocab_size))
         return (built,)
 
     def propose(
@@ -65,11 +77,10 @@ class DraftModelProposer:
     ) -> Drafts:  # fmt: skip
         drafter = self.drafter
         if known.has_chunks:
-            drafter.built.run(fwd)  # for its KV
+            drafter.follow(fwd)
         passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
 
         def guess(index: int, tokens: Tensor | None) -> Tensor:
-            step = passes.first() if tokens is None else passes.next(index, tokens)
-            return drafter.built.model.logits(step.sampled(drafter.built.run(step)))
+            return drafter.logits(passes.first() if tokens is None else passes.next(index, tokens))
 
         return drafter.chain.draw(known, passes, guess)

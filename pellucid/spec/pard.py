@@ -39,10 +39,8 @@ class PardProposer(DraftModelProposer):
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        built, chain = self.drafter.built, self.drafter.chain
-        built.run(fwd)  # for its KV
+        drafter = self.drafter
+        drafter.follow(fwd)
         passes = Passes.behind(fwd, known)
-        step = passes.at_once(self._mask)
-        logits = built.model.logits(step.sampled(built.run(step)))
-        by_draft = logits.view(fwd.num_rows, known.num_wanted, -1)
-        return chain.draw(known, passes, lambda index, _: by_draft[:, index])
+        by_draft = drafter.logits(passes.at_once(self._mask)).view(fwd.num_rows, known.num_wanted, -1)
+        return drafter.chain.draw(known, passes, lambda index, _: by_draft[:, index])

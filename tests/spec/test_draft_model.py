@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LLMEngine, SamplingParams
 from pellucid.config import EngineConfig
-from pellucid.engine.core import Engine
 from pellucid.executor.local import LocalExecutor
 from pellucid.kv.kinds import Full
 from pellucid.schedule.news import News
@@ -26,13 +27,13 @@ from tests.tiny import write_checkpoint
 NUM_DRAFTS = 4
 
 
-def drafting(model: Path, num_drafts: int = NUM_DRAFTS) -> dict[str, object]:
+def drafting(model: Path, num_drafts: int = NUM_DRAFTS) -> dict[str, Any]:
     """In every step, so that the drafter's KV stays whole."""
     config = {"model": str(model), "num_speculative_tokens": num_drafts, "adaptive": False}
     return {"speculative_config": config}
 
 
-def worker_of(engine: Engine) -> Worker:
+def worker_of(engine: Any) -> Worker:
     executor = engine.executor
     assert isinstance(executor, LocalExecutor)
     return executor.worker
@@ -47,6 +48,41 @@ def test_nothing_of_an_output_changes(tiny: Path, tiny_draft: Path, options: dic
         assert digest(llm.generate(prompts, params, use_tqdm=False)) == expected
         stats = llm.llm_engine.stats
     assert 100 < stats.num_accepted_tokens < stats.num_draft_tokens - 100, "one case is hardly tested"
+
+
+@pytest.mark.parametrize(("size", "draft_size"), [(320, 340), (340, 320)])
+def test_a_vocabulary_may_be_padded_otherwise(tmp_path: Path, size: int, draft_size: int) -> None:
+    """Of random weights the larger target draws tokens, too, that the draft model lacks."""
+    target = str(write_checkpoint(tmp_path / "target", vocab_size=size))
+    folder = write_checkpoint(tmp_path / "draft", num_hidden_layers=1, vocab_size=draft_size)
+    prompts, params = random_prompts(20, 50), random_wishes(20)
+    with LLM(target, **BASE) as llm:
+        expected = digest(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(target, **BASE, **drafting(folder)) as llm:
+        assert digest(llm.generate(prompts, params, use_tqdm=False)) == expected
+        assert llm.llm_engine.stats.num_draft_tokens > 100
+
+
+def test_the_same_tokens_padded_otherwise_are_drafted_alike(tiny: Path, tmp_path: Path) -> None:
+    """Row by row the same weights, so all that it drafts stands."""
+    folder = write_checkpoint(tmp_path / "draft", vocab_size=340)
+    weights, own = load_file(folder / "model.safetensors"), load_file(tiny / "model.safetensors")
+    padded = {name: weights[name].clone() for name in weights}
+    for name, tensor in own.items():
+        padded[name] = tensor if tensor.shape == weights[name].shape else padded[name]
+        padded[name][: len(tensor)] = tensor
+    save_file(padded, folder / "model.safetensors")
+    greedy = SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
+    with LLM(str(tiny), **BASE, **drafting(folder)) as llm:
+        llm.generate([[5, 6, 7]], greedy, use_tqdm=False)
+        stats = llm.llm_engine.stats
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 20
+
+
+def test_of_several_ranks_sizes_are_one(tiny: Path, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "draft", vocab_size=340)
+    with pytest.raises(ValueError, match="340 tokens, .* 320: they cannot share logits over tensor_paral"):
+        LLM(str(tiny), **BASE, **drafting(folder), tensor_parallel_size=2)
 
 
 # A model agrees with itself
@@ -118,7 +154,7 @@ def take(kv_cache: torch.Tensor, blocks: list[int], num_tokens: int) -> torch.Te
     return kv_cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens]
 
 
-def blocks_of(engine: Engine, slot: int, table: int) -> list[int]:
+def blocks_of(engine: Any, slot: int, table: int) -> list[int]:
     """A slot's in one of the worker's tables."""
     return worker_of(engine).runner.slots.block_tables[table][slot].tolist()
 
@@ -241,13 +277,13 @@ def test_for_the_textbooks_test_drafts_come_with_what_they_were_drawn_from(tiny:
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"vocab_size": 331}, "cannot draft for .*: its vocabulary has 331 tokens, the model's 320"),
+        ({"vocab_size": 128}, "cannot draft for .*: its vocabulary has 128 tokens, the model's 320"),
         ({"max_position_embeddings": 128}, "max_model_len is 256, but .* draft model .* 128 positions"),
     ],
     ids=str,
 )
 def test_a_draft_model_that_does_not_fit_is_named(
-    tiny: Path, tmp_path: Path, changes: dict[str, object], message: str
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     folder = write_checkpoint(tmp_path / "draft", **changes)
     with pytest.raises(ValueError, match=message):
