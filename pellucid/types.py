@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pellucid.sampling_params import SamplingParams
 
@@ -73,6 +73,26 @@ class TokenLogprobs:
     rank: int  # of the chosen token; 1 is the most likely
 
 
+class DraftCounts(NamedTuple):
+    """What has been drafted for a request."""
+
+    num_drafts: int = 0  # its verifications
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the draft tokens."""
+        return self.num_accepted_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def tokens_a_verification(self) -> float:
+        return 1 + self.num_accepted_tokens / max(1, self.num_drafts)
+
+    def plus(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
 @dataclass(slots=True)
 class SeqUpdate:
     """What one step changed for one request; the engine's answer, without text."""
@@ -88,6 +108,7 @@ class SeqUpdate:
     error: str | None = None
     num_steps: int = 1  # that it tells of, those of `extend` included
     extras: dict[str, Any] | None = None  # features' own, by name: plain data; newer ones replace older ones
+    drafts: DraftCounts | None = None  # of the whole request; told with its end, if it had any
 
     @property
     def says_anything(self) -> bool:
@@ -104,6 +125,7 @@ class SeqUpdate:
         self.num_cached_tokens = max(self.num_cached_tokens, newer.num_cached_tokens)
         self.first_scheduled = self.first_scheduled or newer.first_scheduled
         self.num_steps += newer.num_steps
+        self.drafts = newer.drafts or self.drafts
         if newer.extras is not None:
             self.extras = {**(self.extras or {}), **newer.extras}
 
@@ -136,12 +158,13 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Seconds of `time.monotonic` at which a request reached each point of its life."""
+    """Seconds of `time.monotonic` at which a request reached each point of its life; and its drafts."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    drafts: DraftCounts = DraftCounts()  # of its completions that the engine has ended, not a stop string
 
 
 @dataclass(slots=True)

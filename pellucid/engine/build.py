@@ -22,9 +22,9 @@ from pellucid.nodes.place import Node
 from pellucid.observe.trace import StepTrace
 from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
+from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
-from pellucid.schedule.step import Drafter
 
 logger = logging.getLogger(__name__)
 # A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16

@@ -42,7 +42,7 @@ from pellucid.schedule.step import Flight, SchedulerOptions, Step, deal
 from pellucid.schedule.stop_tokens import StopTokens
 from pellucid.schedule.table import NEVER, Table
 from pellucid.spec.wants import Wants
-from pellucid.types import FinishReason, Request, SeqUpdate
+from pellucid.types import DraftCounts, FinishReason, Request, SeqUpdate
 
 UPKEEP = 8  # plans: once in so many, what can wait is done for many sequences at once
 
@@ -584,6 +584,7 @@ class Scheduler:
             self._prefilling.remove(seq)
         self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
+        seq.drafts = seq.drafts.plus(DraftCounts(*t.drafted[:, slot].tolist()))
         t.leave(slot)
         seq.slot = -1
 
@@ -705,6 +706,7 @@ class Scheduler:
             computed = t.computed[slots] + query
         else:
             self.counters.count_drafts(draft, num_new)
+            t.drafted[:, slots] += draft > 0, draft, np.clip(num_new - 1, 0, draft)
             advance = np.maximum(query - draft, num_new)  # of decodes, and of chunks, with a token or without
             computed = t.computed[slots] + advance
             t.planned[slots] += advance - query
@@ -741,6 +743,7 @@ class Scheduler:
         if update.finish_reason is not None:
             self._retire(seq, dropped)
             self._forget(seq)
+            update.drafts = seq.drafts if seq.drafts.num_drafts else None
             return num_new - dropped
         t.end[slot] = seq.limit - 1
         if seq.asked:

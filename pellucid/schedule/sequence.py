@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pellucid.kv.manager import Prefix
 from pellucid.schedule.plan import HOST_BOUND, Ints
-from pellucid.types import FinishReason, Request, SeqUpdate
+from pellucid.types import DraftCounts, FinishReason, Request, SeqUpdate
 
 Key = tuple[int, float, int]  # the order of age: (priority, arrival, id)
 
@@ -42,6 +42,7 @@ class Sequence:
     # stays, to the end of them.
     num_scored: int = 0
     scored_end: int = 0
+    drafts: DraftCounts = DraftCounts()  # of stays that have ended
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     first_scheduled: float = 0.0  # seconds of time.monotonic; 0 is not yet
     num_reported: int = 0  # of a quiet one's tokens, the prompt and those that updates have brought

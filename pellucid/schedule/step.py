@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
 from pellucid.kv.manager import NewPages
+from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import (
     FEATURE_BITS,
     NOBODY,
@@ -21,15 +21,6 @@ from pellucid.schedule.plan import (
     StepPlan,
     ints,
 )
-
-
-class Drafter(Enum):
-    """What makes drafts."""
-
-    NONE = "none"  # but grammars
-    STATELESS = "stateless"
-    READS_TEXT = "reads text"  # of the request, and nothing else
-    KEEPS_KV = "keeps KV"  # of its own, whole only if it runs behind every step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class Table:
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
         self.drafts = column()  # that the device holds for the next row, or fewer of them
+        self.drafted = np.zeros((3, num_slots + 1), dtype=np.int64)  # verifications, drafts, those that stood
         self.want = column()  # drafts behind the next row: spec/wants.py
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
         self.ids = column()  # of sequences
@@ -70,6 +71,7 @@ class Table:
         self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
         self.end[slot] = 0 if self.is_watched(slot) else num_known
         self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
+        self.drafted[:, slot] = 0
         self.is_reported[slot] = not seq.request.is_quiet
 
     def leave(self, slot: int) -> None:

@@ -207,6 +207,7 @@ class Metrics:
         yield from self._http()
         yield self._steps(engines)
         yield self._cache_config(len(engines))
+        yield self._proposer(len(engines))
 
     def _labels(self, engine: int) -> list[str]:
         return [self._model_name, str(engine)]
@@ -336,6 +337,18 @@ class Metrics:
                 [float(bound) for bound in STEP_TOKENS], stats.num_steps_by_tokens, stats.num_step_tokens
             )
             family.add_metric(self._labels(index), sizes.buckets(), sizes.sum)
+        return family
+
+    def _proposer(self, num_engines: int) -> Metric:
+        speculative = self._llm.resolved.speculative
+        facts = {
+            "proposer": speculative.method,
+            "num_speculative_tokens": str(speculative.num_speculative_tokens),
+            "rejection_sample_method": speculative.rejection_sample_method,
+        }
+        family = GaugeMetricFamily("pellucid:spec_decode_info", "What drafts.", labels=[*LABELS, *facts])
+        for index in range(num_engines):
+            family.add_metric([*self._labels(index), *facts.values()], 1)
         return family
 
     def _cache_config(self, num_engines: int) -> Metric:

@@ -240,6 +240,8 @@ class _Answer:
         if self._metrics.first_token_time is None and update.new_token_ids:
             self._metrics = replace(self._metrics, first_token_time=now)
             self.is_quiet = self._kind is OutputKind.FINAL_ONLY and self._n == 1 and self._num_top is None
+        if update.drafts is not None:
+            self._metrics = replace(self._metrics, drafts=self._metrics.drafts.plus(update.drafts))
         if self.finished:
             self._metrics = replace(self._metrics, finished_time=now)
 

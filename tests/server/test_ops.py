@@ -239,6 +239,7 @@ def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> Non
     client.completions.create(model="sprout", prompt="Once", max_tokens=2)
     assert [server.metric(f"vllm:{name}_count") for name in names] == [count + 1 for count in before]
     assert server.metric("vllm:prompt_tokens_by_source_total") == server.metric("vllm:prompt_tokens_total")
+    assert server.metric("pellucid:spec_decode_info", proposer="none", num_speculative_tokens="0") == 1
     assert server.metric("vllm:cache_config_info", block_size="64", model_name="sprout", engine="0") == 1
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import Row
-from pellucid.schedule.step import Drafter, Step
+from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
 from pellucid.spec.wants import Wants
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LLMEngine, SamplingParams
 from pellucid.config import EngineConfig
+from pellucid.engine.core import Engine
 from pellucid.executor.local import LocalExecutor
 from pellucid.kv.kinds import Full
 from pellucid.schedule.news import News
@@ -31,6 +32,12 @@ def drafting(model: Path, num_drafts: int = NUM_DRAFTS) -> dict[str, Any]:
     """In every step, so that the drafter's KV stays whole."""
     config = {"model": str(model), "num_speculative_tokens": num_drafts, "adaptive": False}
     return {"speculative_config": config}
+
+
+def engine_of(front: Any) -> Engine:
+    engine = front.llm_engine.engine if isinstance(front, LLM) else front.engine
+    assert isinstance(engine, Engine)
+    return engine
 
 
 def worker_of(engine: Any) -> Worker:
@@ -124,7 +131,7 @@ def test_a_model_accepts_all_that_it_drafts_itself(
     prompts, params = random_requests(40, seed=6)
     prompts, params = prompts + random_prompts(20, 50), params + random_wishes(20)
     with LLM(str(tiny), **(BASE | options), **drafting(tiny)) as llm:
-        scheduler = llm.llm_engine.engine.scheduler
+        scheduler = engine_of(llm).scheduler
         if vary:
             want_at_random(scheduler, random.Random(7), NUM_DRAFTS)
         rejected, accepted = rejections(scheduler, monkeypatch)
@@ -142,7 +149,7 @@ class FreshKV:
     def __init__(self, folder: Path) -> None:
         self.built = load(folder, max_model_len=256)
 
-    def of(self, tokens: list[int]) -> torch.Tensor:
+    def of(self, tokens: Any) -> torch.Tensor:
         """[2, K, len(tokens), H] of its only layer."""
         harness = Harness(self.built, num_seqs=1, max_len=256)
         harness.step({0: tokens})
@@ -166,7 +173,7 @@ def test_the_drafters_kv_has_no_holes(tiny: Path, tiny_draft: Path) -> None:
     engine = LLMEngine(
         EngineConfig.from_options({"model": str(tiny), **BASE, **config, **drafting(tiny_draft)})
     )
-    scheduler, fresh = engine.engine.scheduler, FreshKV(tiny_draft)
+    scheduler, fresh = engine_of(engine).scheduler, FreshKV(tiny_draft)
     want_at_random(scheduler, random.Random(9), NUM_DRAFTS)
     ids = [engine.add_request(p, s) for p, s in zip(prompts, params, strict=True)]
     (layer,) = worker_of(engine.engine).models[1].attention_layers
@@ -206,7 +213,7 @@ def test_aborted_requests_leave_the_others_alone(tiny: Path, tiny_draft: Path) -
             engine.abort(ids[aborted[engine.stats.num_steps - 2]])
     kept = [i for i in range(24) if i not in aborted]
     assert [tokens[ids[i]] for i in kept] == [expected[i] for i in kept]
-    assert engine.engine.scheduler.kv.usage == 0
+    assert engine_of(engine).scheduler.kv.usage == 0
     engine.shutdown()
 
 

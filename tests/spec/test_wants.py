@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import StepPlan
-from pellucid.schedule.step import Drafter, Step
+from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
 from pellucid.spec.switch import Switch
 from pellucid.spec.wants import TRIAL_ROWS, Wants
