@@ -191,18 +191,19 @@ def place_of(
 ):  # fmt: skip
     """Of this program: expert, first block of outputs, first row of x, first place, where its expert's end.
 
-    Nobody's tile has the expert `num_experts`.
+    Nobody's tile has the expert `num_experts`.  Read from the L2 cache: down has not waited yet.
     """
     order_ptr, starts_ptr, tiles_ptr = work
     width = (NUM_BLOCKS + GROUPS - 1) // GROUPS
     tile, block = gl.program_id(0) // width, gl.program_id(0) % width * GROUPS
     if FEW:
-        expert = gl.load(tiles_ptr + tile)
+        expert = gl.load(tiles_ptr + tile, cache_modifier=".cg")
         row = tile // TOP_K if GATED else tile
         return expert, block, row, tile, tile + 1
     else:
-        expert, first = gl.load(tiles_ptr + 2 * tile), gl.load(tiles_ptr + 2 * tile + 1)
-        last = gl.load(starts_ptr + gl.minimum(expert + 1, num_experts))
+        expert = gl.load(tiles_ptr + 2 * tile, cache_modifier=".cg")
+        first = gl.load(tiles_ptr + 2 * tile + 1, cache_modifier=".cg")
+        last = gl.load(starts_ptr + gl.minimum(expert + 1, num_experts), cache_modifier=".cg")
         return expert, block, first, first, last
 
 
