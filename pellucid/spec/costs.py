@@ -3,7 +3,8 @@
 For about as many rows as there are.  A plain step's seconds are the median of the last few.  What a step
 with drafts takes beside is counted in plain steps, and is linear in what it does: a part for running the
 proposer at all, one for each of its further passes, one for each draft of a row that is verified.  The three
-are fitted with forgetting, from a guess on.  No torch.
+are fitted with forgetting, from a guess on, which is never forgotten: steps that are all alike do not tell
+the three apart.  No torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 WINDOW = 16  # plain steps that are remembered
 REMEMBERING = 31 / 32  # weight of what is known, with each step more
+LASTING = 1 / 16  # weight of the guess in the end, in steps; at first it is one
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
 MOST_SURPRISE = 2.0  # times what was expected: a step that takes longer was held up by something else
 
@@ -25,8 +27,9 @@ MOST_SURPRISE = 2.0  # times what was expected: a step that takes longer was hel
 class Crowd:
     """What is known of steps with about as many rows."""
 
-    squares: Numbers  # [3, 3], of the parts: running, passes, drafts; and
-    products: Numbers  # [3], with what steps took beside
+    guess: Numbers  # [3], of the parts: running, passes, drafts
+    squares: Numbers  # [3, 3], of how much of each part steps had; and
+    products: Numbers  # [3], with what they took beside
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     num: int = 0  # steps with drafts
     most_passes: int = 1
@@ -59,8 +62,9 @@ class StepCosts:
         expected = 1 + float(self.extra(num_rows, np.array([passes]), np.array([drafts]))[0])
         took = min(seconds / plain, MOST_SURPRISE * expected)
         parts = np.array([1.0, max(0, passes - 1), drafts])
-        crowd.squares = crowd.squares * REMEMBERING + np.outer(parts, parts)
-        crowd.products = crowd.products * REMEMBERING + parts * (took - 1)
+        lasting = LASTING * (1 - REMEMBERING)
+        crowd.squares = crowd.squares * REMEMBERING + np.outer(parts, parts) + lasting * np.eye(3)
+        crowd.products = crowd.products * REMEMBERING + parts * (took - 1) + lasting * crowd.guess
         crowd.num += 1
         crowd.most_passes = max(crowd.most_passes, passes)
         crowd.parts = None
@@ -119,7 +123,7 @@ class StepCosts:
             guess = np.array(
                 [0.05 + self._passes / 2, self._passes, size / (size + max(1, self._cheap_tokens))]
             )
-            self._crowds[size] = Crowd(np.eye(3), guess)
+            self._crowds[size] = Crowd(guess, np.eye(3), guess)
         return self._crowds[size]
 
 

@@ -30,6 +30,18 @@ def test_parts_are_told_apart() -> None:
     assert costs.most_passes(8) == 4
 
 
+@pytest.mark.parametrize("passes,drafts", [(1, 1.0), (4, 4.0), (1, 0.5)])
+def test_steps_that_are_all_alike_tell_their_sum(passes: int, drafts: float) -> None:
+    """However many: of which part it is only the guess says anything."""
+    costs = StepCosts(20, takes_passes=True)
+    for _ in range(5000):
+        costs.add_plain(8, 0.01)
+        costs.add(8, passes, drafts, 0.015)
+        parts = costs.parts(8)  # at each step, as it is asked for
+    assert costs.extra(8, np.array([passes]), np.array([drafts])) == pytest.approx([0.5], abs=0.01)
+    assert parts.max() < 1, parts
+
+
 def test_what_is_not_known_is_guessed_or_as_in_the_nearest_crowd() -> None:
     costs = StepCosts(20)
     assert costs.plain_seconds(8) is None and costs.add(8, 1, 1.0, 0.01) is None
