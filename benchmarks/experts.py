@@ -1,8 +1,8 @@
 """Products of a layer of experts, packed and plain: microseconds by number of tokens.
 
 `python benchmarks/experts.py --codes mxfp4 --tokens 1 32 256` on a GPU; gpt-oss-20b's sizes unless
-told otherwise.  `--device cpu`: of native code, and of torch for plain experts; then it is the time for which
-this process has the core, so use one (`OMP_NUM_THREADS=1`).
+told otherwise.  `--device cpu`: of native code, or with `--codes torch` of plain experts without it; then it
+is the time for which this process has the core, so use one (`OMP_NUM_THREADS=1`).
 Experts are drawn by chance, and each launch is of another of several layers, so that codes come from memory.
 Sorting and adding up are in it, routing is not.
 """
@@ -22,7 +22,7 @@ from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
 from pellucid.native.library import library
 from pellucid.quant.layouts.base import LayerFormat
-from pellucid.quant.native_experts import NativeExperts, native_experts
+from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain
 from pellucid.quant.online import EXPERT_FORMATS
 from pellucid.quant.packed import dummy
 
@@ -53,11 +53,15 @@ def coded_layer(
     )
 
 
-def plain_layer(num: int, dim: int, hidden: int, device: str) -> ExpertWeights:
+def plain_layer(
+    num: int, dim: int, hidden: int, device: str, *, native: bool
+) -> ExpertWeights | NativeExperts:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=torch.bfloat16) * 0.02
 
-    return ExpertWeights(random(num, 2 * hidden, dim), random(num, dim, hidden))
+    experts = ExpertWeights(random(num, 2 * hidden, dim), random(num, dim, hidden))
+    code = library() if native else None
+    return experts if code is None else native_plain(code, experts) or experts
 
 
 def mixed(x: Tensor, chosen: Chosen, layer: Layer) -> Tensor:
@@ -100,7 +104,7 @@ def on_gpu(launch: Callable[[int], Tensor]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--codes", choices=("plain", *EXPERT_FORMATS), default="mxfp4")
+    parser.add_argument("--codes", choices=("plain", "torch", *EXPERT_FORMATS), default="mxfp4")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 32, 256, 4096, 16384])
     parser.add_argument("--sizes", type=int, nargs=4, default=[32, 4, 2880, 2880], metavar="N",
                         help="experts, of a token, features of the model, of an expert")  # fmt: skip
@@ -108,8 +112,8 @@ def main() -> None:
     args = parser.parse_args()
     (num, top_k, dim, hidden), device = args.sizes, args.device
     layers: list[Layer] = [
-        plain_layer(num, dim, hidden, device)
-        if args.codes == "plain"
+        plain_layer(num, dim, hidden, device, native=args.codes == "plain" and device == "cpu")
+        if args.codes in ("plain", "torch")
         else coded_layer(num, dim, hidden, EXPERT_FORMATS[args.codes], device)
         for _ in range(LAYERS)
     ]

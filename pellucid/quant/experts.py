@@ -23,12 +23,13 @@ from pellucid.quant.base import Coords, ExpertMatrix, Experts, KnowsWhole, Param
 from pellucid.quant.codes import Codes, Scales
 from pellucid.quant.expert_places import AllInOne, ExpertPlace, OneByOne
 from pellucid.quant.layouts.base import LayerFormat
-from pellucid.quant.native_experts import Biases, NativeExperts, native_experts
+from pellucid.quant.native_experts import Biases, NativeExperts, native_experts, native_plain
 from pellucid.quant.packed import bits_kept, dummy, group_codes, kept_bits, plain, with_zeros
 from pellucid.quant.products import Multiplier
 from pellucid.quant.rounding import rounded
 
 logger = logging.getLogger(__name__)
+NATIVE = "native code, of the experts that are hit"
 Matrices = list[list[GroupCodes | Tensor]]  # of each expert gate and up, or down
 
 
@@ -37,6 +38,7 @@ class PlainExperts:
     """Matrices of the activations' dtype.  why: codes are decoded."""
 
     why: str = ""
+    device: str = "cuda"
 
     def spec(
         self, matrix: ExpertMatrix, shape: tuple[int, ...], dtype: torch.dtype, place: ExpertPlace
@@ -44,11 +46,16 @@ class PlainExperts:
         return ParamSpec(shape=shape, dtype=dtype, place=place)
 
     def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
-        name = str(dtype).removeprefix("torch.")
-        return f"{name}: grouped products{f', for {self.why}' if self.why else ''}"
+        name, by = str(dtype).removeprefix("torch."), NATIVE if self._is_native(dtype) else "grouped products"
+        return f"{name}: {by}{f', for {self.why}' if self.why else ''}"
 
     def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:
-        return ExpertWeights(gate_up, down, *biases)
+        experts = ExpertWeights(gate_up, down, *biases)
+        code = library() if self._is_native(dtype) else None
+        return experts if code is None else native_plain(code, experts) or experts
+
+    def _is_native(self, dtype: torch.dtype) -> bool:
+        return self.device == "cpu" and dtype == torch.bfloat16 and serves(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class CodedExperts:
         format = self.format(matrix, 1 << 30)
         by = "grouped products that unpack codes in registers, activations as they are"
         if self.device == "cpu":
-            by = "native code, of the experts that are hit" if serves(dtype) else Multiplier.SLICES.value
+            by = NATIVE if serves(dtype) else Multiplier.SLICES.value
         return f"{format.layout} {format.code.name}, {bits_kept(format.code)} bits: {by}"
 
     def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:

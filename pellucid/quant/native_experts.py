@@ -1,7 +1,8 @@
-"""Mixtures of experts whose weights stay codes, multiplied by native code on a CPU.
+"""Mixtures of experts, in codes or in bfloat16, multiplied by native code on a CPU.
 
-What `kernels/packed_experts.py` does on a GPU.  Pairs of a token and an expert are sorted by experts, of
-which only those that are hit are read, each one once for all its rows, however many these are.
+What `kernels/packed_experts.py` and `kernels/experts.py` do on a GPU.  Pairs of a token and an expert are
+sorted by experts, of which only those that are hit are read, each one once for all its rows, however many
+these are.
 
 Legend: T tokens, E experts here, k of a token, D model dim, I hidden features of an expert.
 """
@@ -14,11 +15,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import Gating, More, in_slices, most_tokens
+from pellucid.kernels.experts import ExpertWeights, Gating, More, in_slices, most_tokens
 from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
 from pellucid.native.library import GATES, TYPES, GatingFields, Library, MatrixFields, MixtureFields, pointer
-from pellucid.native.matrix import PANEL, NativeMatrix
+from pellucid.native.matrix import PANEL, NativeMatrix, in_bfloat16
 from pellucid.quant.native_codes import native_numbers
 
 Biases = tuple[Tensor | None, Tensor | None]  # [E, 2 * I], gate and up by turns; [E, D]
@@ -99,9 +100,7 @@ def native_experts(
     biases: Biases = (None, None),
 ) -> NativeExperts:
     """Of each expert (gate, up) and (down,).  Raises ValueError where these cannot stay packed, and why."""
-    up_bias, down_bias = biases
-    if up_bias is not None:
-        up_bias = torch.cat((up_bias[:, 0::2], up_bias[:, 1::2]), 1)
+    up_bias, down_bias = None if biases[0] is None else apart(biases[0]), biases[1]
     ups = [matrix_of(code, parts, dtype, bias_of(up_bias, i)) for i, parts in enumerate(gate_up)]
     return NativeExperts(
         code, ups, [matrix_of(code, parts, dtype, bias_of(down_bias, i)) for i, parts in enumerate(down)]
@@ -118,6 +117,28 @@ def matrix_of(
         if any(size % PANEL for size in part.q.shape):
             raise ValueError(f"their matrices of {tuple(part.q.shape)} are not of whole {PANEL}s")
     return NativeMatrix(code, native_numbers(parts), dtype, bias=bias, gated=len(parts) == 2)
+
+
+def native_plain(code: Library, experts: ExpertWeights) -> NativeExperts | None:
+    """Of plain matrices in bfloat16.  None: they are not of whole panels."""
+    gate_up, down = experts.gate_up.detach(), experts.down.detach()
+    if any(size % PANEL for size in down.shape[1:]):
+        return None
+    up_bias = None if experts.gate_up_bias is None else apart(experts.gate_up_bias)
+
+    def matrix(weight: Tensor, bias: Tensor | None, *, gated: bool) -> NativeMatrix:
+        return NativeMatrix(code, in_bfloat16(weight), weight.dtype, bias=bias, gated=gated)
+
+    return NativeExperts(
+        code,
+        [matrix(apart(each[None])[0], bias_of(up_bias, i), gated=True) for i, each in enumerate(gate_up)],
+        [matrix(each, bias_of(experts.down_bias, i), gated=False) for i, each in enumerate(down)],
+    )
+
+
+def apart(by_turns: Tensor) -> Tensor:
+    """[E, 2 * I, ...], gate and up by turns -> all gates before all ups."""
+    return torch.cat((by_turns[:, 0::2], by_turns[:, 1::2]), 1)
 
 
 def bias_of(biases: Tensor | None, expert: int) -> Tensor | None:

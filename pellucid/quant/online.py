@@ -94,7 +94,7 @@ class Online:
             )
         way = ways.pop()
         if way == NONE:
-            return PlainExperts()
+            return PlainExperts(device=self.device)
         of = EXPERT_FORMATS[way]
         return CodedExperts(of, of, is_stored=False, device=self.device)
 
@@ -109,7 +109,7 @@ def online(
     Raises ValueError for a mapping that names a way or a kind that there is not.
     """
     if asked is None:
-        return Online()
+        return Online(device=device)
     if isinstance(asked, str) and not asked.lstrip().startswith("{"):
         kinds = LAYERS if packs else LINEAR
         return Online((Choice(EVERYTHING, asked, kinds),), device) if asked in ONLINE else None

@@ -112,14 +112,14 @@ class AsStored(Quantization):
         kinds = [{self.stored(path, "experts") for path in paths} for paths in (gate_up, down)]
         formats = [kind.pop() for kind in kinds if len(kind) == 1]
         if len(formats) < len(kinds):
-            return PlainExperts("experts of a layer are stored in several ways")
+            return PlainExperts("experts of a layer are stored in several ways", self.device)
         for format in formats:
             if format is None or format.code == PLAIN:
-                return PlainExperts()
+                return PlainExperts(device=self.device)
             if not self.packs:
-                return PlainExperts(KEPT)
+                return PlainExperts(KEPT, self.device)
             if (why := refusal(format)) is not None:
-                return PlainExperts(why)
+                return PlainExperts(why, self.device)
         up, last = formats
         assert up is not None and last is not None
         return CodedExperts(lambda _: up, lambda _: last, is_stored=True, device=self.device)

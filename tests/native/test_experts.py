@@ -12,7 +12,7 @@ from pellucid.kernels.routing import Chosen
 from pellucid.native.library import Library
 from pellucid.quant.codes import Codes
 from pellucid.quant.layouts.base import LayerFormat
-from pellucid.quant.native_experts import NativeExperts, native_experts
+from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain
 from pellucid.quant.online import EXPERT_FORMATS
 from pellucid.quant.packed import group_codes
 from pellucid.quant.rounding import rounded
@@ -79,6 +79,21 @@ def test_biases_gates_and_what_else_a_mixture_has(code: Library, gating: Gating,
             actual,
             mix_experts_ref(x.float(), chosen, plain, gating, weighs_input=weighs_input, more=wide),
         )
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_plain_experts_are_mixed_as_the_reference_does(code: Library, biased: bool, num_tokens: int) -> None:
+    _, plain = make(code, "int4", torch.bfloat16, biased=biased)
+    parts = (plain.gate_up, plain.down, plain.gate_up_bias, plain.down_bias)
+    rounded = ExpertWeights(*(None if part is None else part.bfloat16() for part in parts))  # type: ignore[arg-type]
+    experts = native_plain(code, rounded)
+    assert experts is not None
+    x, chosen = torch.randn(num_tokens, DIM).bfloat16(), chosen_by(num_tokens)
+    wide = ExpertWeights(*(None if part is None else part.bfloat16().float() for part in parts))  # type: ignore[arg-type]
+    assert_near(experts.mix(x, chosen, SILU), mix_experts_ref(x.float(), chosen, wide, SILU))
+    odd = ExpertWeights(rounded.gate_up[:, :40], rounded.down[:, :, :20])
+    assert native_plain(code, odd) is None
 
 
 def test_a_token_is_mixed_alike_alone_and_in_company(code: Library) -> None:
