@@ -8,6 +8,8 @@ once with all in every step; shown are the ratios of the first turn, and of all 
     python benchmarks/never_slower.py --model shape:qwen3-8b --rates 0.8 0.5 0.2 --drafts eagle3 --rows 1 32
 
 With several rates there is one more task, in which they take turns in the middle of a run.
+On a CPU engines of one process differ by some percent, for where their memory lies: `--twice` builds the one
+without drafts first and last, goes by the mean of the two, and shows what they differ by.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,7 +53,7 @@ DUMMY = {
 }
 TASKS = ("random", "python", "copy", "json_extract")
 OPENING = 200  # characters of a module that are given
-OFF, ADAPTIVE, FIXED = "off", "adaptive", "fixed"
+OFF, ADAPTIVE, FIXED, AGAIN = "off", "adaptive", "fixed", "off again"
 Prompts = list[list[int]]
 
 
@@ -65,9 +68,10 @@ class Engine:
 
     @classmethod
     def of(cls, llm: LLM) -> Engine:
-        executor = llm.llm_engine.engine.executor
+        engine: Any = llm.llm_engine.engine
+        executor = engine.executor
         assert isinstance(executor, LocalExecutor) and isinstance(executor.worker, Worker)
-        launcher = executor.worker.runner.launcher
+        launcher: Any = executor.worker.runner.launcher
         return cls(llm, getattr(launcher, "eager", launcher).step.verifier)
 
     def set_rate(self, rate: float) -> None:
@@ -128,6 +132,7 @@ def main() -> None:
                 config["model"] = write_eagle3(Path(folder), args.model)
             engines = {}
             kinds = [kind for kind in (OFF, ADAPTIVE, FIXED) if kind == OFF or kind in args.kinds]
+            kinds += [AGAIN] * args.twice
             for number, kind in enumerate(kinds, start=1):
                 llm = stack.enter_context(LLM(**options(args, config, kind, number / len(kinds))))
                 engines[kind] = Engine.of(llm)
@@ -153,19 +158,20 @@ def parse() -> argparse.Namespace:
         "--clock", choices=("wall", "process"), default="wall",
         help="process: the processor's time, for one thread on a machine that others use, too",
     )  # fmt: skip
+    parser.add_argument("--twice", action="store_true", help="an engine without drafts at either end")
     parser.add_argument("--kinds", nargs="+", choices=(OFF, ADAPTIVE, FIXED), default=[OFF, ADAPTIVE, FIXED])
     return parser.parse_args()
 
 
-def options(args: argparse.Namespace, config: dict, kind: str, share: float) -> dict[str, object]:
+def options(args: argparse.Namespace, config: dict, kind: str, share: float) -> dict[str, Any]:
     """Of one engine; `share` of the memory is for it and those before it."""
-    common: dict[str, object] = {
+    common: dict[str, Any] = {
         "model": args.model, "device": args.device, "dtype": args.dtype, "num_threads": args.threads,
         "max_num_seqs": max(args.rows), "gpu_memory_utilization": 0.92 * share, "cpu_kv_cache_gib": 1.0,
     }  # fmt: skip
     if args.model != "sprout":
         common |= {"max_model_len": 2048, "load_format": "dummy"}
-    if kind == OFF:
+    if kind in (OFF, AGAIN):
         return common
     own = config | {"adaptive": kind == ADAPTIVE}
     if args.rates:
@@ -250,6 +256,10 @@ def measure(
 
 def print_row(name: str, task: str, num_rows: int, engines: dict[str, Engine], num_tokens: int) -> None:
     off = engines[OFF].seconds
+    if AGAIN in engines:
+        again = engines[AGAIN].seconds
+        sys.stdout.write(f"without drafts, the last engine by the first: {sum(again) / sum(off):.3f}\n")
+        off = [statistics.mean(pair) for pair in zip(off, again, strict=True)]
     cells = [name, task, str(num_rows), f"{1000 * statistics.median(off) / num_tokens:.3f}"]
 
     whole = {kind: sum(off) / sum(engine.seconds) for kind, engine in engines.items()}
