@@ -170,6 +170,7 @@ def test_tiers_beside_another_engines_kv(tiny: Path) -> None:
     for wrong, message in (
         ({}, '"connectors"'),
         ({"connectors": [{"kv_connector": "MultiConnector"}]}, "one of its own connectors"),
+        ({"connectors": [tiers | {"kv_load_seconds": 1.0}]}, "beside MultiConnector"),
     ):
         with pytest.raises(ValueError, match=message):
             LLM(str(tiny), kv_transfer_config=both | {"kv_connector_extra_config": wrong}, **options)

@@ -9,7 +9,8 @@ from pellucid.connectors.base import KV_CONNECTORS
 from pellucid.connectors.config import KVTransferConfig
 from pellucid.resolve import Resolved
 
-SHARED = ("engine_id", "kv_role", "kv_ip", "kv_port", "kv_buffer_device", "kv_load_seconds")
+OF_ALL = ("kv_load_seconds", "kv_load_failure_policy")  # at once: whoever waits for a load knows of one
+SHARED = ("engine_id", "kv_role", "kv_ip", "kv_port", "kv_buffer_device")
 
 
 def each_resolved(resolved: Resolved) -> list[Resolved]:
@@ -34,6 +35,12 @@ def _own(shared: Mapping[str, object], given: object, outer: str) -> KVTransferC
     if not isinstance(given, Mapping):
         raise ValueError(f"one of the connectors is {given!r}, must be a kv_transfer_config")
     said = {str(name): value for name, value in given.items()}
+    for name in OF_ALL:
+        if name in said:
+            raise ValueError(
+                f"{name} is {said[name]!r} for {said.get('kv_connector')} alone, but it holds for all "
+                f"connectors at once; give it beside {outer}"
+            )
     own = KVTransferConfig.from_fields({**shared, **said})
     if KV_CONNECTORS.load(own.kv_connector) is KV_CONNECTORS.load(outer):
         raise ValueError(f"{own.kv_connector} cannot be one of its own connectors; name them side by side")
