@@ -470,7 +470,8 @@ class Simulation:
             self.answers[update.request_id].add(update)
         if self.engine.error is not None:
             assert self.config.worker.death is not None, self.engine.error
-            assert not self.engine.has_work, "unanswered after death"
+            # What ranks have said before it, or with it, is all that it may still have to take in.
+            assert not (self.scheduler.has_unfinished or self.engine._preparing), "unanswered after death"
         elif any(update.finish_reason for update in updates):
             pass  # an elder may have come, made room for itself, and gone
         elif oldest is not None and oldest.status.name == "WAITING":
