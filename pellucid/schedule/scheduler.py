@@ -584,7 +584,8 @@ class Scheduler:
             self._prefilling.remove(seq)
         self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
-        seq.drafts = seq.drafts.plus(DraftCounts(*t.drafted[:, slot].tolist()))
+        if t.drafted[0, slot]:
+            seq.drafts = seq.drafts.plus(DraftCounts(*t.drafted[:, slot].tolist()))
         t.leave(slot)
         seq.slot = -1
 
@@ -706,7 +707,9 @@ class Scheduler:
             computed = t.computed[slots] + query
         else:
             self.counters.count_drafts(draft, num_new)
-            t.drafted[:, slots] += draft > 0, draft, np.clip(num_new - 1, 0, draft)
+            stood = np.minimum(np.maximum(num_new, 1) - 1, draft)
+            for drafted, num in zip(t.drafted, (draft > 0, draft, stood), strict=True):
+                drafted[slots] += num
             advance = np.maximum(query - draft, num_new)  # of decodes, and of chunks, with a token or without
             computed = t.computed[slots] + advance
             t.planned[slots] += advance - query
