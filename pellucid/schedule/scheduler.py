@@ -4,7 +4,6 @@ There are no phases.  Every sequence has tokens that are known and tokens that a
 the gap under one token budget: decodes first, then prompt chunks, then admissions, then drafts.  Plans are
 made while older ones are in flight; `commit` corrects what was an upper bound.  Decodes are planned and
 committed all at once, in the columns of table.py; one by one only when they begin, end, or lack a block.
-Knows nothing of devices or text.
 """
 
 from __future__ import annotations
@@ -195,7 +194,8 @@ class Scheduler:
             self._limit_prompts(step)
             self._plan_chunks(step)
             self._admit_waiting(step)
-            self._join_decodes(step)
+            if step.joining:
+                self._join_decodes(step)
         if options.num_spec:
             self._plan_drafts(step)
         carried = self.features.carry()
@@ -353,8 +353,6 @@ class Scheduler:
 
     def _join_decodes(self, step: Step) -> None:
         """The longest first: they stay so while all grow alike, and what attention does last is short."""
-        if not step.joining:
-            return
         planned, old, pieces, first = self.table.planned, self._decoding, list[Column](), 0
         new, lengths = np.array(step.joining), planned[old]
         new = new[np.argsort(-planned[new], kind="stable")]
@@ -598,8 +596,7 @@ class Scheduler:
 
     def request_of(self, seq_id: int) -> str | None:
         """The id of its request, unless that has ended."""
-        seq = self._sequences.get(seq_id)
-        return None if seq is None else seq.request.id
+        return self._sequences[seq_id].request.id if seq_id in self._sequences else None
 
     def look_again(self) -> None:
         """A feature has given pages back: the head of the queue may find room."""
