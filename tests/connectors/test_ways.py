@@ -230,6 +230,18 @@ def test_a_transfer_that_fails_is_a_load_that_fails(lent: Any, way: str, driver:
     worker.close()
 
 
+def test_a_place_that_memory_lacks_is_no_address(driver: ToyDriver) -> None:
+    """Beyond it and before it lies what is somebody else's."""
+    memory, address = device.CudaHandles(torch.zeros(1), driver).take(4, 16)
+    opened = device.CudaHandles(torch.zeros(1), driver).open(address)
+    pages = torch.zeros(1, 16, dtype=torch.uint8)
+    for place in (4, 10**6, -1):
+        for side in (memory, opened):
+            with pytest.raises(LookupError, match="of memory with 4"):
+                side.write([place], pages, [0])
+    opened.write([3], pages, [0])
+
+
 def test_a_way_that_is_not_here_is_refused_by_name(lent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, peer, keys = lent
     monkeypatch.setattr(mapped, "WAYS", {})

@@ -32,6 +32,7 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
     handle: bytes
     token: bytes  # by chance: no two memories have the same address
     stride: int  # bytes of a place
+    num_places: int
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -70,8 +71,9 @@ class Driver(Protocol):
 class DeviceMemory:
     """Places on a GPU, this process's own or another one's.  pointer: of the first place."""
 
-    def __init__(self, driver: Driver, pointer: int, stride: int, *, is_own: bool) -> None:
+    def __init__(self, driver: Driver, pointer: int, stride: int, num_places: int, *, is_own: bool) -> None:
         self._driver, self._pointer, self._stride, self._is_own = driver, pointer, stride, is_own
+        self._num_places = num_places
 
     def read(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
         for here, there, num_bytes in self._copies(places, pages, rows):
@@ -85,7 +87,12 @@ class DeviceMemory:
     def _copies(
         self, places: Sequence[int], pages: Tensor, rows: Sequence[int]
     ) -> list[tuple[int, int, int]]:
-        """Addresses of pages and places, and bytes; those side by side on both sides together."""
+        """Addresses of pages and places, and bytes; those side by side on both sides together.
+
+        Raises LookupError for a place that the memory lacks: the driver would copy what lies there.
+        """
+        if any(not 0 <= place < self._num_places for place in places):
+            raise LookupError(f"places {min(places)} to {max(places)} of memory with {self._num_places}")
         size, stride, base = pages.shape[1], self._stride, pages.data_ptr()
         if size == stride:
             most = max(1, PIECE_BYTES // size)
@@ -112,12 +119,14 @@ class CudaHandles:
 
     def take(self, num_places: int, stride: int) -> tuple[Memory, bytes]:
         pointer = self._driver.take(num_places * stride)
-        memory = DeviceMemory(self._driver, pointer, stride, is_own=True)
-        return memory, Address(self._driver.handle(pointer), secrets.token_bytes(16), stride).encode()
+        memory = DeviceMemory(self._driver, pointer, stride, num_places, is_own=True)
+        token = secrets.token_bytes(16)
+        return memory, Address(self._driver.handle(pointer), token, stride, num_places).encode()
 
     def open(self, address: bytes) -> Memory:
         where = Address.decode(address)
-        return DeviceMemory(self._driver, self._driver.open(where.handle), where.stride, is_own=False)
+        pointer = self._driver.open(where.handle)
+        return DeviceMemory(self._driver, pointer, where.stride, where.num_places, is_own=False)
 
     def close(self) -> None:
         """Nothing is kept."""
