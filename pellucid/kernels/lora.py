@@ -325,8 +325,8 @@ def expand_wide_kernel(
     end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
     at, column = first + tl.arange(0, BLOCK), tl.arange(0, PADDED)
     of, rank = column // R, column % R
-    up_at = b_ptr + (of * N * R + rank)[:, None] + at[None, :] * R
-    up = tl.load(up_at, mask=(of < L)[:, None] & (at < end)[None, :], other=0.0)
+    b_at = b_ptr + (of * N * R + rank)[:, None] + at[None, :] * R
+    up = tl.load(b_at, mask=(of < L)[:, None] & (at < end)[None, :], other=0.0)
     wait(DEPENDENT)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)
@@ -364,9 +364,9 @@ def gate_wide_kernel(
     let_next_start(DEPENDENT)
     at, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PADDED)
     of, rank = column // R, column % R
-    up_at = b_ptr + (of * 2 * H * R + rank)[:, None] + at[None, :] * R
+    b_at = b_ptr + (of * 2 * H * R + rank)[:, None] + at[None, :] * R
     known = (of < L)[:, None] & (at < H)[None, :]
-    gate_up, opened_up = tl.load(up_at, mask=known, other=0.0), tl.load(up_at + H * R, mask=known, other=0.0)
+    gate_up, opened_up = tl.load(b_at, mask=known, other=0.0), tl.load(b_at + H * R, mask=known, other=0.0)
     wait(DEPENDENT)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     adapter = tl.load(adapters_ptr + token, mask=token < num_tokens, other=-1)

@@ -173,7 +173,7 @@ REGISTERS = {
     "prefill_kernel": 232,
     "gemv_kernel": 208,
     "persistent_matmul_kernel": 168,
-    "add_rms_norm_kernel": 40,
+    "add_rms_norm_kernel": 64,
     "silu_mul_kernel": 40,
     "block_kernel": 104,
     "token_kernel": 40,

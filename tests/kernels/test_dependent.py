@@ -16,14 +16,15 @@ CONSTANT = (
     "weight",
     "words",
     "w_at",
+    "b_at",
     "codes_ptr",
     "post_ptr",
     "bias_ptr",
 )  # what no kernel writes once an engine is ready
-# They leave it to `copy_first`, for which all others of a program wait.
+# They leave it to `copy_first`, for which all others of a program wait, or to `begin`, of experts.
 DELEGATES = (
     *("hopper_matmul_kernel", "packed_hopper_kernel", "copy_steps", "multiply_steps"),
-    "packed_experts_hopper_kernel",
+    *("packed_experts_hopper_kernel", "begin", "multiply_tile"),
 )
 
 
