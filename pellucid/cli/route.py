@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     )
     fleet = Fleet(prefill, decode)
     listener = bind(ServeOptions(host=args.host, port=args.port))
+    listener.listen()  # who reads the next line may connect at once, and waits
     host, port = listener.getsockname()[:2]
     roles = f"{len(fleet.prefill)} for prompts and {len(fleet.decode)} that go on"
     sys.stdout.write(f"ready: http://{host}:{port} routes to {roles}\n")
