@@ -41,9 +41,11 @@ def routing(*options: str) -> Generator[str, None, None]:
     ready = re.match(r"ready: (http://\S+) routes", process.stdout.readline())
     alarm.cancel()
     assert ready
-    yield ready[1]
-    process.terminate()
-    process.wait(PATIENCE)
+    try:
+        yield ready[1]
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
 
 
 def config(role: str) -> tuple[str, ...]:
