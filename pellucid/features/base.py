@@ -224,9 +224,8 @@ class WorkerFacts:
     lora_banks: Sequence[Bank]  # of the target's layers that are here
     modules: Set[str]  # of all its layers: paths that a checkpoint's weights have
     adaptable: Set[str]  # of these, what adapters may change, embedding and head included
-    read_own: Callable[
-        [str], Tensor | None
-    ]  # the target's tensor as its checkpoint has it; None: it has none
+    # The target's tensor of this name as its checkpoint has it; None: it has none.
+    read_own: Callable[[str], Tensor | None]
     resolved: Resolved
     rank: int
     say: Callable[[str, object], None]  # to the host's half of this name, out of turn; from any thread

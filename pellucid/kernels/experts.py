@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +92,8 @@ def mix_experts(
 ) -> Tensor:
     """x [T, D] -> [T, D].  weighs_input: an expert's input is times its weight, not what it gives."""
     if len(x) > most_tokens(x, chosen):
-        return in_slices(mix_experts, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
+        mix = partial(mix_experts, experts=experts, gating=gating, weighs_input=weighs_input)
+        return in_slices(mix, x, chosen, more)
     if len(x) <= FEW_TOKENS:
         hidden = gate_up_of_few(x, chosen, experts, gating, weighs_input=weighs_input)
         return down_of_few(hidden, chosen, experts, weighs_input=weighs_input, more=more)
@@ -108,23 +110,14 @@ def most_tokens(x: Tensor, chosen: Chosen) -> int:
     return max(FEW_TOKENS + 1, PAIR_BYTES // (chosen.ids.shape[1] * x.shape[1] * x.itemsize))
 
 
-def in_slices(
-    mix: Callable[..., Tensor],
-    x: Tensor,
-    chosen: Chosen,
-    experts: object,
-    gating: Gating,
-    *,
-    weighs_input: bool,
-    more: More | None,
-) -> Tensor:
-    """`mix`, such as `mix_experts`, of more tokens than are multiplied at once."""
+def in_slices(mix: Callable[..., Tensor], x: Tensor, chosen: Chosen, more: More | None) -> Tensor:
+    """mix(x, chosen, more=more), such as `mix_experts`, of more tokens than are multiplied at once."""
     out, most = [], most_tokens(x, chosen)
     for first in range(0, len(x), most):
         part = slice(first, first + most)
         those = Chosen(chosen.ids[part], chosen.weights[part])
         also = None if more is None else More(*(t if t is None else t[part] for t in more))
-        out.append(mix(x[part], those, experts, gating, weighs_input=weighs_input, more=also))
+        out.append(mix(x[part], those, more=also))
     return torch.cat(out)
 
 

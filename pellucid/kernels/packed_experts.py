@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -128,7 +129,8 @@ def mix_packed(
 ) -> Tensor:
     """x [T, D] -> [T, D]; see `mix_experts`."""
     if len(x) > most_tokens(x, chosen):
-        return in_slices(mix_packed, x, chosen, experts, gating, weighs_input=weighs_input, more=more)
+        mix = partial(mix_packed, experts=experts, gating=gating, weighs_input=weighs_input)
+        return in_slices(mix, x, chosen, more)
     if not len(x):
         return torch.empty_like(x)
     if hopper_multiplies(x, experts):

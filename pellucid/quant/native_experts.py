@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class NativeExperts:
     ) -> Tensor:
         """x [T, D] -> [T, D]; see `mix_experts`."""
         if len(x) > most_tokens(x, chosen):
-            return in_slices(mix, x, chosen, self, gating, weighs_input=weighs_input, more=more)
+            return in_slices(partial(self.mix, gating=gating, weighs_input=weighs_input), x, chosen, more)
         assert x.dtype is self.dtype and x.shape[1] == self.dim, (x.dtype, x.shape)
         x, ids, weights = (each.contiguous() for each in (x, chosen.ids, chosen.weights))
         assert ids.dtype is torch.int32 and weights.dtype is torch.float32, (ids.dtype, weights.dtype)
@@ -78,18 +79,6 @@ class NativeExperts:
             weighs_input=weighs_input,
             type=TYPES[self.dtype],
         )
-
-
-def mix(
-    x: Tensor,
-    chosen: Chosen,
-    experts: NativeExperts,
-    gating: Gating,
-    *,
-    weighs_input: bool = False,
-    more: More | None = None,
-) -> Tensor:
-    return experts.mix(x, chosen, gating, weighs_input=weighs_input, more=more)
 
 
 def native_experts(

@@ -37,9 +37,8 @@ FORGETTING = 7 / 8  # with each verification
 OTHERS = 64  # drafts: what was looked at so long ago in any sequence hardly counts any more
 KEPT_FOR_TRIAL = 1 / 8  # of what has been taught, when it is asked anew
 TRIAL_ROWS = 16
-LEAST_GAIN = (
-    1.04  # tokens for a plain step's time: rows with drafts end one by one, and leave steps less full
-)
+# Tokens for a plain step's time: rows with drafts end one by one, and leave steps less full.
+LEAST_GAIN = 1.04
 ECHO_ROWS, ECHO_GAIN = 4, 1.1  # whose texts are looked at; tokens for a plain step's time, to begin
 AGAIN = 4  # steps with drafts, behind which is chosen anew
 
@@ -67,10 +66,8 @@ class Wants:
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
-        self.switch, self.costs = (
-            Switch(tries=not self._reads_text),
-            StepCosts(cheap_tokens, takes_passes=keeps_kv),
-        )
+        self.switch = Switch(tries=not self._reads_text)
+        self.costs = StepCosts(cheap_tokens, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._loads: deque[Load] = deque()  # of plans under way
@@ -178,10 +175,8 @@ class Wants:
             return
         switch, want = self.switch, self._table.want
         if has_begun:  # a trial: what is known of drafts may hold no more
-            self._all_tries, self._all_hits = (
-                KEPT_FOR_TRIAL * self._all_tries,
-                KEPT_FOR_TRIAL * self._all_hits,
-            )
+            self._all_tries *= KEPT_FOR_TRIAL
+            self._all_hits *= KEPT_FOR_TRIAL
             self._tries[slots] *= KEPT_FOR_TRIAL
             self._hits[slots] *= KEPT_FOR_TRIAL
         able = slots[~self._has_lost[slots]]

@@ -41,9 +41,8 @@ OPTIONS = (
     SamplingParams(temperature=1.0, logprobs=5),
     SamplingParams(temperature=1.0, prompt_logprobs=1),
 )
-MOST_TOKENS = (
-    4096  # of a chunk of the warm-up; longer ones take the same kernels, or those of the largest step
-)
+# Of a chunk of the warm-up; longer ones take the same kernels, or those of the largest step.
+MOST_TOKENS = 4096
 MOST_ROWS = 2048  # beyond it kernels have no variants, with one KV head either
 SHORT = 2  # queries of chunks that attention takes as it does decodes
 MOST_DRAWN = 8  # rows; to draw for more takes the same kernels
