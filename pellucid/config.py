@@ -593,3 +593,6 @@ def all_options() -> Iterator[tuple[str, Field[object]]]:
     for section, config in SECTIONS.items():
         for f in fields(config):
             yield section, f
+
+
+NO_DRAFTS = SpeculativeConfig()

@@ -122,7 +122,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         executor,
         depth=resolved.depth,
         check_invariants=user.scheduler.check_invariants,
-        is_synthetic=resolved.speculative.is_synthetic,
+        speculative=resolved.speculative,
     )
     if user.parallel.shares_experts:
         engine.rest.forbid("other engines need its experts; stop the engines, and start them again")

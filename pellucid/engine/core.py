@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from pellucid.bell import Bell
+from pellucid.config import NO_DRAFTS, SpeculativeConfig
 from pellucid.executor.base import Executor, HasFileno, Ticket, WorkersLost
 from pellucid.interrupts import held_back
 from pellucid.observe.statistics import EngineStats, StepClock, StepSizes
@@ -49,7 +50,7 @@ class Engine:
         *,
         depth: int,
         check_invariants: bool = False,
-        is_synthetic: bool = False,
+        speculative: SpeculativeConfig = NO_DRAFTS,
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead
@@ -58,8 +59,7 @@ class Engine:
         self.trace: Trace = NullTrace()
         self.rest = Rest(executor, scheduler)
         self._features = scheduler.features
-        self._check_invariants = check_invariants
-        self._is_synthetic = is_synthetic  # drafts stand by chance
+        self._check_invariants, self._speculative = check_invariants, speculative
         self._inbox: deque[Callable[[], SeqUpdate | None]] = deque()
         self._inflight: deque[tuple[StepPlan, Ticket]] = deque()
         # What no step has returned yet, `_going` behind `_updates`.
@@ -342,7 +342,8 @@ class Engine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._preparing),
             kv_usage=scheduler.kv.usage,
-            is_synthetic=self._is_synthetic,
+            is_synthetic=self._speculative.is_synthetic,
+            proposer=self._speculative.method,
             num_verifying_steps=counters.num_verifying_steps,
             draft_seconds_saved=scheduler.wants.switch.saved,
             sleep=self.rest.state,

@@ -39,6 +39,7 @@ class EngineStats:
     num_waiting: int
     kv_usage: float  # share of the KV blocks in use
     is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
+    proposer: str = "none"  # the speculative method
     num_verifying_steps: int = 0  # with drafts in them
     draft_seconds_saved: float = 0.0  # by steps with drafts against plain ones; less than 0: they have cost
     sleep: SleepState = AWAKE

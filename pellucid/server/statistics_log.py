@@ -47,7 +47,8 @@ def lines(before: Sequence[EngineStats], after: Sequence[EngineStats], seconds: 
             pairs = zip(new.num_accepted_per_position, old.num_accepted_per_position, strict=True)
             rates = [(after - before) / num_drafts for after, before in pairs]
             found.append(
-                f"SpecDecoding metrics: Mean acceptance length: {1 + num_accepted / num_drafts:.2f}, "
+                f"SpecDecoding metrics: Drafts by: {new.proposer}, "
+                f"Mean acceptance length: {1 + num_accepted / num_drafts:.2f}, "
                 f"Accepted: {num_accepted} tokens, Drafted: {num_draft} tokens, "
                 f"Avg Draft acceptance rate: {100 * num_accepted / max(1, num_draft):.1f}%, "
                 f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}, "

@@ -32,7 +32,8 @@ def lived(caller: dict[str, str], *tellers: Any) -> Life:
     """One completion's life, of three tokens."""
     told: list[Life] = []
     now = [10.0]
-    lives = Lives([SimpleNamespace(tell=told.append), *tellers], clock=lambda: now[0])
+    listener: Any = SimpleNamespace(tell=told.append)
+    lives = Lives([listener, *tellers], clock=lambda: now[0])
     token = CALLER.set(caller)
     lives.begins(make_request("a", 5, arrival=9.0))
     CALLER.reset(token)
@@ -68,7 +69,7 @@ def test_a_span_is_vllms_and_its_parent_the_callers() -> None:
     lived({"traceparent": PARENT, "client": "me"}, tracer)
     tracer.shutdown()
     (span,) = exporter.get_finished_spans()
-    assert span.name == "llm_request" and span.parent is not None
+    assert span.name == "llm_request" and span.parent is not None and span.context is not None
     assert f"{span.context.trace_id:032x}" == TRACE == f"{span.parent.trace_id:032x}"
     facts = dict(span.attributes or {})
     assert facts["gen_ai.usage.prompt_tokens"] == 5 and facts["gen_ai.usage.completion_tokens"] == 3
@@ -135,7 +136,7 @@ def test_statistics_are_vllms_lines() -> None:
         num_prompt_tokens=100, num_cached_tokens=25, num_sampled_tokens=50,
         num_running=2, num_waiting=1, kv_usage=0.5,
         num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15, num_verifying_steps=6,
-        draft_seconds_saved=1.25,
+        draft_seconds_saved=1.25, proposer="eagle3",
     )  # fmt: skip
     engine, drafts = lines([before], [after], 10.0)
     assert engine == (
@@ -143,8 +144,9 @@ def test_statistics_are_vllms_lines() -> None:
         "Running: 2 reqs, Waiting: 1 reqs, GPU KV cache usage: 50.0%, Prefix cache hit rate: 25.0%"
     )
     assert drafts == (
-        "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted: 15 tokens, Drafted: 30 tokens, "
-        "Avg Draft acceptance rate: 50.0%, Per-position acceptance rate: 0.900, 0.400, 0.200, "
+        "SpecDecoding metrics: Drafts by: eagle3, Mean acceptance length: 2.50, Accepted: 15 tokens, "
+        "Drafted: 30 tokens, Avg Draft acceptance rate: 50.0%, "
+        "Per-position acceptance rate: 0.900, 0.400, 0.200, "
         "Steps with drafts: 75.0%, of 3.00 a request, Saved: 1.25 s"
     )
     assert lines([before], [before], 10.0) == [], "nothing to tell"

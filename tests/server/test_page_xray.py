@@ -127,13 +127,15 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         const {wordsOf} = await import('/page/steps.js');
         const stats = (n) => ({num_sampled_tokens: 100 * n, num_steps: n, host_seconds: 0.002 * n,
             wait_seconds: 0.008 * n, kv_usage: 0.25, num_cached_tokens: 30, num_prompt_tokens: 40,
-            num_accepted_tokens: 0, num_draft_tokens: 0, num_preemptions: 3});
+            num_accepted_tokens: 9 * n, num_draft_tokens: 20 * n, num_drafts: 10 * n, num_preemptions: 3,
+            num_accepted_per_position: [6 * n, 3 * n, 0], draft_seconds_saved: -0.1 * n, proposer: "mtp"});
         const frame = {num_running: 2, num_waiting: 0, num_pages: 100, steps: []};
         const record = new Record(), results = {unheard: figuresOf(record, 0, 0)};
         record.hear({waits: [[0.001, 0.2], [0.003, 0.4]], num_failed: 1,
             gaps: {num: 4, sum: 0.08, longest: 0.05}}, 1, 10);
         record.take(frame, stats(0), 10);
-        results.early = figuresOf(record, 5, 10.1).rate[0];
+        const early = figuresOf(record, 5, 10.1);
+        [results.early, results.undrafted] = [early.rate[0], early.accepted];
         record.take(frame, stats(10), 10.5);
         results.busy = figuresOf(record, 5, 10.5);
         const asleep = new Record();
@@ -159,6 +161,7 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         });
         return results;
     })()""")
+    assert said["undrafted"] == ["–", "no drafts since start"]
     assert said["unheard"] is None and said["early"] == "–" and said["asleep"] == [None, 0]
     assert said["busy"] == {
         "rate": ["2,000", "in the last second · chart: 20\u00a0s"],
@@ -169,7 +172,10 @@ def test_every_figure_names_its_statistic_and_its_window(tab: Tab, server: Runni
         "queue": ["2 ms", "median of the last 2 requests"],
         "usage": ["25%", "now; 5 of 100 pages cached"],
         "hits": ["75%", "of 40 tokens since start"],
-        "accepted": ["–", "no drafts since start"],
+        "accepted": [
+            "45%",
+            "of 200 since start, by mtp · 2.00 a verification, by position 60% 30% · cost 1 s",
+        ],
         "preemptions": ["3", "since start · 1 request failed"],
     }
     assert said["late"] == [500, 500, "the last 2 s", None], "an engine at work tells when it may"

@@ -121,6 +121,16 @@ function balance(seconds) {
   return `${seconds < 0 ? "cost" : "saved"} ${time(Math.abs(seconds))}`;
 }
 
+/** Since start: what drafts, how many stood at which place, how many were chosen, and what that has saved. */
+function wordsOfDrafts(stats) {
+  if (!stats.num_drafts) return "no drafts since start";
+  const mean = (num) => (num / stats.num_drafts).toFixed(2);
+  const shares = stats.num_accepted_per_position.map((num) => percent(num, stats.num_drafts));
+  while (shares.length > 1 && shares.at(-1) === percent(0, 1)) shares.pop();
+  const chosen = `${mean(stats.num_draft_tokens)} a verification, by position ${shares.join(" ")}`;
+  return `of ${number(stats.num_draft_tokens)} since start, by ${stats.proposer} · ${chosen} · ${balance(stats.draft_seconds_saved)}`;
+}
+
 /** {name: [figure, remark]} of all tiles; a remark names the statistic and its window. */
 export function figuresOf(record, numCached, now) {
   if (record.frame === null) return null;
@@ -140,10 +150,7 @@ export function figuresOf(record, numCached, now) {
     queue: [waits.length ? time(median(waits.map(([inQueue]) => inQueue))) : UNKNOWN, ofRequests],
     usage: [percent(stats.kv_usage, 1), ofPages],
     hits: [percent(stats.num_cached_tokens, stats.num_prompt_tokens), `of ${number(stats.num_prompt_tokens)} tokens since start`],
-    accepted: [
-      percent(stats.num_accepted_tokens, stats.num_draft_tokens),
-      stats.num_draft_tokens ? `of ${number(stats.num_draft_tokens)} since start · ${balance(stats.draft_seconds_saved)}` : "no drafts since start",
-    ],
+    accepted: [percent(stats.num_accepted_tokens, stats.num_draft_tokens), wordsOfDrafts(stats)],
     preemptions: [number(stats.num_preemptions), `since start · ${plural(record.numFailed, "request")} failed${whose}`],
     ...tiersOf(stats.of_features ?? {}),
   };
