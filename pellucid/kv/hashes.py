@@ -1,4 +1,4 @@
-"""Names for blocks by what they hold: a chain of hashes over the tokens, each one over the whole prefix.
+"""Names for blocks by what they hold: hashes over all tokens from the first one to the block's last.
 
 Two blocks with the same digest hold the same KV, so a sequence may read another's.  Knows nothing of pools.
 """
@@ -17,26 +17,28 @@ Tokens = Sequence[int] | NDArray[np.int32]
 
 @lru_cache(maxsize=1024)
 def root_digest(lora: str | None = None, cache_salt: str | None = None) -> bytes:
-    """The chain's beginning: whatever else the KV depends on, so that it is not shared across."""
+    """What is hashed before the tokens: whatever else the KV depends on, so that it is not shared across."""
     return hashlib.sha256(repr((lora, cache_salt)).encode()).digest()
 
 
-class BlockHasher:
-    """Hashes the full blocks of a token list, each over (the block before's digest, its own tokens)."""
+class Prefix:
+    """The names of a sequence's full blocks, as far as they are known; outlives the blocks."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size  # tokens
+    def __init__(self, root: bytes, block_size: int) -> None:
+        """root: root_digest.  block_size: tokens."""
+        self.digests: list[bytes] = []
+        self._block_size, self._hash = block_size, hashlib.sha256(root)
 
-    def extend(self, digests: list[bytes], tokens: Tokens, root: bytes) -> None:
-        """Append the digests of the full blocks of `tokens` that `digests` does not have yet.
+    def extend(self, tokens: Tokens) -> None:
+        """Name the full blocks of `tokens` that have no name yet.
 
-        Only the new blocks are read; `tokens` must begin with what was hashed before.
+        Only these are read; `tokens` must begin with what was named before.
         """
-        size, start = self.block_size, len(digests) * self.block_size
-        if len(tokens) < start + size:
+        size, digests, update, digest = self._block_size, self.digests, self._hash.update, self._hash.digest
+        start, end = len(digests) * size, len(tokens) // size * size
+        if start >= end:
             return
-        fresh = np.asarray(tokens[start : len(tokens) // size * size], dtype=np.int32).tobytes()
-        parent = digests[-1] if digests else root
+        fresh = np.asarray(tokens[start:end], dtype=np.int32).tobytes()
         for offset in range(0, len(fresh), 4 * size):
-            parent = hashlib.sha256(parent + fresh[offset : offset + 4 * size]).digest()
-            digests.append(parent)
+            update(fresh[offset : offset + 4 * size])
+            digests.append(digest())

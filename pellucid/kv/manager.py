@@ -10,26 +10,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pellucid.kv.hashes import BlockHasher, Tokens
+from pellucid.kv.hashes import Prefix, Tokens
 from pellucid.kv.kinds import Column, Kind, most_pages, most_tokens
 from pellucid.kv.pool import PagePool, Pages
 from pellucid.kv.sparse import sparse_memory
 
 NEVER = sys.maxsize
-
-
-@dataclass(slots=True)
-class Prefix:
-    """What a sequence's blocks are found by; outlives its blocks."""
-
-    root: bytes
-    digests: list[bytes] = field(default_factory=list[bytes])  # of its full blocks, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,6 @@ class KVManager:
         self.pages_a_block = ends[-1]  # of all kinds
         self.max_tokens = most_tokens(kinds, num_pages, max_chunk)  # of one sequence
         self.lent: dict[Lent, None] = {}  # what is out of stream order, the oldest first
-        self._hasher = BlockHasher(self.block_size)
         self._no_hit = PrefixHit(0, np.zeros((0, self.pages_a_block), dtype=np.int32))
         width = -(-max_len // self.block_size)
         shape = num_slots + 1, width, self.pages_a_block
@@ -231,7 +222,7 @@ class KVManager:
         num_full, num_published = len(tokens) // size, int(self.publish_at[slot]) // size - 1
         if num_full <= num_published:
             return
-        self._hasher.extend(prefix.digests, tokens, prefix.root)
+        prefix.extend(tokens)
         for _, i, which in self.stripes:
             first = max(num_published, int(self._first[i, slot]))
             if first < num_full:
@@ -256,7 +247,7 @@ class KVManager:
 
     def digests(self, prefix: Prefix, tokens: Tokens) -> list[bytes]:
         """Of the full blocks of `tokens`."""
-        self._hasher.extend(prefix.digests, tokens, prefix.root)
+        prefix.extend(tokens)
         return prefix.digests[: len(tokens) // self.block_size]
 
     def clear(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.hashes import Prefix, root_digest
 from pellucid.kv.kinds import Kind
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import LiveXRay
@@ -117,7 +117,6 @@ class StepTrace:
         self._scheduler, self._stats, self._clock = scheduler, stats, clock
         self._xray = LiveXRay(scheduler, clock)
         self._encode = msgspec.json.Encoder().encode
-        self._hasher = BlockHasher(scheduler.kv.block_size)
         self._began = self._flushed = clock()
         try:
             self._file = open(path, "wb", buffering=2**16)  # noqa: SIM115
@@ -131,9 +130,9 @@ class StepTrace:
         )
 
     def arrives(self, request: Request) -> None:
-        digests: list[bytes] = []
-        self._hasher.extend(digests, request.prompt_token_ids, root_digest(*request.cache_key))
-        blocks = [int.from_bytes(digest[:DIGEST_BYTES], "little") for digest in digests]
+        prefix = Prefix(root_digest(*request.cache_key), self._scheduler.kv.block_size)
+        prefix.extend(request.prompt_token_ids)
+        blocks = [int.from_bytes(digest[:DIGEST_BYTES], "little") for digest in prefix.digests]
         arrival = (request.arrival or self._clock()) - self._began
         self._write(
             RequestRecord(

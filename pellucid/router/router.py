@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.hashes import Prefix, root_digest
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 OUTPUT_WORK = 8  # a token that is generated costs about as much as this many of a prompt
@@ -115,7 +115,7 @@ class Router:
         self.loads = [0] * num_engines  # in prompt tokens, or as much work as they are
         self._open = set(range(num_engines))
         self._known = [PrefixMemory(num_blocks) for _ in range(num_engines)]
-        self._hasher = BlockHasher(block_size) if num_blocks else None
+        self._block_size, self._caches = block_size, num_blocks > 0
         self._handed: dict[str, Handed] = {}  # by request id
         # For each engine by id, oldest first: requests of which it has not said anything.
         self._untold: list[dict[str, Request]] = [{} for _ in range(num_engines)]
@@ -193,8 +193,7 @@ class Router:
 
     def _hand(self, request: Request, engine: int, digests: list[bytes]) -> None:
         prompt_work = request.num_known
-        if self._hasher is not None:
-            prompt_work -= self._known[engine].num_leading(digests) * self._hasher.block_size
+        prompt_work -= self._known[engine].num_leading(digests) * self._block_size
         self._known[engine].add(digests)
         handed = self._handed.setdefault(request.id, Handed(request))
         handed.engine, handed.prompt_work = engine, prompt_work
@@ -302,10 +301,11 @@ class Router:
             memory.clear()
 
     def _digests(self, request: Request) -> list[bytes]:
-        digests: list[bytes] = []
-        if self._hasher is not None:
-            self._hasher.extend(digests, request.prompt_token_ids, root_digest(*request.cache_key))
-        return digests
+        """The names of its prompt's blocks; none if nobody caches any."""
+        prefix = Prefix(root_digest(*request.cache_key), self._block_size)
+        if self._caches:
+            prefix.extend(request.prompt_token_ids)
+        return prefix.digests
 
 
 def most_output(request: Request) -> int:

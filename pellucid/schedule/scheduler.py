@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pellucid.features.base import AskingRow
 from pellucid.features.host import HostFeatures
-from pellucid.kv.hashes import root_digest
-from pellucid.kv.manager import KVManager, Prefix, PrefixHit
+from pellucid.kv.hashes import Prefix, root_digest
+from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.schedule.counters import SchedulerCounters
 from pellucid.schedule.news import NO_NEWS, NOBODY_GOES_ON, Going, Landed, News
 from pellucid.schedule.plan import (
@@ -100,7 +100,7 @@ class Scheduler:
             request=request,
             key=(request.priority, request.arrival, seq_id) if by_priority else (0, 0.0, seq_id),
             limit=limit,
-            prefix=Prefix(root_digest(*request.cache_key)),
+            prefix=Prefix(root_digest(*request.cache_key), self.kv.block_size),
             prompt_len=len(request.prompt_token_ids),
             tokens=tokens,
             stop_token_ids=request.stop_token_ids,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from pellucid.kv.manager import Prefix
+from pellucid.kv.hashes import Prefix
 from pellucid.schedule.plan import HOST_BOUND, Ints
 from pellucid.types import DraftCounts, FinishReason, Request, SeqUpdate
 

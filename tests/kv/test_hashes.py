@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.hashes import Prefix, root_digest
 
 
 def digests_of(tokens: list[int], root: bytes = b"") -> list[bytes]:
-    digests: list[bytes] = []
-    BlockHasher(4).extend(digests, tokens, root)
-    return digests
+    prefix = Prefix(root, 4)
+    prefix.extend(tokens)
+    return prefix.digests
 
 
 def test_only_full_blocks_have_a_name() -> None:
@@ -22,20 +22,17 @@ def test_equal_prefixes_have_equal_names_and_a_changed_token_renames_all_behind_
 
 
 def test_extending_step_by_step_gives_the_same_names_as_all_at_once() -> None:
-    tokens, digests = list(range(23)), list[bytes]()
-    hasher = BlockHasher(4)
+    tokens, prefix = list(range(23)), Prefix(b"", 4)
     for end in range(24):
-        hasher.extend(digests, tokens[:end], b"")
-    assert digests == digests_of(tokens)
+        prefix.extend(tokens[:end])
+    assert prefix.digests == digests_of(tokens)
 
 
 def test_what_was_hashed_is_not_read_again() -> None:
-    tokens = list(range(8))
-    digests = digests_of(tokens)
-    tokens[0] = 99  # would rename everything
-    expected = list(digests)
-    BlockHasher(4).extend(digests, [*tokens, 8, 9, 10, 11], b"")
-    assert digests == [*expected, digests_of(list(range(12)))[2]]
+    tokens, prefix = list(range(12)), Prefix(b"", 4)
+    prefix.extend(tokens[:8])
+    prefix.extend([99, *tokens[1:]])  # which would rename everything
+    assert prefix.digests == digests_of(tokens)
 
 
 def test_lora_and_salt_keep_prefixes_apart() -> None:

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from pellucid.kv.hashes import root_digest
+from pellucid.kv.hashes import Prefix, root_digest
 from pellucid.kv.kinds import Full, Kind, Window
-from pellucid.kv.manager import KVManager, Prefix
+from pellucid.kv.manager import KVManager
 
 FULL = Full(4)
 HYBRID = Full(4), Window(4, 2, 9)  # 8 tokens before the next query: two blocks
@@ -23,7 +23,7 @@ def make_manager(num_pages: int = 40, *kinds: Kind, caching: bool = True, max_ch
 
 
 def prefix(salt: str | None = None) -> Prefix:
-    return Prefix(root_digest(None, salt))
+    return Prefix(root_digest(None, salt), 4)
 
 
 def grow(kv: KVManager, slot: int, num_tokens: int) -> int | None:

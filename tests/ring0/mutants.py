@@ -160,8 +160,8 @@ FAULTS: dict[str, list[Edit]] = {
     "8 an evicted block is still found": [
         ("pool", "pages += self._index[kind].pop(digest)", "pages += self._index[kind][digest]"),
     ],
-    "8 a hash forgets its parent": [
-        ("hashes", "hashlib.sha256(parent + fresh", "hashlib.sha256(root + fresh")
+    "8 a hash forgets what lies before its block": [
+        ("hashes", "(digest())", "(hashlib.sha256(fresh[offset : offset + 4 * size]).digest())"),
     ],
     "8 a hit valid for one kind only": [
         (

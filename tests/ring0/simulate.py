@@ -22,7 +22,7 @@ from pellucid.features.base import AskingRow, HostFeature, RowKind
 from pellucid.features.grammar.host import Drafts
 from pellucid.features.host import HostFeatures
 from pellucid.features.logprobs.host import Logprobs, PromptLogprobs
-from pellucid.kv.hashes import BlockHasher, root_digest
+from pellucid.kv.hashes import Prefix, root_digest
 from pellucid.kv.kinds import Kind, Window, most_pages
 from pellucid.kv.manager import KVManager, PrefixHit
 from pellucid.sampling_params import SamplingParams
@@ -350,11 +350,11 @@ def kv_blocks(truths: list[Truth], worker: WorkerConfig, most: int | None = None
     blocks: dict[Key, Blocks] = {}
     size = worker.block_size
     for truth in truths:
-        digests: list[bytes] = []
-        BlockHasher(size).extend(digests, truth.tokens, root_digest())
+        prefix = Prefix(root_digest(), size)
+        prefix.extend(truth.tokens)
         for number, kind in enumerate(worker.kinds):
             layers = [n for n, window in enumerate(worker.windows) if window == window_of(kind)]
-            for i, digest in enumerate(digests[:most]):
+            for i, digest in enumerate(prefix.digests[:most]):
                 blocks[number, digest] = {n: truth.caches[n][i * size : (i + 1) * size] for n in layers}
     return blocks
 

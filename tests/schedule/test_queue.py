@@ -8,7 +8,7 @@ from copy import copy
 
 import pytest
 
-from pellucid.kv.manager import Prefix
+from pellucid.kv.hashes import Prefix
 from pellucid.schedule.plan import ints
 from pellucid.schedule.queue import AgeQueue
 from pellucid.schedule.sequence import Key, Sequence
@@ -21,7 +21,7 @@ def make_sequence(key: Key) -> Sequence:
         request=make_request(str(key[2])),
         key=key,
         limit=8,
-        prefix=Prefix(b""),
+        prefix=Prefix(b"", 4),
         prompt_len=5,
         tokens=ints([1, 2, 3, 4, 5]),
         stop_token_ids=frozenset(),

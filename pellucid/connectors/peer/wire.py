@@ -13,7 +13,7 @@ import msgspec
 
 LENGTH = struct.Struct("<I")
 MOST = 1 << 24  # bytes of a frame
-VERSION = 2
+VERSION = 3
 
 Facts = dict[str, str]  # in which both engines must agree: names and values
 Key = tuple[bytes, int]  # of a page: its block's digest, and its place in the block
