@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from pellucid.connectors.base import Job, WorkerDoor
+from pellucid.connectors.base import Ended, Job, WorkerDoor
 from pellucid.connectors.peer.lender import Lender
 from pellucid.connectors.peer.shelf import Shelf
 from pellucid.connectors.peer.wire import Facts, Key
@@ -29,14 +29,14 @@ from pellucid.schedule.plan import ints
 FACTS: Facts = {"the model": "none"}
 
 
-def worker_of(device: torch.device, num_pages: int, page_bytes: int) -> tuple[PeerWorker, dict[int, bool]]:
+def worker_of(device: torch.device, num_pages: int, page_bytes: int) -> tuple[PeerWorker, list[Ended]]:
     """A worker's half with that many pages, and what it has said of its jobs."""
-    said: dict[int, bool] = {}
+    said = list[Ended]()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     door = WorkerDoor(
         resolved=None,  # type: ignore[arg-type]
-        device=device, rank=0, num_ranks=1, done=lambda number, ok: said.update({number: ok}),
+        device=device, rank=0, num_ranks=1, done=lambda *ended: said.append(Ended(*ended)),
     )  # fmt: skip
     worker = PeerWorker(door, {})
     pages = torch.zeros(num_pages, page_bytes, dtype=torch.uint8, device=device)
@@ -44,13 +44,14 @@ def worker_of(device: torch.device, num_pages: int, page_bytes: int) -> tuple[Pe
     return worker, said
 
 
-def do(worker: PeerWorker, said: dict[int, bool], what: dict[str, object], pages: Sequence[int] = ()) -> None:
-    """One job, and wait for it."""
+def do(worker: PeerWorker, said: list[Ended], what: dict[str, object], pages: Sequence[int] = ()) -> float:
+    """One job, and wait for it; seconds of its copies."""
     number = len(said)
     worker.start([Job(number=number, is_load="keys" in what, pages=ints(pages), what=what)])
-    while number not in said:
+    while len(said) == number:
         time.sleep(20e-6)
-    assert said[number], "the log says why"
+    assert said[number].ok, "the log says why"
+    return said[number].seconds
 
 
 def peer_of(name: str) -> dict[str, object]:
@@ -88,9 +89,8 @@ def load(name: str, device: str, num: int, page_bytes: int, repeats: int) -> tup
         if device != "cpu":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
-        do(worker, said, wanted, range(1, num + 1))
+        copies.append(do(worker, said, wanted, range(1, num + 1)))
         whole.append(time.perf_counter() - began)
-        copies.append(worker.last_load[1])
     expected = torch.arange(num + 1, device=device) % 251
     assert torch.equal(worker._pages[:, -1].long(), expected), "other bytes have come"
     worker.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pellucid import LLM, SamplingParams
 from pellucid.llm_engine import LLMEngine
@@ -68,6 +68,20 @@ def measure(engine: LLMEngine, given: argparse.Namespace, *, has_prompts: bool) 
     return gaps, num_answered
 
 
+def loads(counted: Mapping[str, int]) -> str:
+    """How KV has moved, by an engine's counters; nothing if none has."""
+    if not (num := counted.get("kv_peer_loads", 0)):
+        return ""
+    num_bytes, whole, copies = (
+        counted[f"kv_peer_{name}"] for name in ("bytes_loaded", "load_microseconds", "copy_microseconds")
+    )
+    return (
+        f"{num} loads of {num_bytes / num / 1e6:,.0f} MB, {counted.get('kv_peer_failed_loads', 0)} failed: "
+        f"{whole / num / 1e3:.1f} ms from the question to the engine's knowing of it, "
+        f"of which copies {copies / num / 1e3:.1f} ms, {num_bytes / copies / 1e3:.1f} GB/s"
+    )
+
+
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -90,6 +104,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 shown = [1e3 * each for each in (percentile(gaps, 0.5), percentile(gaps, 0.99), max(gaps))]
                 title = name + (", prompts" if has_prompts else "")
                 print(f"{title:44s}{shown[0]:16.1f}{shown[1]:9.1f}{shown[2]:9.1f}{num:9d}", flush=True)
+            if said := loads(llm.llm_engine.stats.of_features):
+                print(said, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ A load that failed, or has not ended after `kv_load_seconds`, is computed instea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -65,6 +65,7 @@ class Ended:
 
     number: int
     ok: bool
+    seconds: float = 0.0  # that its copies took, of who counts them
 
 
 class Door(Protocol):
@@ -130,6 +131,12 @@ class KVConnector(Protocol):
         ...
 
 
+class Done(Protocol):
+    """Tells that a job is over here, from any thread: its number, and the rest of `Ended`."""
+
+    def __call__(self, number: int, ok: bool, seconds: float = 0.0, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDoor:
     """What a connector's half in a worker may know and do."""
@@ -138,7 +145,7 @@ class WorkerDoor:
     device: torch.device
     rank: int
     num_ranks: int
-    done: Callable[[int, bool], None]  # a job's number, and whether all went well; from any thread
+    done: Done
     load_seconds: float = 20.0  # behind which nobody waits for a load any more
 
 

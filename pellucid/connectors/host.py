@@ -140,7 +140,7 @@ class KVTransfer(HostFeature):
         return len(self._transfers) > 0
 
     def counters(self) -> dict[str, int]:
-        return self.connector.counters()
+        return self.connector.counters() | {"kv_loads_late_now": len(self._late)}
 
     def forget(self) -> None:
         self._transfers.forget()

@@ -22,6 +22,7 @@ class Transfer:
     # [blocks, pages of a block], those of a kind side by side; 0 is not there: a window does not reach it.
     pages: Pages = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))
     meta: object = None  # the connector's own
+    copy_seconds: float = 0.0  # of the rank whose copies took longest, of who counts them
 
 
 def lend_for_load(kv: KVManager, transfer: Transfer, num_spare: int) -> bool:

@@ -64,10 +64,12 @@ class Transfers:
             return None  # it was given up
         under_way.num_left -= 1
         under_way.ok &= ended.ok
+        transfer = under_way.transfer
+        transfer.copy_seconds = max(transfer.copy_seconds, ended.seconds)
         if under_way.num_left:
             return None
         del self._under_way[ended.number]
-        return under_way.transfer, under_way.ok
+        return transfer, under_way.ok
 
     def give_up(self, transfer: Transfer) -> None:
         """No word of it counts any more."""

@@ -20,12 +20,16 @@ class KVTransfer(WorkerFeature):
     def __init__(self, facts: WorkerFacts) -> None:
         config, say = facts.resolved.kv_transfer, facts.say
         assert config is not None, "a feature that nobody has asked for"
+
+        def done(number: int, ok: bool, seconds: float = 0.0) -> None:
+            say("kv_transfer", Ended(number, ok, seconds))
+
         door = WorkerDoor(
             resolved=facts.resolved,
             device=facts.device,
             rank=facts.rank,
             num_ranks=facts.resolved.num_workers,
-            done=lambda number, ok: say("kv_transfer", Ended(number, ok)),
+            done=done,
             load_seconds=config.kv_load_seconds,
         )
         worker = load_object(KV_CONNECTORS.load(config.kv_connector).worker)

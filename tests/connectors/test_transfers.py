@@ -48,11 +48,11 @@ def test_a_transfer_has_ended_when_every_rank_has_said_so_and_one_failure_is_its
     scheduler = make_scheduler(store=door)
     scheduler.add(make_request("a", 10))
     number = jobs_of(scheduler.next_plan()).jobs[0].number
-    for rank, ok in ((2, True), (0, False)):
-        door.hear(rank, Ended(number, ok))
+    for rank, ok, seconds in ((2, True, 1.0), (0, False, 3.0)):
+        door.hear(rank, Ended(number, ok, seconds))
         assert store.active and scheduler.kv.usage > 0
     door.hear(1, Ended(number, True))
-    assert [ok for _, ok in store.over] == [False] and scheduler.kv.usage == 0
+    assert [(each.copy_seconds, ok) for each, ok in store.over] == [(3.0, False)] and scheduler.kv.usage == 0
     assert not scheduler.kv.pool.num_cached, "one rank's part is missing"
 
 
@@ -95,10 +95,12 @@ def test_a_load_that_never_comes_is_given_up_and_keeps_its_pages(fails: bool) ->
     scheduler.add(make_request("b", 10))
     run_to_end(scheduler, device)
     assert store.num_lookups == 1, "one that may hang is asked for nothing"
+    assert door.counters()["kv_loads_late_now"] == 1
     assert scheduler.kv.usage == 2 / 16 and scheduler.features.are_busy, "workers may still write there"
     num_cached = scheduler.kv.pool.num_cached
     door.say_all()
     assert scheduler.kv.usage == 0 and not scheduler.features.are_busy
+    assert door.counters()["kv_loads_late_now"] == 0
     assert scheduler.kv.pool.num_cached == num_cached, "what comes too late is not published"
     scheduler.add(make_request("c", 10))
     step(scheduler, device)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pellucid.connectors.base import Job, WorkerDoor
+from pellucid.connectors.base import Ended, Job, WorkerDoor
 from pellucid.connectors.config import KVTransferConfig
 from pellucid.connectors.peer import device, mapped, nixl
 from pellucid.connectors.peer.lender import Lender
@@ -135,13 +135,13 @@ def way(request: pytest.FixtureRequest, driver: ToyDriver, monkeypatch: pytest.M
     return request.param
 
 
-def worker_of(said: dict[int, bool], fill: int = 0, num: int = NUM) -> PeerWorker:
+def worker_of(said: list[Ended], fill: int = 0, num: int = NUM) -> PeerWorker:
     door = WorkerDoor(
         resolved=None,  # type: ignore[arg-type]
         device=torch.device("cpu"),
         rank=0,
         num_ranks=1,
-        done=lambda number, ok: said.update({number: ok}),
+        done=lambda *ended: said.append(Ended(*ended)),
         load_seconds=5.0,
     )
     worker = PeerWorker(door, {})
@@ -150,10 +150,11 @@ def worker_of(said: dict[int, bool], fill: int = 0, num: int = NUM) -> PeerWorke
     return worker
 
 
-def do(worker: PeerWorker, said: dict[int, bool], what: object, pages: list[int] | None = None) -> bool:
+def do(worker: PeerWorker, said: list[Ended], what: object, pages: list[int] | None = None) -> bool:
     job = Job(number=len(said), is_load="keys" in what, pages=ints(pages or []), what=what)  # type: ignore[operator]
     worker._do(job, None)
-    return said[job.number]
+    assert said[-1].number == job.number
+    return said[-1].ok
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def lent(way: str) -> Iterator[tuple[Lender, PeerWorker, dict[str, object], list
     shelf = Shelf(4, num_ranks=1)
     lender = Lender(f"{way}-{os.getpid()}", FACTS, shelf, num_ranks=1, stride=STRIDE, way=way)
     peer: dict[str, object] = {"engine_id": lender.engine_id, "host": None, "port": None, "facts": FACTS}
-    said: dict[int, bool] = {}
+    said = list[Ended]()
     worker = worker_of(said, fill=10)
     assert do(worker, said, {"attach": peer, "way": way, "num_places": 4, "stride": STRIDE})
     new = shelf.put(keys)
@@ -176,7 +177,7 @@ def lent(way: str) -> Iterator[tuple[Lender, PeerWorker, dict[str, object], list
 
 def test_pages_go_to_the_pages_of_another_engine(lent: Any, way: str, driver: ToyDriver) -> None:
     _, lends, peer, keys = lent
-    said: dict[int, bool] = {}
+    said = list[Ended]()
     worker = worker_of(said)
     num_copies = driver.num_copies
     for order in ([0, 1, 2], [2, 1, 0]):
@@ -184,7 +185,7 @@ def test_pages_go_to_the_pages_of_another_engine(lent: Any, way: str, driver: To
         assert do(worker, said, wanted, [3, 4, 0])
         assert worker._pages[[3, 4, 0], 5].tolist() == [[11, 12, 14][i] for i in order]
         assert worker._pages[[1, 2, 5], 5].tolist() == [1, 2, 5]
-    assert worker.last_load[0] == 3 * STRIDE
+    assert [ended.seconds > 0 for ended in said] == [True, True]
     if way == "cuda":
         assert driver.num_copies - num_copies == 2 + 3, "what lies side by side is one copy"
         assert driver.is_awaited
@@ -198,21 +199,25 @@ def test_pages_go_to_the_pages_of_another_engine(lent: Any, way: str, driver: To
     assert not driver.taken
 
 
-def test_a_page_that_is_not_there_and_an_engine_that_does_not_fit(lent: Any) -> None:
+def test_a_page_that_is_not_there_and_an_engine_that_does_not_fit(lent: Any, driver: ToyDriver) -> None:
     lender, _, peer, keys = lent
-    said: dict[int, bool] = {}
+    said = list[Ended]()
     worker = worker_of(said)
     assert not do(worker, said, {"peer": peer, "keys": [(b"none", 0)], "request": "a"}, [0])
     assert not do(worker, said, {"peer": peer | {"facts": {}}, "keys": keys[:1], "request": "a"}, [0])
     assert do(worker, said, {"peer": peer, "keys": keys[:1], "request": "a"}, [0])
     lender.close()
     assert not do(worker, said, {"peer": peer, "keys": keys[:1], "request": "a"}, [0])
+    num_taken = len(driver.taken), sum(len(each.registered) for each in ToyAgent.others.values())
+    own = {"attach": peer, "way": lender._way, "num_places": 4, "stride": STRIDE}
+    assert not do(worker, said, own), "nobody is there to be told where it would lend from"
+    assert num_taken == (len(driver.taken), sum(len(each.registered) for each in ToyAgent.others.values()))
     worker.close()
 
 
 def test_a_transfer_that_fails_is_a_load_that_fails(lent: Any, way: str, driver: ToyDriver) -> None:
     _, _, peer, keys = lent
-    said: dict[int, bool] = {}
+    said = list[Ended]()
     worker, wanted = worker_of(said), {"peer": peer, "keys": keys, "request": "a"}
     assert do(worker, said, wanted, [0, 1, 2])
     if way == "nixl":
@@ -246,7 +251,7 @@ def test_a_way_that_is_not_here_is_refused_by_name(lent: Any, monkeypatch: pytes
     _, _, peer, keys = lent
     monkeypatch.setattr(mapped, "WAYS", {})
     monkeypatch.setattr("pellucid.connectors.peer.worker.WAYS", {})
-    worker = worker_of({})
+    worker = worker_of([])
     with pytest.raises(Refused, match="which is not here"):
         worker._connect(peer)  # type: ignore[arg-type]
     worker.close()

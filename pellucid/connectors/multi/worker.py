@@ -25,6 +25,7 @@ class Parts:
     number: int
     num_left: int
     ok: bool = True
+    seconds: float = 0.0  # of the part that took longest
 
 
 class Multi:
@@ -64,15 +65,16 @@ class Multi:
             if own_jobs:
                 each.start(own_jobs)
 
-    def _done(self, number: int, ok: bool) -> None:
+    def _done(self, number: int, ok: bool, seconds: float = 0.0) -> None:
         """From any thread."""
         with self._lock:
             parts = self._parts.pop(number)
             parts.num_left -= 1
             parts.ok &= ok
+            parts.seconds = max(parts.seconds, seconds)
             is_over = not parts.num_left
         if is_over:
-            self._door.done(parts.number, parts.ok)
+            self._door.done(parts.number, parts.ok, parts.seconds)
 
     def close(self) -> None:
         for each in self._each:

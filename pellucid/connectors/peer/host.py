@@ -34,6 +34,7 @@ class PeerStats:
     pages_loaded: int = 0
     bytes_loaded: int = 0  # of all ranks
     load_microseconds: int = 0  # from the question until all ranks had said so
+    copy_microseconds: int = 0  # of that, what the slowest rank's copies took
     pages_saved: int = 0  # for others
 
 
@@ -145,6 +146,7 @@ class PeerHost:
         self.stats.pages_loaded += num_pages
         self.stats.bytes_loaded += num_pages * self._page_bytes
         self.stats.load_microseconds += int(1e6 * seconds)
+        self.stats.copy_microseconds += int(1e6 * transfer.copy_seconds)
 
     def forget(self) -> None:
         if self._lender is not None:

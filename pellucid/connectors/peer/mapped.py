@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -58,10 +58,12 @@ WAYS = {
 
 
 class TensorMemory:
-    """A tensor of bytes [places, stride]; one of the host is pinned if asked for."""
+    """A tensor of bytes [places, stride]; one of the host is pinned if asked for.  at_end: see `close`."""
 
-    def __init__(self, tensor: Tensor, *, pins: bool = False) -> None:
-        self.tensor = tensor
+    def __init__(
+        self, tensor: Tensor, *, pins: bool = False, at_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self.tensor, self._at_end = tensor, at_end
         self.is_pinned = pins and self._pin()
 
     def read(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
@@ -78,6 +80,7 @@ class TensorMemory:
         if self.is_pinned:
             runtime().cudaHostUnregister(self.tensor.data_ptr())
             self.is_pinned = False
+        self._at_end()
 
     def _pin(self) -> bool:
         error = int(runtime().cudaHostRegister(self.tensor.data_ptr(), self.tensor.numel(), PORTABLE))

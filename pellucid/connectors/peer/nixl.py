@@ -58,7 +58,7 @@ class Nixl:
     def __init__(self, pages: Tensor, agent: Agent | None = None) -> None:
         self.agent, self.pages, self.lock = agent or make_agent(), pages, threading.Lock()
         self.kind, self.device = ("VRAM", pages.get_device()) if pages.is_cuda else ("DRAM", 0)
-        self._registered = [self._register(pages)]
+        self._registered: Any = self._register(pages)
 
     def take(self, num_places: int, stride: int) -> tuple[Memory, bytes]:
         try:
@@ -66,23 +66,27 @@ class Nixl:
         except torch.OutOfMemoryError as error:
             raise OSError(str(error)) from error
         with self.lock:
-            self._registered.append(self._register(tensor))
+            registered = self._register(tensor)
             metadata = self.agent.get_agent_metadata()
         address = Address(metadata, tensor.data_ptr(), stride, self.device, self.kind)
-        return TensorMemory(tensor), msgspec.msgpack.encode(address)
+        memory = TensorMemory(tensor, at_end=lambda: self._deregister(registered))
+        return memory, msgspec.msgpack.encode(address)
 
     def open(self, address: bytes) -> Memory:
         return NixlMemory(self, msgspec.msgpack.decode(address, type=Address))
 
     def close(self) -> None:
-        with self.lock:
-            for each in self._registered:
-                self.agent.deregister_memory(each)
-            self._registered.clear()
+        registered, self._registered = self._registered, None
+        if registered is not None:
+            self._deregister(registered)
 
     def _register(self, tensor: Tensor) -> Any:
         region = tensor.data_ptr(), tensor.numel(), self.device, ""
         return self.agent.register_memory([region], self.kind)
+
+    def _deregister(self, registered: Any) -> None:
+        with self.lock:
+            self.agent.deregister_memory(registered)
 
 
 class NixlMemory:

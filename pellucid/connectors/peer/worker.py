@@ -45,7 +45,6 @@ class PeerWorker:
         self._has_own = threading.Event()  # whether it could be mapped has been seen
         self._refused: set[str] = set()  # engines of which that has been said
         self._local = threading.local()
-        self.last_load = 0, 0.0  # bytes, and seconds of their copies
 
     def register(self, pages: Tensor, capacity: Capacity) -> None:
         self._pages, self._page_bytes = pages, pages.shape[1]
@@ -78,17 +77,17 @@ class PeerWorker:
     # In a thread
 
     def _do(self, job: Job, launched: torch.cuda.Event | None) -> None:
-        ok = False
+        ok, seconds = False, 0.0
         try:
             with torch.inference_mode(), self._stream(launched):
-                self._carry_out(job)
+                seconds = self._carry_out(job)
             ok = True
         except (OSError, EOFError, LookupError, Refused) as error:
             self._tell(job.what, error)
         except Exception:
             logger.exception("a transfer of KV has failed")
         finally:
-            self._door.done(job.number, ok)
+            self._door.done(job.number, ok, seconds)
 
     def _tell(self, what: Any, error: Exception) -> None:
         """Why a transfer did not work; of engines that never fit once."""
@@ -113,17 +112,19 @@ class PeerWorker:
         self._local.stream.wait_event(launched)
         return torch.cuda.stream(self._local.stream)
 
-    def _carry_out(self, job: Job) -> None:
+    def _carry_out(self, job: Job) -> float:
+        """Returns seconds of a load's copies."""
         what: dict[str, Any] = job.what
+        if job.is_load:
+            return self._load(what, job.pages.tolist())
         if "attach" in what:
             self._attach(what["attach"], what["way"], what["num_places"], what["stride"])
-        elif job.is_load:
-            self._load(what, job.pages.tolist())
         else:
             self._save(what["places"], job.pages.tolist())
+        return 0.0
 
-    def _copied(self) -> None:
-        """Wait for the copies of this thread."""
+    def _wait(self) -> None:
+        """For what this thread's stream has, and what that waits for."""
         if self._is_gpu:
             self._local.stream.synchronize()
 
@@ -135,8 +136,12 @@ class PeerWorker:
                 self._connect(peer).close()
             else:
                 memory, address = self._way(way).take(num_places, stride)
+                try:
+                    offer(engine_id, self._door.rank, address, self._door.load_seconds)
+                except BaseException:  # nobody will ever read there
+                    memory.close()
+                    raise
                 self._memories[engine_id] = Mapped((way, address), memory)
-                offer(engine_id, self._door.rank, address, self._door.load_seconds)
             self._own = self._memories[engine_id]
         finally:
             self._has_own.set()
@@ -150,16 +155,16 @@ class PeerWorker:
             try:
                 memory.write([places[i] for i in there], self._pages, [pages[i] for i in there])
             finally:  # whoever is told that it has ended gives its pages away
-                self._copied()
+                self._wait()
 
-    def _load(self, what: dict[str, Any], pages: list[int]) -> None:
+    def _load(self, what: dict[str, Any], pages: list[int]) -> float:
         peer = what["peer"]
         with self._lock:
             idle = self._idle.setdefault((peer["engine_id"], peer["host"], peer["port"]), [])
             reader = idle.pop() if idle else None
         reader = reader or self._connect(peer)
         try:
-            self._read(reader, peer["engine_id"], what["keys"], pages)
+            seconds = self._read(reader, peer["engine_id"], what["keys"], pages)
             reader.done(what["request"])
         except BaseException as error:
             reader.close()
@@ -168,27 +173,29 @@ class PeerWorker:
             raise
         with self._lock:
             idle.append(reader)
+        return seconds
 
-    def _read(self, reader: Reader, engine_id: str, keys: list[tuple[bytes, int]], pages: list[int]) -> None:
+    def _read(self, reader: Reader, engine_id: str, keys: list[tuple[bytes, int]], pages: list[int]) -> float:
         size, memory = self._page_bytes, self._memories.get(engine_id)
         if reader.identity is not None:
             if memory is None or reader.identity != memory.identity:
                 raise LookupError(f"engine {engine_id} has been started again")
             with memory.used() as theirs:
                 places = reader.find(keys, 0)
+                self._wait()  # for steps that were launched before: they may use these pages
                 began = time.perf_counter()
                 try:
                     theirs.read(places, self._pages, pages)
                 finally:
-                    self._copied()
-            self.last_load = len(pages) * size, time.perf_counter() - began
-            return
+                    self._wait()
+            return time.perf_counter() - began
         reader.find(keys, size)
-        came = bytearray(size)
+        came, began = bytearray(size), time.perf_counter()
         for page in pages:
             reader.take(memoryview(came))
             self._pages[page].copy_(torch.frombuffer(came, dtype=torch.uint8))
-        self._copied()
+        self._wait()
+        return time.perf_counter() - began
 
     def _forget(self, engine_id: str, identity: object) -> None:
         """An engine has gone: let go of its memory."""
