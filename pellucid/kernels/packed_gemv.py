@@ -3,21 +3,21 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
-"""y = x W^T with a packed W of 4 or 8 bits for a row or a few, on Hopper GPUs.
+"""y = x W^T with a packed W of 4 or 8 bits for one row, on Hopper GPUs.
 
 A program multiplies 16 outputs; its warps take chunks of their inputs by turns, as many as a thread has four
 words of, and add up in the end.  Each thread unpacks its own words (`packed_hopper.unpacking`) into a warp's
 left operand of `mma.sync`, in one piece of PTX, so that no number ever leaves registers.  Scales are
 multiplied to the sums of their groups, in float32: numbers are not rounded, as `packed_hopper` has them.
 
-Memory and registers: x lies in shared memory, 2 K bytes a row, what a thread multiplies in a step side by
-side.  Codes go straight to registers: a warp has DEPTH chunks of them under way, of a thread 4 registers each
-and their scales.  With sums, x and what unpacking takes that is 77 registers for a depth of 8 (95 to 111 for
-long rows, groups of 16 or 32): a multiprocessor holds six programs of four warps, among them those of the
-kernel behind this one, which ask for their first chunks before they wait.
+Memory and registers: x lies in shared memory, what a thread multiplies in a step side by side.  Codes go
+straight to registers: a warp has DEPTH chunks of them under way, of a thread 4 registers each and their
+scales.  With sums, x and what unpacking takes that is 77 registers for a depth of 8 (95 to 111 for long rows,
+groups of 16 or 32): a multiprocessor holds six programs of four warps, among them those of the kernel behind
+this one, which ask for their first chunks before they wait.
 The reference is `packed_matmul_ref`.
 
-Legend: M rows, N outputs, K inputs, G groups of inputs.
+Legend: N outputs, K inputs, G groups of inputs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from pellucid.kernels.packed_hopper import REGISTERS, in_pairs, middle_of, unpac
 from pellucid.kernels.packed_weight import Numbers, PackedWeight
 from pellucid.kernels.silu_mul import gate
 
-MOST_ROWS = 8
 OUTPUTS = gl.constexpr(16)  # of a program
 PART = gl.constexpr(128)  # words of a chunk of 16 outputs
 LANES = gl.constexpr(32)  # int32 of scales of 64 outputs
@@ -54,30 +53,25 @@ class GemvTile:
 def packed_gemv(
     x: Tensor, weight: PackedWeight, tile: GemvTile, *, bias: Tensor | None = None, act: str | None = None
 ) -> Tensor:
-    """x [M, K] W^T plus bias [N] -> [M, N], of up to MOST_ROWS rows.
+    """x [1, K] W^T plus bias [N] -> [1, N].
 
-    act: of a weight that is `gated`; then what is gated comes out, [M, N / 2].  Without it, the outputs of
+    act: of a weight that is `gated`; then what is gated comes out, [1, N / 2].  Without it, the outputs of
     such a weight come as they lie.
     """
-    num_rows = len(x)
     assert act is None or weight.gated, act
-    assert 1 <= num_rows <= MOST_ROWS, num_rows
-    assert x.dtype == weight.dtype and x.shape[1] == weight.num_in, (x.shape, x.dtype)
-    assert x.itemsize == 2 and x.stride(1) == 1 and x.stride(0) % 2 == 0, (x.dtype, x.stride())
+    assert x.dtype == weight.dtype and x.shape == (1, weight.num_in), (x.shape, x.dtype)
+    assert x.itemsize == 2 and x.stride(1) == 1, (x.dtype, x.stride())
     width = weight.num_out // 2 if act else weight.num_out
-    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
-    rows = triton.next_power_of_2(num_rows)
+    out = torch.empty(1, width, dtype=x.dtype, device=x.device)
     packed_gemv_kernel[(triton.cdiv(weight.num_out, OUTPUTS.value),)](
-        x.view(torch.int32),
+        x[0].view(torch.int32),
         weight.words,
         in_pairs(weight.scale),
         in_pairs(weight.zero),
         in_pairs(weight.offset),
         bias,
         out,
-        num_rows,
         weight.num_out,
-        x.stride(0) // 2,
         ASM=products(
             *(weight.numbers, weight.bits, weight.dtype, weight.table_bits),
             middle=middle_of(weight.middle, weight.bits, weight.dtype),
@@ -89,7 +83,6 @@ def packed_gemv(
         GROUP=weight.group,
         NUM_GROUPS=weight.scale.shape[1],
         K=weight.num_in,
-        ROWS=rows,
         WARPS=tile.num_warps,
         DEPTH=tile.depth,
         ACT=act,
@@ -116,7 +109,7 @@ def products(
     has_offset: bool,
     group: int,
 ) -> str:
-    """PTX that adds up a chunk: four words of each thread of a warp, times eight rows of x.
+    """PTX that adds up a chunk: four words of each thread of a warp, times x, eight times.
 
     Results: four float32.  Arguments, four registers each: words, scales, zeros, offsets, x (of 4 bits two
     times), and what there is to be added to.  group: words that have the same scales.
@@ -250,61 +243,53 @@ def multiply(ASM: gl.constexpr, loaded, xs, y):
 
 
 @gluon.jit
-def keep_x(
-    x_parts, x_ptr, x_stride, num_rows,
-    K: gl.constexpr, BITS: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr,
-):  # fmt: skip
+def keep_x(x_parts, x_ptr, K: gl.constexpr, BITS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr):
     """Copy x to shared memory: what a thread multiplies in a step side by side, zeros past the last."""
     NUM_STEPS: gl.constexpr = x_parts.shape[0]
     STEPS: gl.constexpr = NUM_STEPS & -NUM_STEPS  # at once: a power of two
     SIZE: gl.constexpr = STEPS * WARPS * 128 // BITS
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, WARPS], [1, 0])
-    # Past the last row it is that one: its sums go nowhere.
-    row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), num_rows - 1)
-    at = x_ptr + row[:, None] * x_stride
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     loaded = ()
     for part in gl.static_range(NUM_STEPS // STEPS):
-        k = part * SIZE + gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))[None, :]
+        k = part * SIZE + gl.arange(0, SIZE, LAYOUT)
         if WHOLE:
-            loaded = loaded + (gl.load(at + k),)
+            loaded = loaded + (gl.load(x_ptr + k),)
         else:
-            loaded = loaded + (gl.load(at + k, mask=k < K // 2, other=0),)
-    SHAPE: gl.constexpr = [NUM_STEPS // STEPS, STEPS * WARPS * ROWS * 4, 32 // BITS]
+            loaded = loaded + (gl.load(x_ptr + k, mask=k < K // 2, other=0),)
+    SHAPE: gl.constexpr = [NUM_STEPS // STEPS, STEPS * WARPS * 4, 32 // BITS]
     if HAS_REINTERPRET:
         parts = x_parts.reinterpret(gl.int32, SHAPE, x_parts.layout)
     else:
         parts = x_parts._reinterpret(gl.int32, SHAPE, x_parts.layout)
     for part in gl.static_range(NUM_STEPS // STEPS):
-        x = loaded[part].reshape([ROWS, STEPS, WARPS, 4, 8 // BITS, 4])  # row, step, warp, word, half, thread
-        x = x.permute((1, 2, 0, 5, 3, 4)).reshape([STEPS * WARPS * ROWS * 4, 32 // BITS])
+        x = loaded[part].reshape([STEPS * WARPS, 4, 8 // BITS, 4])  # step and warp, word, half, thread
+        x = x.permute((0, 3, 1, 2)).reshape([STEPS * WARPS * 4, 32 // BITS])
         parts.index(part).store(x)
 
 
 @gluon.constexpr_function
-def flat_layout(rows, num_warps, halves):
-    """Of [warp, row, thread] by [word, half]: every copy of a row has it."""
+def flat_layout(num_warps, halves):
+    """Of [warp, thread] by [word, half]: all eight lanes of a warp have it."""
     bits = [1 << i for i in range(8)]
-    num, copies = (4 * rows).bit_length() - 1, 3 - (rows.bit_length() - 1)
     return gl.DistributedLinearLayout(
         [[0, bit] for bit in bits[: 1 + halves]],
-        [[bit, 0] for bit in bits[:num]] + [[0, 0]] * copies,
-        [[4 * rows * bit, 0] for bit in bits[: num_warps.bit_length() - 1]],
+        [[1, 0], [2, 0]] + [[0, 0]] * 3,
+        [[4 * bit, 0] for bit in bits[: num_warps.bit_length() - 1]],
         [],
-        [4 * rows * num_warps, 4 * halves],
+        [4 * num_warps, 4 * halves],
     )
 
 
 @gluon.jit
-def x_of(x_part, ROWS: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, LAYOUT: gl.constexpr):
-    """The right operands of a step's products: those of four words."""
-    COPIES: gl.constexpr = 8 // ROWS  # of each row, for an instruction multiplies eight
-    WIDE: gl.constexpr = gl.BlockedLayout(  # warp, copy, row, thread, word, half
-        [1, 1, 1, 1, 4, HALVES], [1, COPIES, ROWS, 4, 1, 1], [WARPS, 1, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
+def x_of(x_part, WARPS: gl.constexpr, HALVES: gl.constexpr, LAYOUT: gl.constexpr):
+    """The right operands of a step's products: those of four words.  An instruction multiplies eight rows."""
+    WIDE: gl.constexpr = gl.BlockedLayout(  # warp, copy, thread, word, half
+        [1, 1, 1, 4, HALVES], [1, 8, 4, 1, 1], [WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
     )
     NARROW: gl.constexpr = gl.SliceLayout(1, WIDE)
-    FLAT: gl.constexpr = flat_layout(ROWS, WARPS, HALVES)
-    x = gl.convert_layout(x_part.load(FLAT).reshape([WARPS, ROWS, 4, 4, HALVES]), NARROW, assert_trivial=True)
-    x = x[:, None, :, :, :, :] + gl.zeros([WARPS, COPIES, ROWS, 4, 4, HALVES], gl.int32, WIDE)
+    FLAT: gl.constexpr = flat_layout(WARPS, HALVES)
+    x = gl.convert_layout(x_part.load(FLAT).reshape([WARPS, 4, 4, HALVES]), NARROW, assert_trivial=True)
+    x = x[:, None, :, :, :] + gl.zeros([WARPS, 8, 4, 4, HALVES], gl.int32, WIDE)
     if HALVES == 2:
         low, high = x.reshape([32 * WARPS, 4, 2]).split()
         return (
@@ -315,24 +300,21 @@ def x_of(x_part, ROWS: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, 
         return (gl.convert_layout(x.reshape([32 * WARPS, 4]), LAYOUT, assert_trivial=True),)
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
+@gluon.jit
 def packed_gemv_kernel(
-    x_ptr,  # int32 [M, K / 2]
+    x_ptr,  # int32 [K / 2]
     words_ptr,
     scale_ptr,  # int32 [N / 64, NUM_GROUPS, 32], as are the next two
     zero_ptr,
     offset_ptr,
     bias_ptr,
     out_ptr,
-    num_rows,
     num_out,
-    x_stride,
     ASM: gl.constexpr,  # adds up a chunk
     BITS: gl.constexpr,
     GROUP: gl.constexpr,  # inputs that share a scale
     NUM_GROUPS: gl.constexpr,
     K: gl.constexpr,
-    ROWS: gl.constexpr,  # 1, 2, 4 or 8
     WARPS: gl.constexpr,
     DEPTH: gl.constexpr,
     ACT: gl.constexpr,
@@ -348,7 +330,7 @@ def packed_gemv_kernel(
     HALVES: gl.constexpr = 8 // BITS
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
     x_parts = gl.allocate_shared_memory(
-        gl.int32, [LOOPS * DEPTH, WARPS * ROWS * 4, 4 * HALVES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.int32, [LOOPS * DEPTH, WARPS * 4, 4 * HALVES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     thread = gl.arange(0, 32 * WARPS, gl.SliceLayout(1, LAYOUT))
     word = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
@@ -362,30 +344,33 @@ def packed_gemv_kernel(
     for early in gl.static_range(DEPTH):
         ring = ring + (load_step(words_at, tables, lane, early, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT),)
     wait(DEPENDENT)
-    keep_x(x_parts, x_ptr, x_stride, num_rows, K, BITS, ROWS, WARPS, WHOLE)
+    keep_x(x_parts, x_ptr, K, BITS, WARPS, WHOLE)
     y = gl.zeros([32 * WARPS, 4], gl.float32, LAYOUT)
     for loop in range(LOOPS - 1):
         for i in gl.static_range(DEPTH):
             step = loop * DEPTH + i
-            y = multiply(ASM, ring[0], x_of(x_parts.index(step), ROWS, WARPS, HALVES, LAYOUT), y)
+            y = multiply(ASM, ring[0], x_of(x_parts.index(step), WARPS, HALVES, LAYOUT), y)
             later = load_step(words_at, tables, lane, step + DEPTH, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT)
             ring = ring[1:] + (later,)
     for last in gl.static_range(DEPTH):
-        x = x_of(x_parts.index((LOOPS - 1) * DEPTH + last), ROWS, WARPS, HALVES, LAYOUT)
+        x = x_of(x_parts.index((LOOPS - 1) * DEPTH + last), WARPS, HALVES, LAYOUT)
         y = multiply(ASM, ring[last], x, y)
-    store_sums(y, num_rows, num_out, bias_ptr, out_ptr, WARPS, ACT)
+    store_sums(y, num_out, bias_ptr, out_ptr, WARPS, ACT)
 
 
 @gluon.jit
-def store_sums(y, num_rows, num_out, bias_ptr, out_ptr, WARPS: gl.constexpr, ACT: gl.constexpr):
-    """Add up what the warps have of 16 outputs and 8 rows, add the bias, gate if there is an ACT, store."""
+def store_sums(y, num_out, bias_ptr, out_ptr, WARPS: gl.constexpr, ACT: gl.constexpr):
+    """Add up what the warps have of 16 outputs, add the bias, gate if there is an ACT, store.
+
+    Of eight rows that a thread's group of four has, all are the same.
+    """
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
     y = gl.convert_layout(gl.sum(y.reshape([WARPS, 32, 4]), 0), LAYOUT)
     thread = gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))[:, None]
     number = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
     half = number // 2
-    m = thread % 4 * 2 + number % 2
+    is_first = thread % 4 * 2 + number % 2 == 0
     if ACT is None:
         n = gl.program_id(0) * OUTPUTS + thread // 4 + half * 8
         inside = n < num_out
@@ -395,9 +380,9 @@ def store_sums(y, num_rows, num_out, bias_ptr, out_ptr, WARPS: gl.constexpr, ACT
     if bias_ptr is not None:
         y += gl.load(bias_ptr + n, mask=inside, other=0.0).to(gl.float32)
     if ACT is None:
-        gl.store(out_ptr + m * num_out + n, y.to(dtype), mask=(m < num_rows) & inside)
+        gl.store(out_ptr + n, y.to(dtype), mask=is_first & inside)
     else:
         opening, x = y.to(dtype).reshape([32, 2, 2]).permute((0, 2, 1)).split()
-        at = (m * (num_out // 2) + n).reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
-        inside = (inside & (m < num_rows)).reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
+        at = gl.broadcast(n, y)[0].reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
+        inside = (inside & is_first).reshape([32, 2, 2]).permute((0, 2, 1)).split()[0]
         gl.store(out_ptr + at, gate(opening, x, ACT), mask=inside)

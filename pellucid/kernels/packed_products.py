@@ -18,7 +18,6 @@ from pellucid.kernels.packed_matmul import MAX_ROWS, TILE, dequantize, packed_ma
 from pellucid.kernels.packed_weight import GroupCodes, PackedWeight, by_turns
 from pellucid.kernels.tiles import Wgmma
 
-GEMV_ROWS = 1  # up to which `packed_gemv` is the faster one
 SCRATCH_BYTES = 256 << 20  # of W's numbers at a time
 
 
@@ -96,7 +95,7 @@ def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma | GemvTile]:
     shape = weight.num_out, weight.num_in
     tiles: dict[int, Wgmma | GemvTile] = {}
     if rising := most_rows(weight):
-        tiles[GEMV_ROWS] = gemv_tile(weight.num_in)
+        tiles[1] = gemv_tile(weight.num_in)
     return tiles | {rows: tile_for(rows, *shape, room, weight.bits) for rows in rising}
 
 

@@ -254,7 +254,8 @@ def resources_of(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        cuobjdump = triton.knobs.nvidia.cuobjdump.path  # pyright: ignore[reportAttributeAccessIssue]
+        command = [cuobjdump, "-res-usage", file.name]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", told)
     assert found is not None, told
@@ -825,7 +826,7 @@ def compile_packed_gemv() -> None:
     tile = gemv_tile(4096)
     types = dict.fromkeys(("x_ptr", "words_ptr", "scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
     types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
-    types |= dict.fromkeys(("num_rows", "num_out", "x_stride"), "i32")
+    types["num_out"] = "i32"
     for (num_in, act), (numbers, bits, group, given) in itertools.product(
         ((4096, "silu"), (1096, None)),
         (
@@ -841,7 +842,7 @@ def compile_packed_gemv() -> None:
             has_offset="offset_ptr" in given, group=min(4, group * bits // 64),
         )  # fmt: skip
         constants = {"ASM": assembly, "BITS": bits, "GROUP": group, "NUM_GROUPS": 4096 // group, "K": num_in}
-        constants |= {"ROWS": 1, "WARPS": tile.num_warps, "DEPTH": tile.depth}
+        constants |= {"WARPS": tile.num_warps, "DEPTH": tile.depth}
         constants |= {"ACT": act} | dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
         size = compiled(packed_gemv_kernel, types, constants, num_warps=tile.num_warps).metadata.shared
         sys.stdout.write(f"hopper_packed_gemv {numbers.name} {num_in} {size}\n")
