@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pellucid.schedule.plan import Column
 
@@ -24,14 +23,14 @@ class SchedulerCounters:
     num_accepted_tokens: int = 0  # of the drafts
     num_accepted_per_position: list[int] = field(default_factory=list[int])
 
-    def count_drafts(self, draft: Column, num_new: NDArray[np.int32]) -> None:
-        """Rows with so many drafts, or none, have come home, and yielded so many tokens."""
+    def count_drafts(self, draft: Column, stood: Column) -> None:
+        """Rows with so many drafts, or none, have come home, and of each so many stood."""
         num_verified = int(np.count_nonzero(draft))
         self.num_verifying_steps += num_verified > 0
         self.num_drafts += num_verified
         self.num_draft_tokens += int(draft.sum())
-        num_rows, by_new = 0, np.bincount(num_new).tolist()
-        for position in range(len(by_new) - 3, -1, -1):
-            num_rows += by_new[position + 2]
+        num_rows, by_stood = 0, np.bincount(stood).tolist()
+        for position in range(len(by_stood) - 2, -1, -1):
+            num_rows += by_stood[position + 1]
             self.num_accepted_per_position[position] += num_rows
             self.num_accepted_tokens += num_rows

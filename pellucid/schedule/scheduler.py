@@ -207,7 +207,8 @@ class Scheduler:
         rows = step.rows()
         self._newest = step.id
         self._inflight.append(Flight(step.id, rows, t.epoch[rows.slots], t.ids[rows.slots]))
-        step.asked |= self.features.asked_by(carried)
+        if carried:
+            step.asked |= self.features.asked_by(carried)
         is_open = bool(step.asked & self.features.with_late)
         return step.to_plan(rows, self._committed, retired, carried, is_open=is_open)
 
@@ -254,7 +255,7 @@ class Scheduler:
     def _unfinished(self, slots: Column) -> Column:
         """Those that the rows in flight do not surely finish; the others are planned no more."""
         t = self.table
-        is_ending = t.planned[slots] + 1 - t.unsure[slots] >= t.limit[slots]
+        is_ending = t.first_queries(slots) + 1 >= t.limit[slots]
         if np.count_nonzero(is_ending):
             t.ready_at[slots[is_ending]] = NEVER
             slots = slots[~is_ending]
@@ -267,7 +268,7 @@ class Scheduler:
         draft = self._with_blocks(step, slots, deal(t.drafts[slots], left))
         if np.count_nonzero(draft):
             t.planned[slots] += draft
-            t.unsure[slots] += draft
+            t.drafted[slots] += draft
             step.add_drafts(draft)
         sampled = np.concatenate((slots, np.array(step.joining))) if step.joining else slots
         want = t.want[sampled]  # and they are there for the next step
@@ -582,8 +583,8 @@ class Scheduler:
             self._prefilling.remove(seq)
         self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
-        if t.drafted[0, slot]:
-            seq.drafts = seq.drafts.plus(DraftCounts(*t.drafted[:, slot].tolist()))
+        if t.verified[0, slot]:
+            seq.drafts = seq.drafts.plus(DraftCounts(*t.verified[:, slot].tolist()))
         t.leave(slot)
         seq.slot = -1
 
@@ -634,7 +635,8 @@ class Scheduler:
         elif query is None:
             t.land(slots, computed, tokens)
         else:
-            t.land(np.where(num_new > 0, slots, t.spare), computed - num_new + 1, tokens)
+            is_all = np.count_nonzero(num_new) == len(slots)
+            t.land(slots if is_all else np.where(num_new > 0, slots, t.spare), computed - num_new + 1, tokens)
         is_due = computed >= t.end[slots]
         if self._stops:
             self._find_stops(slots, tokens, is_due)
@@ -703,14 +705,13 @@ class Scheduler:
         elif draft is None:
             computed = t.computed[slots] + query
         else:
-            self.counters.count_drafts(draft, num_new)
-            stood = np.minimum(np.maximum(num_new, 1) - 1, draft)
-            for drafted, num in zip(t.drafted, (draft > 0, draft, stood), strict=True):
-                drafted[slots] += num
-            advance = np.maximum(query - draft, num_new)  # of decodes, and of chunks, with a token or without
-            computed = t.computed[slots] + advance
-            t.planned[slots] += advance - query
-            t.unsure[slots] -= draft
+            fell = np.minimum(draft, query - num_new.astype(np.int64))  # of a chunk 0
+            stood = draft - fell
+            for verified, num in zip(t.verified, (np.minimum(draft, 1), draft, stood), strict=True):
+                verified[slots] += num
+            computed = t.computed[slots] + (query - fell)
+            t.planned[slots] -= fell
+            self.counters.count_drafts(draft, stood)
             self.wants.learn(slots, draft, num_new)
         t.computed[slots] = computed
         return computed
@@ -850,9 +851,9 @@ class Scheduler:
             assert t.planned[slot] == t.computed[slot] + num_query[slot], "upper bound"
             is_decoding = t.is_decoding(slot)
             assert (slot in self._decoding) == is_decoding, "who decodes"
-            assert t.unsure[slot] == num_draft[slot], "drafts in flight"
+            assert t.drafted[slot] - t.verified[1, slot] == num_draft[slot], "drafts in flight"
             written = min(int(t.planned[slot]), seq.limit + self.options.num_spec)
             assert self.kv.capacity[slot] >= written, "a row in flight has no block"
-            first = int(t.planned[slot] - t.unsure[slot])
+            first = int(t.first_queries(np.array([slot]))[0])
             assert self.kv.is_private_from(slot, first), "its next row writes a shared block"
             assert self.kv.sees_from(slot, first), "its next row sees what has been given back"

@@ -4,8 +4,8 @@ Hundreds of sequences decode in every step, and next to nothing happens to each:
 that in a few calls of numpy; Python looks at single sequences only where a column says that one is due.
 
 Counts have a time dimension.  `computed` is exact at the last commit, `planned` the most that may be computed
-once all rows in flight have come home, and `unsure` how many of these are drafts that may not stand.  So
-planned - computed tokens are in flight, and who samples will have at least planned + 1 - unsure tokens then.
+once all rows in flight have come home.  So planned - computed tokens are in flight; drafts among them may not
+stand, and then the next row begins as many places before `planned`: `first_queries`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Table:
         def column() -> Column:
             return np.zeros(num_slots + 1, dtype=np.int64)
 
-        self.planned, self.unsure, self.computed = column(), column(), column()
+        self.planned, self.computed = column(), column()
         self.known = column()  # at entry: computed in chunks, the last of which samples
         self.limit = column()  # most tokens, prompt included; 0: nobody is there
         self.ready_at = column()  # first plan that may carry the next row; NEVER while it is held back
@@ -45,7 +45,9 @@ class Table:
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
         self.drafts = column()  # that the device holds for the next row, or fewer of them
-        self.drafted = np.zeros((3, num_slots + 1), dtype=np.int64)  # verifications, drafts, those that stood
+        self.drafted = column()  # drafts in rows that have been planned
+        # Of rows that have come home: those with drafts, their drafts, and of these those that stood.
+        self.verified = np.zeros((3, num_slots + 1), dtype=np.int64)
         self.want = column()  # drafts behind the next row: spec/wants.py
         self.epoch = column()  # of the stay in the slot; a row with an older one is stale
         self.ids = column()  # of sequences
@@ -67,11 +69,11 @@ class Table:
         self.seqs[slot], self.names[slot], self.ids[slot] = seq, seq.request.id, seq.id
         self.token_ids[slot, :num_known] = seq.tokens
         self.planned[slot] = self.computed[slot] = num_cached
-        self.known[slot], self.unsure[slot] = num_known, 0
+        self.known[slot] = num_known
         self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
         self.end[slot] = 0 if self.is_watched(slot) else num_known
         self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
-        self.drafted[:, slot] = 0
+        self.drafted[slot] = self.verified[:, slot] = 0
         self.is_reported[slot] = not seq.request.is_quiet
 
     def leave(self, slot: int) -> None:
@@ -111,7 +113,7 @@ class Table:
 
     def first_queries(self, slots: Column) -> Column:
         """The least position that a row of each slot may compute if it is planned from now on."""
-        return self.planned[slots] - self.unsure[slots]
+        return self.planned[slots] - self.drafted[slots] + self.verified[1, slots]
 
     def land(self, slots: Column, starts: Column, tokens: NDArray[np.int32]) -> None:
         """Write a row of tokens [B, w] at its place for each; what is nobody's is written over later."""

@@ -155,9 +155,9 @@ class Wants:
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
-        has_drafts = (draft > 0) & (num_new > 0)
-        if not self._is_learning or not np.count_nonzero(has_drafts):
+        if not self._is_learning:
             return
+        has_drafts = (draft > 0) & (num_new > 0)
         slots, draft, num_new = slots[has_drafts], draft[has_drafts], num_new[has_drafts]
         tries, hits = np.minimum(num_new, draft), num_new - 1
         self._tries[slots] = self._tries[slots] * FORGETTING + tries

@@ -194,7 +194,11 @@ FAULTS: dict[str, list[Edit]] = {
         ("manager", "self.pool.drop(cells)", "self.pool.drop(cells[:, : -(-kind.stripes // 2)])"),
     ],
     "5 windows give back what drafts may fall short of": [
-        ("table", "return self.planned[slots] - self.unsure[slots]", "return self.planned[slots]"),
+        (
+            "scheduler",
+            "pass_windows(slots, self.table.first_queries(slots))",
+            "pass_windows(slots, self.table.planned[slots])",
+        ),
         (
             "scheduler",
             'assert self.kv.sees_from(slot, first), "its next row sees what has been given back"',
@@ -324,13 +328,13 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "            t.ready_at[slot] = 0\n", "            pass\n"),
     ],
     "3 no correction at commit": [
-        ("scheduler", "            t.planned[slots] += advance - query\n", ""),
+        ("scheduler", "            t.planned[slots] -= fell\n", ""),
     ],
     "3 the certain end is not corrected at commit": [
-        ("scheduler", "            t.unsure[slots] -= draft\n", ""),
+        ("scheduler", "draft, 1), draft, stood)", "draft, 1), 0, stood)"),
     ],
     "3 accepted drafts are certain when they are planned": [
-        ("scheduler", "            t.unsure[slots] += draft\n", ""),
+        ("scheduler", "            t.drafted[slots] += draft\n", ""),
     ],
     "3 blocks for one token, not for 1+k": [
         (
