@@ -13,7 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1")
     parser.add_argument(
         "--server-timeout", type=float, default=30.0, metavar="S",
-        help="seconds behind which a server that says nothing is lost, and another one is asked; default 30",
+        help="seconds behind which a server that says nothing is lost, and another one is asked; and behind "
+        "which this process ends if a signal has stopped it; default 30",
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=8000, help="port, default 8000; 0 is any that is free")
 
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.server_timeout > 0:
         raise ValueError(f"--server-timeout is {args.server_timeout:g}, must be above 0 seconds")
     from pellucid.proxy.servers import Fleet, Server
+    from pellucid.proxy.warden import warden
     from pellucid.server.listener import bind
     from pellucid.server.options import ServeOptions
 
@@ -43,5 +45,6 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(f"ready: http://{host}:{port} routes to {roles}\n")
     sys.stdout.flush()
     config = uvicorn.Config(build_app(fleet), log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets=[listener])
+    with warden(args.server_timeout):
+        uvicorn.Server(config).run(sockets=[listener])
     return 0

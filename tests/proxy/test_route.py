@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of
@@ -127,7 +127,7 @@ def test_who_goes_away_has_nothing_computed(servers: tuple[Running, Running, str
     decode.wait_until_idle()
 
 
-def test_a_server_that_is_stopped_and_a_router_that_is_killed_keep_nobody_waiting(
+def test_a_server_and_a_router_that_are_stopped_keep_nobody_waiting(
     servers: tuple[Running, Running, str],
 ) -> None:
     prefill, decode, _ = servers
@@ -148,10 +148,14 @@ def test_a_server_that_is_stopped_and_a_router_that_is_killed_keep_nobody_waitin
         eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).json()["decode"][decode.url]["is_up"])
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
             next(lines := answer.iter_lines())
-            os.kill(routers[-1].pid, signal.SIGKILL)
-            with pytest.raises(httpx.HTTPError):
+            router = psutil.Process(routers[-1].pid)
+            (warden,) = router.children()
+            router.suspend()
+            with pytest.raises(httpx.RemoteProtocolError):
                 for _ in lines:
                     pass
+        assert routers[-1].wait(PATIENCE) == -signal.SIGKILL
+        eventually(lambda: not warden.is_running())
     for server in (prefill, decode):
         server.wait_until_idle()
     with routing(*roles) as url:
