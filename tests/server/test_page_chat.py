@@ -21,7 +21,8 @@ SHAPE = """(async () => {
 })()"""
 FORMULAS = {
     r"a^2 + b_1^2 = c'": "msup(a 2) + msubsup(b 1 2) = msup(c ′)",
-    r"x^23": "msup(x 2) 3",
+    r"x^23 + y_{23}": "msup(x 2) 3 + msub(y 23)",
+    r"x^1,000 + \mathbf 12": "msup(x 1) , 000 + 𝟏 2",
     r"\frac{1}{2} \times 3.14": "mfrac(1 2) × 3.14",
     r"\sqrt[3]{x+1}": "mroot(mrow(x + 1) 3)",
     r"\sum_{i=0}^n i": "munderover(∑ mrow(i = 0) n) i",
@@ -41,6 +42,7 @@ FORMULAS = {
     r"a } b": None,
     r"\begin{cases} 1 \end{array}": None,
     "{" * 5000: None,
+    "x+" * 15_000: None,
     r"\sqrt" * 5000 + "x": None,
     r"\constructor": None,
     r"\left\toString x \right)": None,
@@ -112,7 +114,10 @@ def test_an_answer_has_formulas_code_lists_and_tables(tab: Tab, server: Running)
     assert tab.errors == []
 
 
-REPEATED = [("", text) for text in ("\\[", "\\(", "**", "$ ", "`", "a\n")] + [("$$", " "), ("a|\n", " ")]
+REPEATED = [
+    *(("", text) for text in ("\\[", "\\(", "**", "$ ", "`", "a\n", "# a\n")),
+    *(("$$", " "), ("a|\n", " ")),
+]
 
 
 def test_what_repeats_itself_for_ever_is_drawn_in_one_pass(tab: Tab, server: Running) -> None:

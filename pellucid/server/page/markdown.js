@@ -69,18 +69,19 @@ function blocks(text) {
 /** Headings, tables, lists and paragraphs, which may follow each other line by line. */
 function runs(lines) {
   const nodes = [];
-  while (lines.length) {
-    if (HEADING.test(lines[0])) nodes.push(element("h3", inline(lines.shift().replace(/^#+ /, ""))));
-    else if (lines[0].includes("|") && RULE.test(lines[1]?.trim() ?? "")) nodes.push(table(take(lines, (line) => line.includes("|"))));
-    else if (ITEM.test(lines[0])) nodes.push(list(take(lines, (line) => ITEM.test(line) || /^\s+\S/.test(line))));
-    else nodes.push(paragraph([lines.shift(), ...take(lines, (line) => !HEADING.test(line) && !/^\s*(?:1[.)]|[-*+]) /.test(line))]));
+  let at = 0;
+  const take = (belongs, from = at) => {
+    const start = at;
+    for (at = from; at < lines.length && belongs(lines[at]); ) at++;
+    return lines.slice(start, at);
+  };
+  while (at < lines.length) {
+    if (HEADING.test(lines[at])) nodes.push(element("h3", inline(lines[at++].replace(/^#+ /, ""))));
+    else if (lines[at].includes("|") && RULE.test(lines[at + 1]?.trim() ?? "")) nodes.push(table(take((line) => line.includes("|"))));
+    else if (ITEM.test(lines[at])) nodes.push(list(take((line) => ITEM.test(line) || /^\s+\S/.test(line))));
+    else nodes.push(paragraph(take((line) => !HEADING.test(line) && !/^\s*(?:1[.)]|[-*+]) /.test(line), at + 1)));
   }
   return nodes;
-}
-
-function take(lines, belongs) {
-  const end = lines.findIndex((line) => !belongs(line));
-  return lines.splice(0, end < 0 ? lines.length : end);
 }
 
 function list(lines) {

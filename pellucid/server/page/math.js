@@ -2,6 +2,7 @@
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const MOST_DEEP = 60; // levels of braces and commands within each other
+const MOST_LONG = 20_000; // letters
 const TOKEN = /\\([A-Za-z]+\*?|[^])|(\d+(?:[.,]\d+)*|\.\d+)|\s+|([^])/gu;
 
 // Without a prototype: \constructor is no command.
@@ -49,6 +50,7 @@ const ALPHABETS = {
 
 /** A formula as a node; null for what is none, or uses what is not known here. */
 export function math(source, isDisplay) {
+  if (source.length > MOST_LONG) return null;
   try {
     const reader = new Reader(source);
     const body = reader.row(() => false);
@@ -87,12 +89,17 @@ function styled(text, style) {
   }).join("");
 }
 
+/** What a formula is written in, without its white space.  at: where in the source. */
+function tokens(source) {
+  return [...source.matchAll(TOKEN)]
+    .map(({ 0: text, 1: command, 2: num, 3: letter, index: at }) => ({ text, command, num, letter, at }))
+    .filter(({ command, num, letter }) => command ?? num ?? letter);
+}
+
 class Reader {
   constructor(source) {
     this.source = source;
-    this.tokens = [...source.matchAll(TOKEN)]
-      .map(({ 0: text, 1: command, 2: num, 3: letter, index: at }) => ({ text, command, num, letter, at }))
-      .filter(({ command, num, letter }) => command ?? num ?? letter);
+    this.tokens = tokens(source);
     this.next = 0;
     this.depth = 0;
     this.style = null; // of letters
@@ -151,16 +158,15 @@ class Reader {
   /** A group in braces, or one token. */
   argument() {
     if (this.is("{")) return this.group();
-    const nodes = this.token?.num?.length > 1 ? [this.digit()] : this.atom();
-    return one(nodes);
+    if (this.token?.num?.length > 1) this.splitNumber();
+    return one(this.atom());
   }
 
-  /** Of a number without braces the first digit counts: x^23 is x² 3. */
-  digit() {
-    const { token } = this;
-    const first = token.num[0];
-    this.tokens[this.next] = { ...token, num: token.num.slice(1), text: token.text.slice(1), at: token.at + 1 };
-    return element("mn", first);
+  /** Of a number without braces the first digit counts: x^23 is x² 3, and x^1,000 is x¹ , 000. */
+  splitNumber() {
+    const { text, at } = this.token;
+    const rest = tokens(text.slice(1)).map((token) => ({ ...token, at: token.at + at + 1 }));
+    this.tokens.splice(this.next, 1, { text: text[0], num: text[0], at }, ...rest);
   }
 
   group() {
