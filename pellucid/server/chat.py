@@ -126,9 +126,11 @@ async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
     body, use, sampling, prompt = work.body, work.use, work.sampling, work.prompt
     with users_fault(ChatRequest.model_fields):
         parser = server.parsers.tools
-        wish = wish_of(body, forced=forced_calls(use, parser), strict=strict_calls(use, parser))
+        forced, strict = forced_calls(use, parser), strict_calls(use, parser)
+        wish = wish_of(body, forced=forced, strict=strict)
         if wish is not None:
-            wish = within_markup(wish, body, server)
+            if wish.structural_tag is None or wish.structural_tag not in (forced, strict):
+                wish = within_markup(wish, body, server)
             wish.thinking = thinking_in(prompt, body, server)
             sampling.structured_outputs = wish
     grammar = await check_wish(body, sampling, server, request)

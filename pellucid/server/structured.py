@@ -13,7 +13,7 @@ from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.server.context import Server, client_of
 from pellucid.server.errors import ApiError
 from pellucid.server.parsers.compose import CHANNELS
-from pellucid.server.parsers.harmony import CHANNEL, MESSAGE, START
+from pellucid.server.parsers.harmony import FINAL, THOUGHT
 from pellucid.server.protocol.openai import ChatRequest, CompletionRequest
 from pellucid.server.stream import while_there
 from pellucid.text.prompts import TokenPrompt
@@ -91,16 +91,8 @@ def within_markup(
 
 def in_final_channel(wish: StructuredOutputsParams) -> StructuredOutputsParams:
     """A language of harmony's channel `final`, behind a thought of any kind, or none."""
-    final = {"type": "tag", "begin": f"{CHANNEL}final{MESSAGE}", "content": _format_of(wish), "end": ""}
-    thought = {
-        "type": "tag",
-        "begin": f"{CHANNEL}analysis{MESSAGE}",
-        "content": {"type": "any_text"},
-        "end": "<|end|>",
-    }
-    next_message = {"type": "const_string", "value": f"{START}assistant"}
-    behind = {"type": "sequence", "elements": [thought, next_message, final]}
-    form = {"type": "or", "elements": [final, behind]}
+    final = {"type": "tag", "begin": FINAL, "content": _format_of(wish), "end": ""}
+    form = {"type": "sequence", "elements": [{"type": "optional", "content": THOUGHT}, final]}
     said = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
     return StructuredOutputsParams(structural_tag=said)
 

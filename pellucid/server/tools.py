@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pellucid.server.parsers.base import CallFrame, tool_parser
 from pellucid.server.parsers.compose import NONE
+from pellucid.server.parsers.pythonic import keywords
 
 Tool = Mapping[str, object]
 NAME = re.compile(r"[\w.-]{1,128}")
@@ -74,7 +75,7 @@ def forced_calls(use: ToolUse, parser: str) -> str | None:
     if use.choice != "required":
         tools = [tool for tool in tools if _function(tool).get("name") == use.choice]
         use = replace(use, is_parallel=False)
-    return _structural_tag(_calls([_tag(_function(tool), frame) for tool in tools], use, frame))
+    return _structural_tag(_behind(frame, _calls(_tags(map(_function, tools), frame), use, frame)))
 
 
 def strict_calls(use: ToolUse, parser: str) -> str | None:
@@ -86,12 +87,13 @@ def strict_calls(use: ToolUse, parser: str) -> str | None:
     functions = [_function(tool) for tool in use.tools]
     if use.choice != "auto" or frame is None or not any(map(_is_strict, functions)):
         return None
-    tags = [_tag(each if _is_strict(each) else {"name": each["name"]}, frame) for each in functions]
+    tags = _tags((each if _is_strict(each) else {"name": each["name"]} for each in functions), frame)
+    if frame.trigger is None:
+        first = re.escape((frame.opening or frame.begin)[0])
+        other = frame.otherwise or {"type": "regex", "pattern": rf"(\s*[^\s{first}][\s\S]*)?"}
+        return _structural_tag(_behind(frame, {"type": "or", "elements": [_calls(tags, use, frame), other]}))
     if frame.opening:
         tags = [_calls(tags, use, frame)]
-    if frame.trigger is None:
-        other = {"type": "regex", "pattern": rf"(\s*[^\s{re.escape(frame.begin[0])}][\s\S]*)?"}
-        return _structural_tag({"type": "or", "elements": [_calls(tags, use, frame), other]})
     free = {"type": "triggered_tags", "triggers": [frame.trigger], "tags": tags}
     return _structural_tag({**free, "stop_after_first": not use.is_parallel})
 
@@ -100,25 +102,40 @@ def _structural_tag(form: Mapping[str, object]) -> str:
     return json.dumps({"type": "structural_tag", "format": form})
 
 
+def _behind(frame: CallFrame, form: Mapping[str, object]) -> Mapping[str, object]:
+    """The same behind what the model may say before."""
+    return form if frame.before is None else {"type": "sequence", "elements": [frame.before, form]}
+
+
 def _calls(tags: Sequence[Mapping[str, object]], use: ToolUse, frame: CallFrame) -> dict[str, object]:
     """Nothing but calls, and at least one."""
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
-        "separator": frame.separator,
+        "separator": frame.separator or "",
         "at_least_one": True,
-        "stop_after_first": not use.is_parallel,
+        "stop_after_first": frame.separator is None or not use.is_parallel,
     }
     if not frame.opening:
         return calls
     return {"type": "tag", "begin": frame.opening, "content": calls, "end": frame.closing}
 
 
-def _tag(function: Tool, frame: CallFrame) -> dict[str, object]:
-    schema = function.get("parameters") or {"type": "object"}
-    begin = frame.begin.replace("NAME", str(function["name"]))  # letters that JSON and XML leave as they are
-    content = {"type": "json_schema", "json_schema": schema, "style": frame.style}
-    return {"type": "tag", "begin": begin, "content": content, "end": frame.end}
+def _tags(functions: Iterable[Tool], frame: CallFrame) -> list[Mapping[str, object]]:
+    """A call of each, in each way in which the model may begin it."""
+    begins = (frame.begin, *frame.other_begins)
+    return [_tag(function, begin, frame) for function in functions for begin in begins]
+
+
+def _tag(function: Tool, begin: str, frame: CallFrame) -> Mapping[str, object]:
+    name, schema = str(function["name"]), function.get("parameters") or {"type": "object"}
+    assert isinstance(schema, Mapping)
+    if frame.style == "python":
+        content = keywords(name, schema)
+    else:
+        content = {"type": "json_schema", "json_schema": schema, "style": frame.style}
+    # A name has letters alone that JSON and XML leave as they are.
+    return {"type": "tag", "begin": begin.replace("NAME", name), "content": content, "end": frame.end}
 
 
 def _name(index: int, tool: Tool) -> str:

@@ -99,11 +99,15 @@ class CallFrame:
 
     begin: str  # with NAME where the function's name is
     end: str
-    separator: str  # between calls
+    separator: str | None  # between calls; None: an answer has one call at most
     trigger: str | None  # what calls, and no other text, begin with; None: a text is calls or has none
     opening: str = ""  # before the first call
     closing: str = ""  # behind the last one
-    style: str = "json"  # of the arguments, as xgrammar calls it
+    style: str = "json"  # of the arguments, as xgrammar calls it, or "python" for keywords
+    other_begins: tuple[str, ...] = ()  # which the model writes for `begin`, too
+    # Parts of a structural tag: what may come before calls, and a text that has none where nothing triggers.
+    before: Mapping[str, object] | None = None
+    otherwise: Mapping[str, object] | None = None
 
 
 class ReasoningParserFactory(Protocol):

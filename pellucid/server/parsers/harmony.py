@@ -20,11 +20,42 @@ IS_FINAL = re.compile(r"<\|channel\|>\s*final\b")
 OTHER_TOOL = re.compile(r"\bto=(?!functions\.)")
 
 
+def _message(channel: str) -> dict[str, object]:
+    """A whole message to the user, with the beginning of the next one, as a part of a structural tag."""
+    content = {"type": "any_text"}
+    message = {"type": "tag", "begin": f"{CHANNEL}{channel}{MESSAGE}", "content": content, "end": ENDS[0]}
+    return {"type": "sequence", "elements": [message, {"type": "const_string", "value": f"{START}assistant"}]}
+
+
+# Thoughts, and what is said before a call, as parts of structural tags.
+THOUGHT, PREAMBLE = _message("analysis"), _message("commentary")
+FINAL = f"{CHANNEL}final{MESSAGE}"
+TO = "to=functions.NAME"
+# A call is the last message of a turn: what ends it is a stop token, and so no text.
+FRAME = CallFrame(
+    begin=f"{CHANNEL}commentary {TO} <|constrain|>json{MESSAGE}",
+    other_begins=(
+        f" {TO}{CHANNEL}commentary <|constrain|>json{MESSAGE}",
+        f" {TO}{CHANNEL}commentary json{MESSAGE}",
+    ),
+    end="",
+    separator=None,
+    trigger=None,
+    before={"type": "star", "content": {"type": "or", "elements": [THOUGHT, PREAMBLE]}},
+    otherwise={
+        "type": "tag",
+        "begin": FINAL,
+        "content": {"type": "any_text", "excludes": [START]},
+        "end": "",
+    },
+)
+
+
 class HarmonyParser(ScriptParser):
     """What is said on `commentary` to nobody, before calls, is content; to other tools, thinking."""
 
     tags: ClassVar[tuple[str, str] | None] = None  # no single token ends what is thought
-    frame: ClassVar[CallFrame | None] = None
+    frame: ClassVar[CallFrame | None] = FRAME
     keeps: ClassVar[tuple[str, ...]] = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 
     def __init__(self, setting: ParserSetting) -> None:

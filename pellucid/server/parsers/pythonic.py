@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, ParserSetting
@@ -16,12 +18,19 @@ from pellucid.server.parsers.script import NAME, Reading, ScriptParser
 START, END = "<|python_start|>", "<|python_end|>"
 MARK = re.compile(r"[\"'\\()\[\]{}]")
 WORDS = {"true": True, "false": False, "null": None}  # for those who mix it with JSON
+PYTHONS = {  # where no JSON is within or around it
+    "boolean": {"type": "regex", "pattern": "True|False"},
+    "null": {"type": "const_string", "value": "None"},
+}
+# What begins with neither a bracket nor the token for it.
+OTHER = {"type": "regex", "pattern": r"(\s*([^\s\[<]|<[^|]|<$)[\s\S]*)?"}
+FRAME = CallFrame("NAME(", ")", ", ", None, "[", "]", style="python", otherwise=OTHER)
 
 
 class PythonicParser(ScriptParser):
     """An answer that does not begin with such a list is content.  A call is told when it is whole."""
 
-    frame: ClassVar[CallFrame | None] = None  # no schema describes Python's arguments
+    frame: ClassVar[CallFrame | None] = FRAME
     keeps: ClassVar[tuple[str, ...]] = (START, END)
 
     def __init__(self, setting: ParserSetting) -> None:
@@ -87,9 +96,14 @@ def _call(text: str) -> tuple[str, str] | None:
         values = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
         if len(values) < len(call.keywords):
             return None
-        return name, json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return name, _paired(json.dumps(values, ensure_ascii=False, allow_nan=False))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _paired(text: str) -> str:
+    """With halves of letters joined, as JSON's escapes mean them, and others replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _value(node: ast.expr) -> object:
@@ -106,3 +120,69 @@ def _value(node: ast.expr) -> object:
             return dict(zip(names, map(_value, values), strict=True))
         case _:
             return ast.literal_eval(node)
+
+
+def keywords(name: str, schema: Mapping[str, object]) -> Mapping[str, object]:
+    """Arguments of a call of `name`, `city="Paris", days=2`, as a part of a structural tag.
+
+    schema: of an object; what it requires comes first, and values are JSON, but for words that stand alone.
+    Raises ValueError for a parameter that must be there and cannot be a keyword.
+    """
+    properties, required = schema.get("properties"), schema.get("required")
+    required = required if isinstance(required, list) else []
+    if not isinstance(properties, Mapping) or not properties:
+        anything = {
+            "type": "sequence",
+            "elements": [{"type": "regex", "pattern": r"[A-Za-z_]\w*="}, _json({})],
+        }
+        tag = {"type": "tag", "begin": "", "content": anything, "end": ""}
+        return {"type": "tags_with_separator", "tags": [tag], "separator": ", ", "at_least_one": False}
+    for key in required:
+        if not _is_keyword(key):
+            raise ValueError(
+                f"tools: {name} requires {key!r}, which calls in Python's form cannot name; rename it"
+            )
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    parts = {
+        key: _keyword(key, {**shared, **value} if isinstance(value, Mapping) else value)
+        for key, value in properties.items()
+        if _is_keyword(key)
+    }
+    always = [parts.pop(key) for key in required if key in parts]
+    maybe = list(parts.values())
+    if always:
+        return _listed(always, maybe)
+    starts = [_listed([first], maybe[at + 1 :]) for at, first in enumerate(maybe)]
+    return {"type": "optional", "content": {"type": "or", "elements": starts}} if starts else _text("")
+
+
+def _is_keyword(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+
+
+def _listed(
+    always: Sequence[Mapping[str, object]], maybe: Iterable[Mapping[str, object]]
+) -> dict[str, object]:
+    """Parts with commas between them.  always: at least one."""
+    first, *others = always
+    more = [{"type": "optional", "content": _behind_comma(part)} for part in maybe]
+    return {"type": "sequence", "elements": [first, *map(_behind_comma, others), *more]}
+
+
+def _behind_comma(part: Mapping[str, object]) -> dict[str, object]:
+    return {"type": "sequence", "elements": [_text(", "), part]}
+
+
+def _keyword(key: str, schema: object) -> dict[str, object]:
+    said = schema if isinstance(schema, Mapping) else {}
+    is_any = not {"enum", "const"} & said.keys()
+    value = PYTHONS.get(str(said.get("type"))) if is_any else None
+    return {"type": "sequence", "elements": [_text(f"{key}="), value or _json(schema)]}
+
+
+def _text(text: str) -> dict[str, object]:
+    return {"type": "const_string", "value": text}
+
+
+def _json(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": schema}

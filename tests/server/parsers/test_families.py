@@ -471,6 +471,67 @@ def test_calls_are_forced_in_the_models_own_form(parser: str) -> None:
     assert not accepts(structural_tag(parser, "required", parallel=False), two)
 
 
+HEADS = (
+    "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
+    " to=functions.{}<|channel|>commentary <|constrain|>json<|message|>",
+    " to=functions.{}<|channel|>commentary json<|message|>",
+)
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("before", ["", ANALYSIS, ANALYSIS + PREAMBLE])
+def test_gpt_oss_is_held_to_a_call_behind_what_it_thinks(head: str, before: str) -> None:
+    weather, time = head.format("weather") + JSON, head.format("time") + "{}"
+    forced, strict = structural_tag("openai", "required"), structural_tag("openai", "auto", strict=True)
+    final = "<|channel|>final<|message|>It is <sunny>."
+    assert accepts(forced, before + weather) and accepts(forced, before + time)
+    assert read(GPT_OSS, before + weather, tools=TOOLS, is_forced=True)[-2:] == PARIS
+    assert not accepts(structural_tag("openai", "weather"), before + time)
+    assert accepts(strict, before + weather) and accepts(strict, before + final)
+    again = f"<|call|><|start|>assistant{weather}"
+    for text in ("", final, "It is.", weather + again, weather.replace("weather", "whether")):
+        assert not accepts(forced, before + text), text
+    for text in ("It is.", weather.replace("2", '"2"'), f"{final}<|end|><|start|>assistant{weather}"):
+        assert not accepts(strict, before + text), text
+
+
+def test_calls_of_pythons_form_are_held_to_their_schemas() -> None:
+    forced, strict = structural_tag("pythonic", "required"), structural_tag("pythonic", "auto", strict=True)
+    for text in (
+        "[time()]",
+        '[weather(city="Paris", days=2), time()]',
+        '[weather(days=2, places=[{"x": 1}], exact=True)]',
+        "[weather(units=null)]",
+        "[weather()]",
+    ):
+        assert accepts(forced, text) and accepts(strict, text), text
+        assert [kind for kind, _ in found("pythonic", text)].count("call") == 1 + (", time" in text)
+    for text in ("[weather(days=2.5)]", "[weather(exact=true)]", '[whether(city="a")]', "[weather(2)]"):
+        assert not accepts(forced, text) and not accepts(strict, text), text
+    assert accepts(strict, "It is [sunny].") and accepts(strict, "") and not accepts(forced, "It is.")
+    assert not accepts(structural_tag("pythonic", "required", parallel=False), "[time(), time()]")
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {}}, "required": ["b", "a"],
+              "$defs": {"n": {"type": "integer"}}}  # fmt: skip
+    use = ToolUse.from_request(
+        [{"type": "function", "function": {"name": "f", "parameters": schema}}], "f", parallel_tool_calls=None
+    )
+    spec = forced_calls(use, "llama4_pythonic") or ""
+    assert (
+        accepts(spec, '[f(b="x", a=1)]')
+        and not accepts(spec, "[f(b=1)]")
+        and not accepts(spec, "[f(b=1, a={})]")
+    )
+    schema["required"] = schema["properties"]["from"] = ["from"]  # type: ignore[index]
+    with pytest.raises(ValueError, match="f requires 'from'.*rename it"):
+        forced_calls(use, "pythonic")
+
+
+def test_halves_of_letters_are_joined() -> None:
+    smile = found("pythonic", r'[weather(city="\ud83d\ude00 \ud83d")]')
+    assert smile == [("call", "weather"), ("arguments", '{"city": "\U0001f600 \ufffd"}')]
+
+
 @pytest.mark.parametrize("parser", FORMS)
 def test_a_strict_call_is_of_its_schema(parser: str) -> None:
     opening, weather, _, _, closing = FORMS[parser]
