@@ -52,6 +52,17 @@ class SlotViews:
     block_size: int  # tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The trees that some rows' drafts are, each its own: node 0 is the last token before them."""
+
+    parents: (
+        Tensor  # [slots, N] int8: of a slot's drafts 1, 2, .. the node before each, which comes before it
+    )
+    slots: Tensor  # [B] int64
+    depth: int  # of the deepest draft that a tree may have
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRows:
     """The same of the step's rows, tokens and logits: where each stands before the step runs."""

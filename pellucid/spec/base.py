@@ -18,7 +18,6 @@ from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.draft_probs import DraftProbs
-from pellucid.spec.tree import depth_of, max_new
 
 if TYPE_CHECKING:
     from pellucid.models.build import BuiltModel, ModelFactory
@@ -30,20 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How a row's drafts hang together; the same for every row and step of an engine."""
+    """How many drafts a row may have, and whether they are a tree."""
 
     num_drafts: int
-    parents: tuple[int, ...] | None = None  # of drafts 1, 2, ..; node 0 is the committed token; None: a chain
+    tree_depth: int = 0  # of the deepest draft of any tree; 0: drafts are chains, which need no masks
 
     @property
     def max_new(self) -> int:
         """Most tokens that one verification can yield."""
-        return max_new(self.parents, self.num_drafts)
+        return 1 + (self.tree_depth or self.num_drafts)
 
-    @property
-    def tree_depth(self) -> int:
-        """The depth of the deepest draft; 0 for chains, which need no masks."""
-        return 0 if self.parents is None else depth_of(self.parents)
+
+NO_DRAFTS = DraftShape(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,9 @@ class Drafts:
 
     tokens: Tensor  # [B, num_drafts] int32, device; a chain may be as short as what is wanted
     probs: DraftProbs | None = None  # of [B, num_drafts]: what each was drawn from; None: it was certain
+    # [B, num_drafts] int8, of a tree: the node before each draft, 0 the newest token, i the i-th draft; it
+    # comes before it, so the first few are a tree, too.  None: a chain.
+    parents: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Remembers(Protocol):
 class NullProposer:
     """Proposes nothing."""
 
-    shape = DraftShape(0)
+    shape = NO_DRAFTS
     needs = Needs()
 
     @classmethod

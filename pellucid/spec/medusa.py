@@ -29,7 +29,7 @@ from pellucid.spec.chain import Chain
 from pellucid.spec.draws import draw_for
 from pellucid.spec.own_vocabulary import OwnVocabulary
 from pellucid.spec.passes import Passes, last_standing
-from pellucid.spec.tree import depths_of, parents_of
+from pellucid.spec.tree import parents_of
 
 # As published, and as exported: head 2's block 1, and its projection.
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:(linear)\.)?(weight|bias)")
@@ -101,8 +101,8 @@ class MedusaProposer:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         paths = config.token_tree
-        parents = None if paths is None else parents_of(paths)
-        self.shape = DraftShape(config.num_speculative_tokens, parents)
+        self._parents = torch.tensor(parents_of(paths or ()), dtype=torch.int8)
+        self.shape = DraftShape(config.num_speculative_tokens, max(map(len, paths or ((),))))
         # Of each node of a tree its head, and which of its tokens, by rank.
         self._nodes = [(len(path) - 1, path[-1]) for path in paths or ()]
         self._method = config.rejection_sample_method
@@ -117,8 +117,7 @@ class MedusaProposer:
     @property
     def depth(self) -> int:
         """Heads that are asked."""
-        parents = self.shape.parents
-        return self.shape.num_drafts if parents is None else max(depths_of(parents))
+        return self.shape.tree_depth or self.shape.num_drafts
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
         lender = factory.lender(target)
@@ -128,6 +127,7 @@ class MedusaProposer:
             return self._head
 
         built = factory.build_head(HeadPlan(make=make, stacked={}, rename=MedusaHead.rename), target)
+        self._parents = self._parents.to(factory.device)
         self._sampler, self._chain = sampler, Chain(sampler.state, draw_for(self._method, sampler))
         return (built,)
 
@@ -137,20 +137,21 @@ class MedusaProposer:
         head, chain = self._head, self._chain
         assert head is not None and chain is not None, "load() was not called"
         states = hidden[last_standing(fwd, sampled, known)]
-        if self.shape.parents is not None:
+        if self.shape.tree_depth:
             return self._tree(head, states)
         passes = Passes.behind(fwd, known)
         return chain.draw(known, passes, lambda index, _: head.logits(states, index))
 
     def _tree(self, head: MedusaHead, states: Tensor) -> Drafts:
-        """The tokens of all nodes, [B, n]."""
+        """All nodes, the same ones in every row."""
         assert self._sampler is not None, "load() was not called"
         ranks = [1 + max(rank for at, rank in self._nodes if at == depth) for depth in range(self.depth)]
         best = [
             self._sampler.vocabulary.whole(head.logits(states, depth)).topk(num, dim=-1).indices
             for depth, num in enumerate(ranks)
         ]
-        return Drafts(torch.stack([best[depth][:, rank] for depth, rank in self._nodes], dim=1).int())
+        tokens = torch.stack([best[depth][:, rank] for depth, rank in self._nodes], dim=1).int()
+        return Drafts(tokens, parents=self._parents.expand_as(tokens))
 
 
 def has_bias(b: Builder, head: int, block: int) -> bool:

@@ -7,10 +7,6 @@ each before its children, so the first few drafts of a tree are a tree, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-
-import torch
-from torch import Tensor
 
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -43,11 +39,6 @@ def depth_of(parents: tuple[int, ...]) -> int:
     return max(depths_of(parents))
 
 
-def max_new(parents: tuple[int, ...] | None, num_drafts: int) -> int:
-    """Most tokens that a row with up to `num_drafts` drafts can yield; parents: None is a chain."""
-    return 1 + (num_drafts if parents is None or not num_drafts else depth_of(parents))
-
-
 def paths_of(parents: tuple[int, ...]) -> list[list[int]]:
     """For every node the drafts on the way to it, itself the last."""
     paths: list[list[int]] = [[]]
@@ -60,13 +51,3 @@ def ancestor_bits(parents: tuple[int, ...]) -> list[int]:
     """For every node the drafts that it sees, itself and its ancestors: bit i is draft i + 1, as int64."""
     masks = [sum(1 << (draft - 1) for draft in path) for path in paths_of(parents)]
     return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
-
-
-@lru_cache(maxsize=16)
-def children_of(parents: tuple[int, ...], device: torch.device) -> Tensor:
-    """[nodes, most children] int64: the children of every node in order, -1 where there are no more."""
-    lists: list[list[int]] = [[] for _ in range(1 + len(parents))]
-    for child, parent in enumerate(parents, start=1):
-        lists[parent].append(child)
-    widest = max(map(len, lists))
-    return torch.tensor([row + [-1] * (widest - len(row)) for row in lists], dtype=torch.int64, device=device)

@@ -14,17 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.kernels.gather_rows import owners
-from pellucid.kernels.verify_chain import chain_places, verify_chain, verify_chain_ref
+from pellucid.kernels.trees import verify_tree, verify_tree_ref
+from pellucid.kernels.verify_chain import node_places, verify_chain, verify_chain_ref
 from pellucid.platform import has_triton
+from pellucid.rows import Trees
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import LogitsBatch
-from pellucid.spec.tree import children_of, max_new
 
 if TYPE_CHECKING:
     from pellucid.spec.base import Drafts, DraftShape
@@ -40,17 +40,17 @@ class VerifyRows:
     room: Tensor  # [B] integers, device: most tokens a row may yield, its limit less what is committed
     samples: Tensor  # [B] bool, device: whether the row yields tokens at all
     max_drafts: int = 0  # host: most drafts of any row
-    # Host: the parents of drafts 1, 2, ..; None is a chain.  A row with fewer drafts has the first of them.
-    parents: tuple[int, ...] | None = None
+    trees: Trees | None = None  # None: all are chains.  A row with fewer drafts has the first of its tree
 
     @property
     def max_new(self) -> int:
         """K: most tokens that a row can yield."""
-        return max_new(self.parents, self.max_drafts)
+        return 1 + (self.max_drafts if self.trees is None else min(self.max_drafts, self.trees.depth))
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Of each logit: its node within its row, [S] int64, and whether a chain's draft comes next, bool."""
-        start, count = _owned(self)
+        cu_logits = self.cu_logits.long()
+        start, count = cu_logits[:-1], cu_logits.diff()
         logit, row = owners(self.cu_logits, len(self.inputs))
         node = logit - start[row]
         return node, node + 1 < count[row]
@@ -99,7 +99,7 @@ class StrictVerifier:
 
 def check_is_chain(method: str, shape: DraftShape) -> None:
     """Raise ValueError if the drafts are a tree, of which this method can make nothing."""
-    if shape.parents is not None:
+    if shape.tree_depth:
         raise ValueError(
             f"rejection_sample_method {method!r} judges chains of drafts, the proposer drafts trees; "
             "use 'strict'"
@@ -111,66 +111,21 @@ def verify(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
 
     sampled: the token chosen at each of the S logits.
     """
-    if rows.parents is None or rows.max_drafts == 0:
-        return _verify_chain(sampled, rows)
-    if len(sampled.tokens) == 0:
-        zeros = torch.zeros((len(rows.room), rows.max_new), dtype=torch.int32, device=rows.room.device)
-        return SampleOutput(tokens=zeros, num_new=zeros[:, 0])
-    return _verify_tree(sampled, rows, rows.parents)
-
-
-def _verify_chain(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
-    chosen, max_new = sampled.tokens, 1 + rows.max_drafts
-    walk = verify_chain if chosen.is_cuda and has_triton() else verify_chain_ref
-    flat = walk(chosen, rows.inputs, rows.cu_logits, rows.room, rows.samples, max_new=max_new)
-    tokens, num_new = flat.split([len(rows.room) * max_new, len(rows.room)])
+    chosen, max_new, num_rows = sampled.tokens, rows.max_new, len(rows.room)
+    on_gpu, path = chosen.is_cuda and has_triton(), None
+    args = (chosen, rows.inputs, rows.cu_logits, rows.room, rows.samples)
+    if rows.trees is None or rows.max_drafts == 0:
+        flat = (verify_chain if on_gpu else verify_chain_ref)(*args, max_new=max_new)
+    else:
+        walk = verify_tree if on_gpu else verify_tree_ref
+        flat, path = walk(*args, trees=rows.trees, max_drafts=rows.max_drafts)
+    tokens, num_new = flat.split([num_rows * max_new, num_rows])
     logprobs, is_stuck = sampled.logprobs, sampled.is_stuck
     if logprobs is not None or is_stuck is not None:
-        places = chain_places(rows.cu_logits, len(chosen), max_new)
+        places = node_places(rows.cu_logits, len(chosen), max_new, path)
         logprobs = None if logprobs is None else logprobs.take(places)
         is_stuck = None if is_stuck is None else is_stuck[places]
     return SampleOutput(
-        tokens=tokens.view(-1, max_new), num_new=num_new, logprobs=logprobs, is_stuck=is_stuck, flat=flat
-    )
-
-
-def _verify_tree(sampled: Sampled, rows: VerifyRows, parents: tuple[int, ...]) -> SampleOutput:
-    start, count = _owned(rows)
-    children = children_of(parents, start.device)
-    node = torch.zeros_like(start)
-    stands = torch.ones_like(start, dtype=torch.bool)
-    num_new = torch.zeros_like(start)
-    path = []
-    for _ in range(rows.max_new):
-        path.append(node)
-        num_new = num_new + stands
-        candidates = children[node]  # [B, most children], -1 is none
-        fed = rows.inputs[_places(start, candidates, len(sampled.tokens))]
-        target = sampled.tokens[_places(start, node[:, None], len(sampled.tokens))]
-        agrees = (fed == target) & (candidates > 0) & (candidates < count[:, None])
-        first = agrees.int().argmax(-1, keepdim=True)
-        # A row that has failed stays at its node, and so fails again.
-        stands = agrees.any(-1)
-        node = torch.where(stands, candidates.gather(1, first)[:, 0], node)
-    nodes = torch.stack(path, dim=1)
-    places = _places(start, nodes, len(sampled.tokens))
-    # Cut every row to its room, and to nothing where it has no logits or does not sample.
-    num_new = torch.minimum(num_new, rows.room.clamp(min=0)) * (rows.samples & (count > 0))
-    return SampleOutput(
-        tokens=sampled.tokens[places],
-        num_new=num_new.int(),
-        logprobs=None if sampled.logprobs is None else sampled.logprobs.take(places),
-        is_stuck=None if sampled.is_stuck is None else sampled.is_stuck[places],
-        path=nodes.int(),
-    )
-
-
-def _owned(rows: VerifyRows) -> tuple[Tensor, Tensor]:
-    """Each row's first logit and number of logits: [B] int64, [B] int64."""
-    cu_logits = rows.cu_logits.long()
-    return cu_logits[:-1], cu_logits[1:] - cu_logits[:-1]
-
-
-def _places(start: Tensor, nodes: Tensor, num_logits: int) -> Tensor:
-    """[B, n] int64: the logits of `nodes` [B, n] or [n]; any valid place for nodes that do not exist."""
-    return (start[:, None] + nodes).clamp_(0, num_logits - 1)
+        tokens=tokens.view(-1, max_new), num_new=num_new, logprobs=logprobs, is_stuck=is_stuck, flat=flat,
+        path=path,
+    )  # fmt: skip

@@ -94,11 +94,11 @@ class StageStep:
         return begun
 
 
-# From a step's rows, what they yielded and their drafts [B, k]: what other pipeline stages must be told.
-Tell = Callable[[SlotRows, SampleOutput, Tensor], Tensor | None]
+# From a step's rows, what they yielded and their drafts: what other pipeline stages must be told.
+Tell = Callable[[SlotRows, SampleOutput, Drafts], Tensor | None]
 
 
-def tell_nobody(rows: SlotRows, output: SampleOutput, drafts: Tensor) -> None:
+def tell_nobody(rows: SlotRows, output: SampleOutput, drafts: Drafts) -> None:
     """There are no other stages."""
 
 
@@ -147,9 +147,9 @@ class DeviceStep:
         drafts = Drafts(output.tokens[:, :0])
         if known.num_wanted:
             drafts = self.proposer.propose(fwd, output, known, hidden, fwd.taps.states(hidden))
-        self.slots.write_drafts(step.rows, newest, drafts.tokens)
+        self.slots.write_drafts(step.rows, newest, drafts)
         self.verifier.keep(step.rows.slots, drafts)
-        told = self.tell(step.rows, output, drafts.tokens)
+        told = self.tell(step.rows, output, drafts)
         yielded = Yielded(step, hidden, output, drafts.tokens)
         return pack(output, {name: each.after(rows, yielded) for name, each in riders.after}, told)
 
@@ -164,7 +164,7 @@ class DeviceStep:
             room=step.rows.room,
             samples=step.rows.samples,
             max_drafts=counts.max_drafts,
-            parents=self.proposer.shape.parents,
+            trees=self.slots.trees(step.rows.slots),
         )
         return self.verifier(logits, batch, verify_rows, self.slots.token_ids)
 

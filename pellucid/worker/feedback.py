@@ -1,7 +1,7 @@
 """What sampling a step has taught, as the last stage of a pipeline tells the others: one small message.
 
 It says all that is needed to repeat it, so a stage applies it whenever it is due, whatever ran in between.
-Legend: B rows, K tokens a row can yield, k drafts.
+Legend: B rows, K tokens a row can yield, k drafts, N of them that may be a tree: k, or 0 of chains.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.sample.output import SampleOutput
+from pellucid.spec.base import DraftShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +24,26 @@ class Feedback:
     roots: Tensor  # [B], places of the last tokens known before
     output: SampleOutput  # without logprobs
     drafts: Tensor  # [B, k], to be verified next
+    parents: Tensor  # [B, N]
 
     @staticmethod
-    def width(max_new: int, num_drafts: int) -> int:
+    def width(shape: DraftShape) -> int:
         """Columns of the message."""
-        return 3 + 2 * max_new + num_drafts
+        return 3 + 2 * shape.max_new + shape.num_drafts * (2 if shape.tree_depth else 1)
 
     def pack(self) -> Tensor:
         """[B, width] int32."""
         output = self.output
         path = torch.zeros_like(output.tokens) if output.path is None else output.path
         columns = torch.stack([self.slots, self.roots, output.num_new], dim=1)
-        return torch.cat([columns, output.tokens, path, self.drafts], dim=1).int()
+        return torch.cat([columns, output.tokens, path, self.drafts, self.parents], dim=1).int()
 
     @classmethod
-    def unpack(cls, packed: Tensor, max_new: int) -> Self:
-        """max_new: K, as it was packed."""
+    def unpack(cls, packed: Tensor, shape: DraftShape) -> Self:
+        """shape: of the drafts, as it was packed."""
+        max_new = shape.max_new
+        ends = [max_new, 2 * max_new, 2 * max_new + shape.num_drafts]
         slots, roots, num_new = packed[:, :3].long().unbind(1)
-        tokens, path, drafts = packed[:, 3:].tensor_split([max_new, 2 * max_new], dim=1)
+        tokens, path, drafts, parents = packed[:, 3:].tensor_split(ends, dim=1)
         output = SampleOutput(tokens=tokens, num_new=num_new, path=path)
-        return cls(slots=slots, roots=roots, output=output, drafts=drafts)
+        return cls(slots=slots, roots=roots, output=output, drafts=drafts, parents=parents)

@@ -20,7 +20,6 @@ from pellucid.dist.collectives import Channel, Channels, Message
 from pellucid.dist.mesh import Stage
 from pellucid.executor.base import Pending
 from pellucid.layers.stage import Inlet
-from pellucid.spec.base import DraftShape
 from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
 from pellucid.worker.inputs import InputBuilder, StepCounts
@@ -135,14 +134,13 @@ class Outbox:
 class EarlyStage:
     """Any stage but the last: sends the stream on, and learns later what came of it.
 
-    shape: of the drafts that feedback brings.  depth: plans under way at once.
+    depth: plans under way at once.
     """
 
     def __init__(
-        self, channels: Channels, stage: Stage, source: Source, inputs: InputBuilder, *,
-        shape: DraftShape, depth: int,
-    ) -> None:  # fmt: skip
-        self.source, self.slots, self.layout, self.shape = source, inputs.slots, inputs.layout, shape
+        self, channels: Channels, stage: Stage, source: Source, inputs: InputBuilder, *, depth: int
+    ) -> None:
+        self.source, self.slots, self.layout = source, inputs.slots, inputs.layout
         self._feedback, self._last = channels.feedback, len(stage.cuts)
         self._next = range(stage.index + 1, stage.index + 2)
         self._outbox = Outbox(channels.streams, most=depth)
@@ -156,7 +154,7 @@ class EarlyStage:
         while self._due and self._due[0].plan_id <= newest:
             due = self._due.popleft()
             due.message.wait()
-            self._apply(Feedback.unpack(due.packed, self.shape.max_new), due.slots)
+            self._apply(Feedback.unpack(due.packed, self.slots.shape), due.slots)
 
     def _apply(self, feedback: Feedback, host_slots: np.ndarray) -> None:
         alive = self.slots.are_alive(host_slots)
@@ -178,7 +176,7 @@ class EarlyStage:
 
     def _expect(self, plan_id: int, counts: StepCounts) -> Due:
         """Make room for the feedback on a step; its message may come from now on."""
-        shape = (counts.num_rows, Feedback.width(self.shape.max_new, self.shape.num_drafts))
+        shape = (counts.num_rows, Feedback.width(self.slots.shape))
         packed = torch.empty(shape, dtype=torch.int32, device=self.slots.device)
         message = self._feedback.receive(packed, self._last)
         return Due(plan_id, counts.slots, packed, message)
@@ -228,7 +226,7 @@ class LastStage:
 
 def make_handover(
     channels: Channels | None, stage: Stage, inlet: Inlet | None, inputs: InputBuilder, reader: Reader, *,
-    shape: DraftShape, depth: int,
+    depth: int,
 ) -> Handover[Any]:  # fmt: skip
     """This stage's.  inlet: its `stream` is in place.  depth: plans under way at once."""
     if channels is None:
@@ -236,4 +234,4 @@ def make_handover(
     source = NoSource() if inlet is None else StageBefore(channels.streams, stage.index - 1, inlet)
     if stage.is_last:
         return LastStage(channels, stage, source, reader, depth=depth)
-    return EarlyStage(channels, stage, source, inputs, shape=shape, depth=depth)
+    return EarlyStage(channels, stage, source, inputs, depth=depth)

@@ -189,7 +189,7 @@ class InputBuilder:
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
         held = self._gather(rows, self._held)
-        texts = self.layout.arrange(held, rows.logits_index)
+        texts = self.layout.arrange(held, rows)
         fwd = ForwardInput(
             input_ids=held.input_ids,
             positions=texts.positions,

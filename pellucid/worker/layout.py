@@ -3,7 +3,7 @@
 The tokens and the KV of n drafts take the n places behind the last committed one (node 0) either way.  In a
 chain a token's place is its position.  In a tree several drafts may share a position, not all of them see
 each other, and when one path of them has been accepted, its KV must move together.
-Legend: T tokens, B rows, S logits, K tokens a row can yield, n nodes, D depth of the tree.
+Legend: T tokens, B rows, S logits, K tokens a row can yield.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from pellucid.attention.base import AnyBackend, AttentionLayer, LatentLayer
 from pellucid.forward import TreeMask
-from pellucid.kernels.gather_rows import owners
-from pellucid.rows import SlotRows
+from pellucid.kernels.trees import tree_places, tree_places_ref
+from pellucid.platform import has_triton
+from pellucid.rows import SlotRows, StepRows
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches
 from pellucid.sample.output import SampleOutput
-from pellucid.spec.tree import ancestor_bits, depth_of, depths_of, paths_of
+from pellucid.worker.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class Arranged:
 class DraftLayout(Protocol):
     """One shape of drafts.  All on the device; nothing waits for it."""
 
-    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
-        """From places to positions.  logits_index: [S], the tokens whose logits are sampled."""
+    def arrange(self, held: SlotRows, step: StepRows) -> Arranged:
+        """From places to positions."""
         ...
 
     def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
@@ -52,39 +53,34 @@ class DraftLayout(Protocol):
 class ChainLayout:
     """Places are positions, and what is accepted lies where it belongs."""
 
-    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
-        return Arranged(positions=rows.places, logit_positions=rows.logit_places)
+    def arrange(self, held: SlotRows, step: StepRows) -> Arranged:
+        return Arranged(positions=held.places, logit_positions=held.logit_places)
 
     def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:
         """There is nothing to move."""
 
 
 class TreeLayout:
-    """Trees of one shape.  A row with fewer drafts than the tree has the first of them."""
+    """Each row's tree is its own.  A row with fewer drafts than were made has the first of them."""
 
     def __init__(
-        self, parents: tuple[int, ...], device: torch.device, *,
+        self, slots: Slots, *,
         layers: Sequence[AttentionLayer | LatentLayer], backend: AnyBackend, block_size: int,
     ) -> None:  # fmt: skip
         """layers: those whose KV a verification writes, with the caches that they have when it runs."""
-        self.layers, self.backend, self.block_size = layers, backend, block_size
-        depth = depth_of(parents)
-        paths = [path + [0] * (depth - len(path)) for path in paths_of(parents)]
-        self.depths = torch.tensor(depths_of(parents), device=device)  # [n]
-        self.ancestors = torch.tensor(ancestor_bits(parents), device=device)  # [n]
-        self.paths = torch.tensor(paths, device=device)  # [n, D]
+        self.slots, self.layers, self.backend, self.block_size = slots, layers, backend, block_size
+        on_gpu = slots.device.type == "cuda" and has_triton()
+        self._places = tree_places if on_gpu else tree_places_ref
 
-    def arrange(self, rows: SlotRows, logits_index: Tensor) -> Arranged:
-        places = rows.places
-        _, row = owners(rows.cu_seqlens_q, len(places))
-        roots = rows.roots[row]
-        node = (places - roots).clamp(min=0)
-        positions = places - node + self.depths[node]
+    def arrange(self, held: SlotRows, step: StepRows) -> Arranged:
+        trees = self.slots.trees(held.slots)
+        assert trees is not None, "drafts are chains"
+        there = self._places(step, held, trees)
         return Arranged(
-            positions=positions,
-            logit_positions=positions[logits_index] + 1,
-            tree=TreeMask(self.ancestors[node], (rows.roots + 1).to(torch.int32)),
-            branches=TreeBranches(roots[logits_index], self.paths[node[logits_index]]),
+            positions=there.positions,
+            logit_positions=there.logit_positions,
+            tree=TreeMask(there.ancestors, (held.roots + 1).to(torch.int32)),
+            branches=TreeBranches(there.logit_roots, there.paths),
         )
 
     def move_accepted(self, block_tables: tuple[Tensor, ...], roots: Tensor, output: SampleOutput) -> None:

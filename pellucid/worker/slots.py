@@ -23,10 +23,10 @@ from pellucid.kernels.advance_slots import (
 )
 from pellucid.kv.layout import Layout
 from pellucid.platform import has_triton
-from pellucid.rows import SlotRows
+from pellucid.rows import SlotRows, Trees
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import Admission, Growth
-from pellucid.spec.base import DraftShape
+from pellucid.spec.base import NO_DRAFTS, Drafts, DraftShape
 from pellucid.transfer import upload
 from pellucid.worker.feedback import Feedback
 
@@ -35,14 +35,17 @@ class Slots:
     """Per-slot tensors, written at admission and advanced by what was sampled."""
 
     def __init__(
-        self, num_slots: int, max_len: int, layout: Layout, block_size: int, device: torch.device
-    ) -> None:
-        """max_len, block_size: tokens."""
+        self, num_slots: int, max_len: int, layout: Layout, block_size: int, device: torch.device,
+        shape: DraftShape = NO_DRAFTS,
+    ) -> None:  # fmt: skip
+        """max_len, block_size: tokens.  shape: of the drafts that lie behind them."""
         self.num_slots, self.max_len, self.device = num_slots, max_len, device
         self.block_size, self._layout = block_size, layout
         rows = num_slots + 1  # the last one is the spare slot
         self.spare = num_slots
         self.token_ids = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
+        num_nodes = shape.num_drafts if shape.tree_depth else 0
+        self.shape, self._parents = shape, torch.zeros(rows, num_nodes, dtype=torch.int8, device=device)
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         width = -(-max_len // block_size)
@@ -151,17 +154,25 @@ class Slots:
         ends = rows.starts + rows.num_query
         self.num_computed[rows.slots] = torch.where(rows.samples, rows.starts, ends)
 
-    def write_drafts(self, rows: SlotRows, newest: Tensor, drafts: Tensor) -> None:
-        """Put drafts [B, k] behind the `newest` [B] tokens of rows that sample, to be verified next."""
-        if drafts.shape[1]:
-            self._write_drafts(self.token_ids, rows.slots, newest, rows.samples, drafts)
+    def trees(self, slots: Tensor) -> Trees | None:
+        """The trees that these slots' [B] drafts are; None: they are chains."""
+        depth = self.shape.tree_depth
+        return Trees(self._parents, slots, depth) if depth else None
 
-    def tell(self, rows: SlotRows, output: SampleOutput, drafts: Tensor, *, shape: DraftShape) -> Tensor:
-        """The message to other stages about a step that was sampled here; drafts: [B, no more than shape's].
+    def write_drafts(self, rows: SlotRows, newest: Tensor, drafts: Drafts) -> None:
+        """Put drafts [B, k] behind the `newest` [B] tokens of rows that sample, to be verified next."""
+        tokens, parents = drafts.tokens, drafts.parents
+        if tokens.shape[1]:
+            self._write_drafts(self.token_ids, rows.slots, newest, rows.samples, tokens)
+        if parents is not None:
+            self._parents[rows.slots, : parents.shape[1]] = parents
+
+    def tell(self, rows: SlotRows, output: SampleOutput, drafts: Drafts) -> Tensor:
+        """The message to other stages about a step that was sampled here.
 
         It is as wide whatever the step: they know its rows, and not how it was padded.
         """
-        known = self.num_computed[rows.slots] - output.num_new
+        shape, known = self.shape, self.num_computed[rows.slots] - output.num_new
         missing = (0, shape.max_new - output.tokens.shape[1])
         path = None if output.path is None else F.pad(output.path, missing)
         output = replace(output, tokens=F.pad(output.tokens, missing), path=path)
@@ -169,7 +180,8 @@ class Slots:
             slots=torch.where(rows.samples, rows.slots, self.spare),
             roots=torch.where(rows.samples, known, 0),
             output=output,
-            drafts=F.pad(drafts, (0, shape.num_drafts - drafts.shape[1])),
+            drafts=F.pad(drafts.tokens, (0, shape.num_drafts - drafts.tokens.shape[1])),
+            parents=self._parents[rows.slots],
         ).pack()
 
     def apply(self, feedback: Feedback) -> None:
@@ -179,3 +191,4 @@ class Slots:
         self.num_computed[slots] = roots + num_new
         drafts = feedback.drafts
         append_ref(self.token_ids, slots, roots + num_new, drafts, torch.full_like(roots, drafts.shape[1]))
+        self._parents[slots] = feedback.parents.to(self._parents.dtype)

@@ -27,6 +27,7 @@ from pellucid.kernels.compilations import LateCompilations, any_compiled, compil
 from pellucid.kernels.compilers import Compilers, Share, compilers_for
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.gather_rows import rows_kernel
+from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
 from pellucid.kernels.verify_chain import verify_chain_kernel
 from pellucid.kv.layout import Layout, choose_kinds, lay_out
 from pellucid.lockstep.launcher import LockstepLauncher, spread_layers
@@ -62,7 +63,10 @@ EVERY_PLAN = 2**62  # no plan has as large an id
 # Tokens of a step with chunks, times bytes of weights that a token is multiplied with.
 WORTH_RECORDING = 35e12
 # Kernels that say where a row stands.
-INDEXING = (rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel, draft_places_kernel)
+INDEXING = (
+    *(rows_kernel, verify_chain_kernel, advance_kernel, drafts_kernel, draft_places_kernel),
+    *(tree_places_kernel, verify_tree_kernel),
+)
 
 
 class Worker:
@@ -237,8 +241,9 @@ class Worker:
         self.abridged = Abridged(model for model in models if isinstance(model, nn.Module))
         self.layout = self._lay_out()
         max_len = resolved.max_model_len + resolved.num_spec
-        slots = Slots(resolved.max_num_seqs, max_len, self.layout, resolved.block_size, self.device)
-        inputs = InputBuilder(slots, self._draft_layout(target, proposer.shape))
+        sizes = resolved.max_num_seqs, max_len, self.layout, resolved.block_size
+        slots = Slots(*sizes, self.device, proposer.shape)
+        inputs = InputBuilder(slots, self._draft_layout(target, slots))
         forward = Forward(target.model, target.backend, inputs, needs=proposer.needs)
         if target.inlet is not None:
             target.inlet.make_room(resolved.max_tokens_of_step, self.device)
@@ -248,7 +253,6 @@ class Worker:
             target.inlet,
             inputs,
             ResultReader(self.late) if self.reports else NoReader(),
-            shape=proposer.shape,
             depth=resolved.depth,
         )
         step = self._make_step(forward, sampler, proposer)
@@ -284,11 +288,11 @@ class Worker:
             layer.table = place.table
         return layout
 
-    def _draft_layout(self, target: BuiltModel, shape: DraftShape) -> DraftLayout:
-        if shape.parents is None:
+    def _draft_layout(self, target: BuiltModel, slots: Slots) -> DraftLayout:
+        if not slots.shape.tree_depth:
             return ChainLayout()
         layers, backend, size = target.attention_layers, target.backend, self.resolved.block_size
-        return TreeLayout(shape.parents, self.device, layers=layers, backend=backend, block_size=size)
+        return TreeLayout(slots, layers=layers, backend=backend, block_size=size)
 
     def _make_step(self, forward: Forward, sampler: Sampler, proposer: Proposer) -> Step[Any, Any]:
         """What this pipeline stage does of a step."""
@@ -296,8 +300,8 @@ class Worker:
             return StageStep(forward)
         speculative, shape = self.resolved.speculative, proposer.shape
         verifier = VERIFIERS.load(speculative.rejection_sample_method).of(speculative, sampler, shape)
-        tell = partial(forward.slots.tell, shape=shape)
-        return DeviceStep(forward, sampler, proposer, verifier, tell_nobody if self.stage.is_first else tell)
+        tell = tell_nobody if self.stage.is_first else forward.slots.tell
+        return DeviceStep(forward, sampler, proposer, verifier, tell)
 
     def _make_launcher(
         self, eager: EagerLauncher[Any, Any], shapes: dict[StepShape, bool], state: SamplingState,
@@ -321,7 +325,7 @@ class Worker:
         shapes = decode_shapes(max_rows, max_query, max_tokens, max_short)
         if self.mesh.dp > 1:
             return {shape: True for shape, has_halves in shapes.items() if has_halves}
-        if device.record_chunks and has_maps and self.mesh.pp == 1 and shape.parents is None:
+        if device.record_chunks and has_maps and self.mesh.pp == 1 and not shape.tree_depth:
             # Beyond, the device takes longer than launching does.
             longest = int(WORTH_RECORDING / target.token_bytes)
             longest = min(resolved.max_model_len + resolved.num_spec, max_tokens, longest)

@@ -107,6 +107,7 @@ from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
+from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -477,6 +478,11 @@ def compile_ends() -> None:
         types = {"token_ids_ptr": "*i32", "slots_ptr": "*i64", "newest_ptr": "*i64", "out_ptr": "*i32"}
         size = compiled_size(prompt_lookup_kernel, types | {"token_stride": "i32"}, constants, num_warps=8)
         sys.stdout.write(f"prompt_lookup_kernel {longest} {size}\n")
+    constants = {"K": 6, "DRAFTS": 16, "DEPENDENT": True}
+    size = shared_memory(verify_tree_kernel, "", constants, num_warps=1)
+    sys.stdout.write(f"verify_tree_kernel 16 {size}\n")
+    size = shared_memory(tree_places_kernel, "", {"DEPTH": 5, "BLOCK": 128, "DEPENDENT": True}, num_warps=4)
+    sys.stdout.write(f"tree_places_kernel 128 {size}\n")
     for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
         size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
         sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")

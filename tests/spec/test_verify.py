@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pellucid.rows import Trees
 from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.sampler import Sampled, Sampler
 from pellucid.sample.state import SamplingState
@@ -36,6 +37,10 @@ def naive_walk(
         node = agreeing[0]
 
 
+def random_tree(rng: np.random.Generator, num_drafts: int) -> tuple[int, ...]:
+    return tuple(int(rng.integers(0, node)) for node in range(1, 1 + num_drafts))
+
+
 def random_step(rng: np.random.Generator, num_nodes: int, num_rows: int):
     """Rows with 0 (no logits) to num_nodes logits, over three tokens, so that drafts often agree."""
     counts = rng.integers(0, num_nodes + 1, num_rows)
@@ -48,10 +53,15 @@ def random_step(rng: np.random.Generator, num_nodes: int, num_rows: int):
 @pytest.mark.parametrize("parents", [None, *TREES], ids=str)
 def test_it_is_the_naive_walk(parents):
     rng = np.random.default_rng(5)
-    walk = CHAIN if parents is None else parents
+    size = len(parents or CHAIN)
     lengths = set()
     for _ in range(60):
-        cu, sampled, inputs, room, samples = random_step(rng, 1 + len(walk), 7)
+        cu, sampled, inputs, room, samples = random_step(rng, 1 + size, 7)
+        # Every other row has this tree, the others any; row b is in slot 9 - b of ten.
+        walks = [random_tree(rng, size) if b % 2 and parents else parents or CHAIN for b in range(7)]
+        of_slots = np.zeros((10, size), dtype=np.int8)
+        of_slots[9 - np.arange(7)] = walks
+        trees = Trees(torch.tensor(of_slots), 9 - torch.arange(7), size)
         output = verify(
             Sampled(torch.tensor(sampled, dtype=torch.int32)),
             VerifyRows(
@@ -59,8 +69,8 @@ def test_it_is_the_naive_walk(parents):
                 inputs=torch.tensor(inputs, dtype=torch.int32),
                 room=torch.tensor(room, dtype=torch.int32),
                 samples=torch.tensor(samples),
-                max_drafts=len(walk),
-                parents=parents,
+                max_drafts=size,
+                trees=None if parents is None else trees,
             ),
         )
         assert output.tokens.dtype == output.num_new.dtype == torch.int32
@@ -70,7 +80,8 @@ def test_it_is_the_naive_walk(parents):
             if not samples[b] or part.start == part.stop:
                 assert n == 0
                 continue
-            tokens, path = naive_walk(sampled[part].tolist(), inputs[part].tolist(), walk, max(0, room[b]))
+            row = sampled[part].tolist(), inputs[part].tolist()
+            tokens, path = naive_walk(*row, walks[b], max(0, room[b]))
             assert output.tokens[b, :n].tolist() == tokens
             assert output.path is None or output.path[b, :n].tolist() == path
             lengths.add(n)
@@ -88,6 +99,7 @@ def test_without_drafts_it_is_a_gather():
     output = verify(Sampled(torch.tensor([7, 8, 9], dtype=torch.int32), logprobs), rows)
     assert output.num_new.tolist() == [1, 0, 0, 1]
     assert output.tokens.shape == (4, 1) and output.tokens[[0, 3], 0].tolist() == [7, 9]
+    assert output.logprobs is not None
     assert torch.equal(output.logprobs.logprobs[[0, 3], 0], logprobs.logprobs[[0, 2]])
     assert output.logprobs.ranks[[0, 3], 0].tolist() == [1, 3]
 
@@ -168,7 +180,7 @@ def test_drafts_never_change_a_token(options):
 def test_shapes_know_the_most_that_they_can_yield():
     assert DraftShape(0).max_new == 1
     assert DraftShape(4).max_new == 5
-    assert DraftShape(6, (0, 0, 1, 1, 2, 3)).max_new == 4
+    assert DraftShape(6, tree_depth=3).max_new == 4
 
 
 def test_the_null_proposer_proposes_nothing():

@@ -33,7 +33,8 @@ class TreeProposer(NullProposer):
 
     def __init__(self, num_drafts: int) -> None:
         assert num_drafts == len(self.parents), (num_drafts, self.parents)
-        self.shape = DraftShape(num_drafts, self.parents)
+        self.shape = DraftShape(num_drafts, max(depths_of(self.parents)))
+        self.nodes = torch.tensor(self.parents, dtype=torch.int8)
         columns = zip_longest(*self.texts, fillvalue=-1)
         self.table = torch.tensor([*zip(*columns, strict=True)], dtype=torch.int32)  # [N, L]
 
@@ -62,7 +63,9 @@ class TreeProposer(NullProposer):
             has_right_child.append(never)
             token = own.gather(1, place.clamp(max=width - 1)[:, None])[:, 0].clamp(min=0)
             drafts.append(token.where(is_right, (token + node) % WRONG))
-        return Drafts(torch.stack(drafts, dim=1))
+        tokens = torch.stack(drafts, dim=1)
+        self.nodes = self.nodes.to(tokens.device)
+        return Drafts(tokens, parents=self.nodes.expand_as(tokens))
 
 
 def tree_config(parents: tuple[int, ...], texts: list[list[int]]) -> dict[str, object]:

@@ -25,7 +25,7 @@ from pellucid.worker.slots import Slots
 from tests.worker.pipeline import Mail, MailChannel
 
 LAYOUT = lay_out((Full(16),), [LayerCache(1024, None)])
-SHAPE = DraftShape(3, (0, 0, 1))
+SHAPE = DraftShape(3, tree_depth=2)
 
 
 class Settled(ChainLayout):
@@ -42,7 +42,7 @@ class Settled(ChainLayout):
 @pytest.fixture
 def slots() -> Slots:
     """Two, with five known tokens each."""
-    slots = Slots(2, 64, LAYOUT, 16, torch.device("cpu"))
+    slots = Slots(2, 64, LAYOUT, 16, torch.device("cpu"), SHAPE)
     admitted = [
         Admission(
             seq_id=slot, slot=slot, token_ids=ints([1, 2, 3, 4, 5]), prompt_len=5, num_computed=4,
@@ -58,7 +58,7 @@ def test_feedback_writes_tokens_and_drafts_and_moves_no_kv_of_a_slot_that_has_di
     layout, mail = Settled(), Mail()
     channels = Channels(MailChannel({}, 0), MailChannel(mail, 0))
     inputs = InputBuilder(slots, layout)
-    stage = EarlyStage(channels, Stage(0, (1,)), NoSource(), inputs, shape=SHAPE, depth=2)
+    stage = EarlyStage(channels, Stage(0, (1,)), NoSource(), inputs, depth=2)
     stage.deliver(7, StepCounts.uniform(np.array([0, 1]), 4), torch.zeros(8, 4))
     feedback = Feedback(
         slots=torch.tensor([0, 1]),
@@ -69,6 +69,7 @@ def test_feedback_writes_tokens_and_drafts_and_moves_no_kv_of_a_slot_that_has_di
             path=torch.tensor([[0, 2, 0], [0, 1, 3]]),
         ),
         drafts=torch.tensor([[31, 32, 33], [41, 42, 43]]),
+        parents=torch.tensor([[0, 0, 2], [0, 1, 1]]),
     )
     MailChannel(mail, 1).send(feedback.pack(), 0)
     stage.apply_feedback(6)
@@ -78,6 +79,8 @@ def test_feedback_writes_tokens_and_drafts_and_moves_no_kv_of_a_slot_that_has_di
     assert layout.seen == [([4, 4], [2, 0])]
     assert slots.token_ids[0, :10].tolist() == [1, 2, 3, 4, 5, 11, 12, 31, 32, 33]
     assert slots.num_computed[0] == 6
+    trees = slots.trees(torch.tensor([0, 1]))
+    assert trees is not None and trees.parents[:2].tolist() == [[0, 0, 2], [0, 1, 1]]
 
 
 class Told:

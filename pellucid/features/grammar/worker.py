@@ -31,7 +31,7 @@ class TokenMasks(WorkerFeature):
         self._first = facts.sampler.vocabulary.first  # the first token whose logits this rank has
         self._token_ids = facts.slots.token_ids
         # A tree's drafts are read by nobody: rows with a grammar go without.
-        self._reads_drafts = facts.shape.parents is None and facts.shape.num_drafts > 0
+        self._reads_drafts = not facts.shape.tree_depth and facts.shape.num_drafts > 0
         self._room = self._bits = self._any(0)
 
     def make_room(self, most: int) -> None:
