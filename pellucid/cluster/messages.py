@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from operator import attrgetter
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_type_hints
 import msgspec
 import numpy as np
 from msgspec import Raw
+from msgspec.structs import replace
 
 from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame

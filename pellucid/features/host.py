@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec.structs import replace
 
 from pellucid.features.base import FEATURES, AskingRow, Hooks, HostFeature, RowKind, bits_of, defines
 from pellucid.registry import load_object

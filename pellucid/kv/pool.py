@@ -59,11 +59,12 @@ class PagePool:
         """Pages for one owner to write; the caller has seen that num_free is as many."""
         if len(self.free) < num:
             self._evict(num - len(self.free))
-        num_left = len(self.free) - num
-        pages = np.array(self.free[num_left:][::-1], dtype=np.int32)
+        num_left, refs = len(self.free) - num, self._refs
+        pages = self.free[num_left:][::-1]
         del self.free[num_left:]
-        self.refs[pages] = 1
-        return pages
+        for page in pages:
+            refs[page] = 1
+        return np.array(pages, dtype=np.int32)
 
     def hold(self, blocks: Pages) -> None:
         """One more owner for blocks [n, stripes] that are published or have owners."""

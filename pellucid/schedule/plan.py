@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from pellucid.sampling_params import SamplingParams
@@ -50,8 +50,7 @@ class Row(NamedTuple):
     num_logits: int = 1  # trailing positions whose logits are wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class Rows(Struct, frozen=True, kw_only=True, eq=False):
     """All rows of a step, decodes first: a column of int64 [B] for each of a row's numbers.
 
     None stands for a column in which all numbers are what a decode has.  Columns must not be changed: plans
@@ -88,8 +87,7 @@ class Rows:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Admission(Struct, frozen=True, kw_only=True):
     """A sequence enters a slot: all that the device will ever be told about it, but for blocks that grow."""
 
     seq_id: int
@@ -103,7 +101,7 @@ class Admission:
     stop_token_ids: tuple[int, ...] = ()  # held back until sampling.min_tokens
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     asked: int = 0  # bits of the features that it asks for
-    ride: dict[str, Any] = field(default_factory=dict[str, Any])  # to these, by name: plain data
+    ride: dict[str, Any] = {}  # to these, by name: plain data
     pages: Ints = field(default_factory=ints)  # of these blocks: [n * pages of a block], flat; 0 is none
 
 
@@ -117,8 +115,7 @@ class Growth(NamedTuple):
 NOTHING = Growth(ints(), ints())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True, kw_only=True):
     """One step, as data.  Applied in this order: feedback, retired, admitted, grown, forward."""
 
     id: int
@@ -126,16 +123,15 @@ class StepPlan:
     num_propose: int = 0  # most drafts that a row wants from this step; for each there may be more
     rows: Rows = field(default_factory=Rows)
     num_tokens: int = 0  # of all rows, drafts included
-    admitted: list[Admission] = field(default_factory=list[Admission])
+    admitted: list[Admission] = []
     grown: Growth = NOTHING
-    retired: list[int] = field(default_factory=list[int])  # slots, at the moment they retire
+    retired: list[int] = []  # slots, at the moment they retire
     asked: int = 0  # bits of the features that its rows ask for, or that ride along
-    ride: dict[str, object] = field(default_factory=dict[str, object])  # to these, by name
+    ride: dict[str, object] = {}  # to these, by name
     is_open: bool = False  # more follows while the forward runs, and the second half waits for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(Struct, frozen=True, kw_only=True):
     """What one plan yielded, on the host.
 
     Its arrays have 32 bits an item: most steps' tokens are read much later, and hundreds of Python's numbers
@@ -146,9 +142,9 @@ class StepResult:
     # [B, w], row by row; w: most tokens that a row may yield.  What lies behind `num_new` is nothing.
     token_ids: Ints = field(default_factory=ints)
     num_new: Ints = field(default_factory=ints)  # [B]: of these, each row's
-    told: dict[str, object] = field(default_factory=dict[str, object])  # by features, by name
+    told: dict[str, object] = {}  # by features, by name
     # By row: why its request cannot go on.  It alone ends; the row's tokens mean nothing.
-    failed: dict[int, str] = field(default_factory=dict[int, str])
+    failed: dict[int, str] = {}
     num_late_compilations: int = 0  # kernels that the worker has compiled since it was ready
 
     @classmethod

@@ -70,6 +70,7 @@ class Scheduler:
         self._running = AgeQueue()  # in slots
         self._prefilling = AgeQueue()  # of these, whose prompts are not yet all planned
         self._decoding = NOBODY  # slots, the first goes first; made anew when somebody comes or goes
+        self._has_joined = False  # somebody, behind all others, since they were last in order
         self._blocked: Sequence | None = None  # for which there are no pages until some are freed
         self._slots = list(range(options.num_slots - 1, -1, -1))
         self._draining: deque[tuple[int, int]] = deque()  # slots, each free when that plan has landed
@@ -195,7 +196,8 @@ class Scheduler:
             self._plan_chunks(step)
             self._admit_waiting(step)
             if step.joining:
-                self._join_decodes(step)
+                self._decoding = np.concatenate((self._decoding, step.joining))
+                self._has_joined = True
         if options.num_spec:
             self._plan_drafts(step)
         carried = self.features.carry()
@@ -250,7 +252,15 @@ class Scheduler:
             first = int(np.flatnonzero(self._decoding == slots[most])[0])
             self._decoding = np.roll(self._decoding, -first)
             slots = slots[:most]
+        elif self._has_joined and step.id % UPKEEP == 0:
+            self._sort_decodes()
         return slots
+
+    def _sort_decodes(self) -> None:
+        """The longest first, from the next step on: what attention does last is short then."""
+        lengths, self._has_joined = self.table.planned[self._decoding], False
+        if np.count_nonzero(lengths[1:] > lengths[:-1]):
+            self._decoding = self._decoding[np.argsort(-lengths, kind="stable")]
 
     def _unfinished(self, slots: Column) -> Column:
         """Those that the rows in flight do not surely finish; the others are planned no more."""
@@ -351,17 +361,6 @@ class Scheduler:
         t.ready_at[slot] = step.id + self.options.pp
         if seq.host_bound or t.planned[slot] + 1 >= seq.limit:
             t.ready_at[slot] = NEVER
-
-    def _join_decodes(self, step: Step) -> None:
-        """The longest first: they stay so while all grow alike, and what attention does last is short."""
-        planned, old, pieces, first = self.table.planned, self._decoding, list[Column](), 0
-        new, lengths = np.array(step.joining), planned[old]
-        new = new[np.argsort(-planned[new], kind="stable")]
-        for row, length in enumerate(planned[new].tolist()):
-            place = np.count_nonzero(lengths >= length)
-            pieces += old[first:place], new[row : row + 1]
-            first = place
-        self._decoding = np.concatenate((*pieces, old[first:]))
 
     # Admission
 

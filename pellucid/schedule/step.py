@@ -58,6 +58,9 @@ class SchedulerOptions:
             raise ValueError(f"scheduling_policy is {self.policy!r}, must be 'fcfs' or 'priority'")
 
 
+A_DECODE = np.array([[1], [0], [1]])  # query, drafts, logits
+
+
 class Flight(NamedTuple):
     """A plan that has not come home: its rows, and whose they were when it was made, [B] each."""
 
@@ -130,10 +133,9 @@ class Step:
                 return Rows(slots=decodes)
             return Rows(slots=decodes, num_query=1 + draft, num_draft=draft)
         num = len(decodes)
-        columns = np.ones((4, num + len(self.chunks)), dtype=np.int64)
-        columns[:, num:] = np.array(self.chunks).T
+        columns = np.empty((4, num + len(self.chunks)), dtype=np.int64)
+        columns[0, :num], columns[1:, :num], columns[:, num:] = decodes, A_DECODE, np.array(self.chunks).T
         slots, num_query, num_draft, num_logits = columns
-        slots[:num] = decodes
         if draft is None:
             return Rows(slots=slots, num_query=num_query, num_logits=num_logits)
         num_draft[:num] = draft
@@ -148,10 +150,11 @@ class Step:
         slots, pages = self._grown[0]
         if len(self._grown) > 1 or self._taken_back:
             slots = np.concatenate([new.slots for new in self._grown])
-            places = np.repeat(np.arange(len(self._grown)), [len(new.slots) for new in self._grown])
             order = np.argsort(slots, kind="stable")  # a slot's blocks stay in their order
-            for slot, first in self._taken_back.items():
-                order = order[(slots[order] != slot) | (places[order] >= first)]
+            if self._taken_back:
+                places = np.repeat(np.arange(len(self._grown)), [len(new.slots) for new in self._grown])
+                for slot, first in self._taken_back.items():
+                    order = order[(slots[order] != slot) | (places[order] >= first)]
             slots, pages = slots[order], np.concatenate([new.pages for new in self._grown])[order]
         return Growth(ints(slots.astype(np.int32).tobytes()), ints(pages.tobytes()))
 

@@ -70,8 +70,8 @@ class Table:
         self.token_ids[slot, :num_known] = seq.tokens
         self.planned[slot] = self.computed[slot] = num_cached
         self.known[slot] = num_known
-        self.asked[slot] = STREAMED * seq.request.is_streamed | seq.asked
-        self.end[slot] = 0 if self.is_watched(slot) else num_known
+        self.asked[slot] = asked = STREAMED * seq.request.is_streamed | seq.asked
+        self.end[slot] = 0 if asked & self.watched else num_known
         self.limit[slot], self.ready_at[slot], self.drafts[slot] = seq.limit, plan_id, 0
         self.drafted[slot] = self.verified[:, slot] = 0
         self.is_reported[slot] = not seq.request.is_quiet
@@ -113,7 +113,7 @@ class Table:
 
     def first_queries(self, slots: Column) -> Column:
         """The least position that a row of each slot may compute if it is planned from now on."""
-        return self.planned[slots] - self.drafted[slots] + self.verified[1, slots]
+        return (self.planned - self.drafted + self.verified[1])[slots]
 
     def land(self, slots: Column, starts: Column, tokens: NDArray[np.int32]) -> None:
         """Write a row of tokens [B, w] at its place for each; what is nobody's is written over later."""

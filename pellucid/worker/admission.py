@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from pellucid.executor.base import Pending
 from pellucid.sample.state import SamplingState, SlotParameters

@@ -8,8 +8,9 @@ for seconds.  So at start one step of each kind is gone through, to learn which 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from pellucid.resolve import Resolved
 from pellucid.sampling_params import MOST_LOGPROBS, SamplingParams

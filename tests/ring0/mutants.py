@@ -626,7 +626,10 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "not s.stop_token_ids.isdisjoint(n)", "s.stop_token_ids.isdisjoint(n)")
     ],
     "10 who begins to decode is forgotten": [
-        ("scheduler", "pieces += old[first:place], new[row : row + 1]", "pieces += (old[first:place],)")
+        ("scheduler", "self._decoding = np.concatenate((self._decoding, step.joining))", "pass")
+    ],
+    "10 of those that decode one is forgotten when they are sorted": [
+        ("scheduler", 'self._decoding[np.argsort(-lengths, kind="stable")]', "$[1:]")
     ],
     "10 a prompt of which a part is planned is forgotten": [
         (

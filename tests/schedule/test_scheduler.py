@@ -11,7 +11,7 @@ import pytest
 from pellucid.features.base import HostFeature
 from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import Row, StepPlan
-from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
+from pellucid.schedule.scheduler import UPKEEP, Scheduler, SchedulerOptions
 from pellucid.schedule.sequence import Sequence
 from pellucid.types import FinishReason, Request
 from tests.schedule.device import BLOCK, Device, make_request, make_scheduler, run_to_end, step
@@ -75,8 +75,9 @@ def test_of_those_that_decode_the_longest_have_the_first_rows() -> None:
         scheduler.add(make_request(name, num_tokens, max_tokens=None))
     step(scheduler, device)
     scheduler.add(make_request("d", 7, max_tokens=None))
-    step(scheduler, device)
-    for _ in range(20):
+    for _ in range(UPKEEP + 2):
+        step(scheduler, device)
+    for _ in range(12):
         _, updates = step(scheduler, device)
         assert [update.request_id for update in updates] == ["b", "d", "a", "c"]
 
