@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from pellucid.no_effect import ENGINE, SPECULATIVE, UNSERVED_SPECULATIVE, tell_ignored
+from pellucid.no_effect import ENGINE, SPECULATIVE, UNSERVED, UNSERVED_SPECULATIVE, tell_ignored
 
 
 def option(default: object, text: str, choices: tuple[str, ...] = (), alias: tuple[str, ...] = ()) -> Any:
@@ -572,6 +572,8 @@ class EngineConfig:
             if name in ENGINE:
                 continue
             if name not in known:
+                if name in UNSERVED:
+                    raise ValueError(f"{name} is not supported: {UNSERVED[name]}")
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"unknown option {name!r}{hint} (`pellucid generate --help` lists them)")

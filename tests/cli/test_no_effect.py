@@ -42,6 +42,11 @@ def test_what_has_no_effect_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert told[1].startswith("disable_log_stats has no effect: ")
 
 
+def test_what_is_not_served_says_what_to_do_instead() -> None:
+    with pytest.raises(ValueError, match="kv_events_config is not supported: .*pellucid route"):
+        EngineConfig.from_options({"kv_events_config": {"enable_kv_cache_events": True}})
+
+
 def test_a_server_tells_it_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pellucid", "serve", str(tmp_path), "--port", "0", "--swap-space", "4"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False).stderr
