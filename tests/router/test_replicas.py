@@ -26,12 +26,14 @@ def test_the_statistics_of_several_engines_are_summed() -> None:
     assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
     assert total.kv_usage == 2, "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
+    assert total.proposer == part.proposer, "all have the same"
     assert total.of_features == {"a": 6}
     others = (
         "kv_usage",
         "num_accepted_per_position",
         "num_steps_by_tokens",
         "is_synthetic",
+        "proposer",
         "sleep",
         "of_features",
     )
