@@ -68,8 +68,8 @@ class CacheConfig:
     enable_prefix_caching: bool = option(True, "share the KV of equal prompt beginnings")
     kv_cache_dtype: str = option(
         "auto",
-        "fp8 (which is fp8_e4m3), or the model's dtype; auto: what the checkpoint was calibrated for",
-        ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16", "float32"),
+        "fp8 (or fp8_e4m3), fp8_e5m2, or the model's dtype; auto: what the checkpoint was calibrated for",
+        ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16", "float32"),
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory this engine may use")
     num_gpu_blocks_override: int | None = option(
@@ -508,6 +508,7 @@ SAME_METHODS = {
     **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
 }
 FP8 = "float8_e4m3fn"  # torch's name
+FP8_CACHES = {"fp8": FP8, "fp8_e4m3": FP8, "fp8_e5m2": "float8_e5m2"}  # values of kv_cache_dtype
 SHORT_OPTIONS = ("speculative_model", "speculative_method", "num_speculative_tokens")
 NGRAM_MODELS = ("ngram", "[ngram]")  # vLLM's names of the method, in a model's place
 

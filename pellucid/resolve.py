@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import index
 
-from pellucid.config import FP8, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
+from pellucid.config import FP8, FP8_CACHES, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
 from pellucid.connectors.config import KVTransferConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
@@ -357,13 +357,15 @@ def _resolve_kv_dtype(user: EngineConfig, dtype: str, checkpoint: Checkpoint, pl
     has_fp8 = platform.device == "cpu" or platform.reaches(8, 9) or user.device.attention_backend == "torch"
     if wish == "auto":
         return checkpoint.kv_cache_dtype or dtype if has_fp8 else dtype
-    if wish in ("fp8", "fp8_e4m3"):
-        if not has_fp8:
+    if wish in FP8_CACHES:
+        # What E5M2 has of a float16 any GPU unpacks.
+        if not has_fp8 and FP8_CACHES[wish] == FP8:
             raise ValueError(
                 f"kv_cache_dtype is {wish!r}, which needs compute capability 8.9 or newer; the GPU is "
-                f"{platform.gpu}; use kv_cache_dtype='auto', or attention_backend='torch', which is slow"
+                f"{platform.gpu}; use kv_cache_dtype='fp8_e5m2' or 'auto', or attention_backend='torch', "
+                "which is slow"
             )
-        return FP8
+        return FP8_CACHES[wish]
     if wish != dtype:
         raise ValueError(
             f"kv_cache_dtype is {wish!r}, but the model runs in {dtype}; use {dtype!r}, 'fp8' or 'auto'"

@@ -22,12 +22,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput, TreeMask
+from pellucid.kernels.fp8_cache import is_fp8, limit_of
 from pellucid.kernels.qkv_rope import qkv_heads
 from pellucid.platform import Platform
 from pellucid.transfer import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
 MAX_SHORT_QUERY = 8  # queries of a row that is worth batching with others
 MAX_BATCH_BYTES = 4 << 20  # keys and values that short rows gather at once: they stay in a CPU's cache
 QUERY_TILE = 512  # queries of a long row that attend at once: bounds the mask and the work above the diagonal
@@ -422,9 +422,9 @@ def with_sinks(keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor) -> tup
 def write(k: Tensor, v: Tensor, layer: AttentionLayer, lines: Tensor) -> None:
     """Put k, v [T, K, H] at `lines` of the cache seen as [blocks * 2 * K * block_size, H]."""
     cache, head_dim = layer.kv_cache, k.shape[-1]
-    if cache.dtype == FP8:
-        k = (k.float() * (1 / layer.k_scale)).clamp_(-FP8_MAX, FP8_MAX)
-        v = (v.float() * (1 / layer.v_scale)).clamp_(-FP8_MAX, FP8_MAX)
+    if limit := limit_of(cache.dtype):
+        k = (k.float() * (1 / layer.k_scale)).clamp_(-limit, limit)
+        v = (v.float() * (1 / layer.v_scale)).clamp_(-limit, limit)
     kv = plain(torch.stack((k, v)).to(cache.dtype))
     plain(cache).view(-1, head_dim).index_copy_(0, lines, kv.view(-1, head_dim))
 
@@ -437,4 +437,4 @@ def gather(kv_cache: Tensor, pages: Tensor, dtype: torch.dtype) -> Tensor:
 
 def plain(tensor: Tensor) -> Tensor:
     """The tensor, or the bytes of an FP8 one, which torch does not index."""
-    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+    return tensor.view(torch.uint8) if is_fp8(tensor.dtype) else tensor

@@ -22,7 +22,7 @@ from pellucid.resolve import Resolved, resolve
 from pellucid.sampling_params import SamplingParams
 from pellucid.types import RequestOutput
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 LIMITS: tuple[str, ...] = (
     "experts_read_per_layer_and_step",
     "limit_gigabytes",

@@ -43,6 +43,7 @@ from pellucid.kernels.decode_merge import (
 )
 from pellucid.kernels.decode_tiles import attend_columns, attend_fp8_columns, attend_tiles, pages_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.fp8_cache import is_fp8
 from pellucid.kernels.paged_attention import (
     LOG2_E,
     MAX_SHORT_QUERY,
@@ -107,6 +108,7 @@ FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queri
 FP8_TILE_OF_MANY = (64, 2, 3)
 LINES_TILE = (64, 2, 2)  # copied by the TMA unit, with queries as columns
 MIN_PAIRS_BY_LINES = 529  # fewer are attended to as fast by loads, or faster
+FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}  # that kernels ask for
 
 
 def up_to(num: int, table: Mapping[int, Value], beyond: Value) -> Value:
@@ -135,18 +137,18 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
     padded: packed rows of queries, of `dtype`; room: bytes of shared memory for them and for tiles.
     """
     *_, block_size, head_dim = kv_cache.shape
-    is_fp8 = kv_cache.itemsize == 1
+    has_bytes = kv_cache.itemsize == 1
     if dtype == torch.float32:  # multiplies without tensor cores, and would run out of registers
         keys, warps, stages = 16, 4, 2
-    elif padded == 32 and not is_fp8:
+    elif padded == 32 and not has_bytes:
         keys, warps, stages = up_to(num_pairs, VERIFYING_TILES, VERIFYING_TILE_OF_MANY)
     elif padded > 16:
         keys, warps, stages = VERIFYING_TILE_OF_MANY
-    elif padded == COLUMNS and is_fp8:
+    elif padded == COLUMNS and has_bytes:
         keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
     elif padded == COLUMNS:
         keys, warps, stages = LINES_TILE
-    elif is_fp8:
+    elif has_bytes:
         keys, warps, stages = (128, 4, 3) if num_pairs <= PROGRAMS else (64, 4, 3)
     else:
         keys, warps, stages = up_to(num_pairs, TILES, TILE_OF_MANY)
@@ -186,7 +188,7 @@ def decode_attention(
     Rows have at most rows.max_query <= 8 queries, causal among themselves.  window: keys a query sees, itself
     included.  chunk: or it sees its own of the chunks of so many.  sinks: [N], logits that take weight from a
     head's keys.  rows.tree: drafts that are a tree, not causal among themselves.  The cache holds keys /
-    k_scale and values / v_scale, in FP8 (e4m3) or in q's dtype.  Reads no device value on the host.
+    k_scale and values / v_scale, in FP8 or in q's dtype.  Reads no device value on the host.
     """
     check_operands(q, kv_cache, rows)
     assert 1 <= rows.max_query <= MAX_SHORT_QUERY, f"{rows.max_query} queries a row"
@@ -194,13 +196,13 @@ def decode_attention(
     assert out.shape == q.shape and out.stride()[1:] == (head_dim, 1), (out.shape, out.stride())
     if rows.num_rows == 0:
         return out
-    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+    has_bytes = is_fp8(kv_cache.dtype)
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     num_pairs = rows.num_rows * num_kv_heads
     is_plain = window is None and chunk is None and softcap is None
     by_lines = is_plain and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
-    padded = padded_queries(packed, q.dtype, is_fp8 or by_lines)
+    padded = padded_queries(packed, q.dtype, has_bytes or by_lines)
     tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
     max_keys = rows.block_table.shape[1] * block_size
     if window or chunk:
@@ -211,7 +213,7 @@ def decode_attention(
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
     decode_kernel[(num_pairs, pieces.direct)](
         q,
-        kv_cache.view(torch.int16) if is_fp8 else kv_cache,
+        kv_cache.view(torch.int16) if has_bytes else kv_cache,
         cache_lines(kv_cache, tile.keys) if by_lines else None,
         out,
         partial,
@@ -239,13 +241,13 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
-        DIM_PADDED=max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim)),  # tl.dot takes 16 or more
+        DIM_PADDED=max(32 if has_bytes else 16, triton.next_power_of_2(head_dim)),  # tl.dot takes 16 or more
         PACKED=packed,
         REACH=reach_of(window, chunk),
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
         M=padded,
-        FP8=is_fp8,
+        FP8=FP8_NAMES.get(kv_cache.dtype),
         COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
         CAPPED=softcap is not None,
@@ -364,7 +366,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
-    FP8: tl.constexpr,
+    FP8: tl.constexpr,  # the type that is read in pairs, or None
     COLUMNS: tl.constexpr,  # for queries
     TREE: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -414,7 +416,7 @@ def decode_kernel(
                 accumulator, maximum, weight = attend_fp8_columns(
                     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
                     seq_len, position, ancestors, first_draft, scale, cap,
-                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, TREE, CAPPED,
+                    NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
                 )  # fmt: skip
             else:
                 accumulator, maximum, weight = attend_tiles(

@@ -50,7 +50,7 @@ def attend_tiles(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
-    FP8: tl.constexpr,
+    FP8: tl.constexpr,  # the type that is read in pairs, or None
     TREE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
@@ -59,7 +59,7 @@ def attend_tiles(
     The result is accumulator / sum, and a query that sees nothing has a sum of zero.
     """
     # Of the cache's elements, which are pairs if they are FP8.
-    EACH: tl.constexpr = 2 if FP8 else 1
+    EACH: tl.constexpr = 2 if FP8 is not None else 1
     WIDTH: tl.constexpr = HEAD_DIM // EACH
     HALF: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * WIDTH  # a block's keys; its values follow
     place = tl.arange(0, TILE)
@@ -67,7 +67,7 @@ def attend_tiles(
     inside = (dim < WIDTH)[None, :]
     q_at = q_at[:, None] + dim[None, :] * EACH
     q = tl.load(q_at, mask=asked[:, None] & inside, other=0.0)
-    if FP8:
+    if FP8 is not None:
         dtype: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
         q_odd = tl.load(q_at + 1, mask=asked[:, None] & inside, other=0.0).to(dtype)
         q = q.to(dtype)
@@ -88,8 +88,8 @@ def attend_tiles(
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.trans(tl.load(at, mask=present[:, None] & inside, other=0))
         v = tl.load(at + HALF, mask=present[:, None] & inside, other=0)
-        if FP8:
-            k_even, k_odd = fp8_values(k)
+        if FP8 is not None:
+            k_even, k_odd = fp8_values(k, FP8)
             scores = tl.dot(q, k_even.to(dtype), input_precision="ieee")
             scores = tl.dot(q_odd, k_odd.to(dtype), scores, input_precision="ieee")
         else:
@@ -105,15 +105,15 @@ def attend_tiles(
         total = total * shrink[:, None] + weights
         accumulator = accumulator * shrink[:, None]
         weights = weights.to(q.dtype)
-        if FP8:
-            v_even, v_odd = fp8_values(v)
+        if FP8 is not None:
+            v_even, v_odd = fp8_values(v, FP8)
             odd = odd * shrink[:, None]
             accumulator = tl.dot(weights, v_even.to(dtype), accumulator, input_precision="ieee")
             odd = tl.dot(weights, v_odd.to(dtype), odd, input_precision="ieee")
         else:
             accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
         maximum = new_maximum
-    if FP8:
+    if FP8 is not None:
         accumulator = tl.interleave(accumulator, odd)
     return accumulator, maximum, tl.sum(total, 1)
 
@@ -170,7 +170,7 @@ def attend_fp8_columns(
     q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
     seq_len, position, ancestors, first_draft, scale, cap,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, REACH: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, TREE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, FP8: tl.constexpr, TREE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
     """The same of few queries over an FP8 cache, with queries as columns of the products."""
@@ -197,7 +197,7 @@ def attend_fp8_columns(
         # Turned around by where they are read: what `tl.trans` yields would not be read ahead.
         at = cache_ptr + HALF + line[None, :] + dim[:, None]
         v = tl.load(at, mask=present[None, :] & inside[:, None], other=0)
-        k_even, k_odd = fp8_values(k)
+        k_even, k_odd = fp8_values(k, FP8)
         scores = tl.dot(k_even, q)
         scores = tl.dot(k_odd, q_odd, scores)
         visible = visible_keys(key[:, None], position[None, :], ancestors[None, :], first_draft, REACH, TREE)
@@ -210,7 +210,7 @@ def attend_fp8_columns(
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink[None, :] + weights
         weights = weights.to(tl.float16)
-        v_even, v_odd = fp8_values(v)
+        v_even, v_odd = fp8_values(v, FP8)
         even = tl.dot(v_even, weights, even * shrink[None, :])
         odd = tl.dot(v_odd, weights, odd * shrink[None, :])
         maximum = new_maximum
@@ -255,9 +255,22 @@ def pages_of(pages_ptr, key, num_pages, BLOCK_SIZE: tl.constexpr, PAGES: tl.cons
 
 
 @triton.jit
-def fp8_values(pairs):
-    """The first and the second of each pair of e4m3 values, in float16, which holds them exactly."""
-    if INTERPRETED:
+def fp8_values(pairs, FP8: tl.constexpr):
+    """The first and the second of each pair of FP8 values, in float16, which holds them exactly."""
+    if FP8 == "e5m2":  # the upper halves of float16s
+        if INTERPRETED:
+            first = (pairs << 8).to(tl.float16, bitcast=True)
+            second = (pairs & -256).to(tl.float16, bitcast=True)
+        else:  # two pairs a register
+            first, second = tl.inline_asm_elementwise(
+                "prmt.b32 $0, $2, 0, 0x2404; and.b32 $1, $2, 0xff00ff00;",
+                "=r,=r,r",
+                [pairs],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+    elif INTERPRETED:
         first = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
         second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:  # two pairs a register: first the firsts, then the seconds

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pellucid.kernels.fp8_cache import is_fp8
+
 
 def kv_move(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy kv_cache [num_blocks, sides, K, block_size, H] from places `sources` to `targets`, in place.
@@ -29,7 +31,7 @@ def kv_move(kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     if num_rows == 0 or num_moves == 0:
         return
     _, sides, num_kv_heads, block_size, head_dim = kv_cache.shape  # 2, or 1 of what stands for both
-    cache = kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
+    cache = kv_cache.view(torch.uint8) if is_fp8(kv_cache.dtype) else kv_cache
     kv_move_kernel[(num_rows, sides * num_kv_heads)](
         cache,
         sources,

@@ -88,7 +88,7 @@ def latent_decode(
     """Attend with q [T, N, C] and q_turned [T, N, R] over kv_cache [num_blocks, block_size, C + R].
 
     out: [T, N, C], its result: means of latents.  Rows have at most rows.max_query <= 8 queries, causal among
-    themselves, or a tree of drafts (rows.tree).  The cache holds rows / row_scale, in FP8 (e4m3) or in q's
+    themselves, or a tree of drafts (rows.tree).  The cache holds rows / row_scale, in FP8 or in q's
     dtype.  Strides of q, q_turned and out are free but for the last one.  Reads no device value on the host.
     """
     num_heads, rank, rotary_dim = q.shape[1], q.shape[2], q_turned.shape[2]

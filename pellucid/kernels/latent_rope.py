@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.fp8_cache import limit_of
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.qkv_rope import limit_of
 from pellucid.kernels.quantize_fp8 import saturated
 from pellucid.kernels.rms_norm import rms_norm_ref
 
@@ -42,7 +42,7 @@ def latent_rope(
     kv_cache: [num_blocks, block_size, C + R].  positions: [T], below the table's length.  slot_mapping: [T],
     block * block_size + offset of each token; tokens may share a place only in the padding block.  norm:
     (weight [C], eps).  rope: float32 [max_len, 2, 1, R].  interleaved: features 2i and 2i + 1 turn together,
-    not i and i + R / 2.  row_scale: the cache gets rows / row_scale, an FP8 one (e4m3) saturates.  Computes
+    not i and i + R / 2.  row_scale: the cache gets rows / row_scale, an FP8 one saturates.  Computes
     in float32 and rounds after norm, weight and turn each.
     """
     num_tokens, num_heads, head_dim = q.shape

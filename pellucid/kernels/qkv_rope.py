@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.fp8_cache import limit_of
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.quantize_fp8 import saturated
 from pellucid.kernels.rms_norm import rms_norm_ref
 
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 FEW_TOKENS = 16  # up to here heads are spread over more programs, for latency
 
 
@@ -39,8 +39,8 @@ def qkv_rope(
 ) -> Tensor:
     """Normalize and turn the heads of qkv [T, (N + 2K) * H], write k and v to the cache, return q [T, N, H].
 
-    kv_cache: [num_blocks, 2, K, block_size, H]; it gets k / k_scale and v / v_scale, an FP8 one (e4m3)
-    saturates at 448.  positions: [T], below the table's length.  slot_mapping: [T], block * block_size +
+    kv_cache: [num_blocks, 2, K, block_size, H]; it gets k / k_scale and v / v_scale, an FP8 one
+    saturates.  positions: [T], below the table's length.  slot_mapping: [T], block * block_size +
     offset of each token; tokens may share a place only in the padding block, where it does not matter which
     of them stays.  norm: RMSNorm of each head of q and k, (weight [N + K, H], eps).  rope: float32
     [max_len, 2, 1, R], cosines and sines that are negative in the first half; features from R on pass.
@@ -93,11 +93,6 @@ def qkv_rope(
 def program_size(num_tokens: int) -> tuple[int, int]:
     """Heads of one token that a program takes, and its warps."""
     return (2, 1) if num_tokens <= FEW_TOKENS else (8, 2)
-
-
-def limit_of(dtype: torch.dtype) -> float:
-    """Where a cache of this dtype saturates; 0 if it is as wide as what is written."""
-    return FP8_MAX if dtype == torch.float8_e4m3fn else 0.0
 
 
 def qkv_rope_ref(

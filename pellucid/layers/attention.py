@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm
 from pellucid.forward import ForwardInput
+from pellucid.kernels.fp8_cache import is_fp8
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         The scales of the cache become plain numbers if the cache is FP8, and otherwise are let go.
         """
         if self.k_scale_weight is not None and self.v_scale_weight is not None:
-            if self.spec.kv_dtype == torch.float8_e4m3fn:
+            if is_fp8(self.spec.kv_dtype):
                 self.k_scale, self.v_scale = self.k_scale_weight.item(), self.v_scale_weight.item()
             self.k_scale_weight, self.v_scale_weight = None, None
         if self.q_norm is not None and self.k_norm is not None:

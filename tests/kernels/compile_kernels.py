@@ -113,6 +113,8 @@ from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_ke
 HOPPER = GPUTarget("cuda", 90, 32)
 ADA = GPUTarget("cuda", 89, 32)  # such as an L4
 AMPERE = GPUTarget("cuda", 80, 32)
+FP8_LIMITS = {"*fp8e4nv": 448.0, "*fp8e5": 57344.0}
+FP8_HEADS = [(128, 64, stored) for stored in FP8_LIMITS]
 ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024}  # bytes of shared memory that attention plans for
 DTYPE = torch.bfloat16
 POINTERS = {
@@ -353,7 +355,10 @@ def compile_latent(target: GPUTarget) -> None:
         numbers = of | {"GROUPS": 1, "HEADS": heads, "PACKED": heads, "M": padded, "TILE": tile.keys}
         numbers |= {"BLOCK_SIZE": 64, "MERGED": latent.MERGED}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        for tree, kept in ((False, {}), (True, {}), (False, {"cache_ptr": "*fp8e4nv"})):
+        for tree, kept in (
+            *((False, {}), (True, {})),
+            *((False, {"cache_ptr": "*fp8e4nv"}), (False, {"cache_ptr": "*fp8e5"})),
+        ):
             decode = numbers | {"TREE": tree}
             size = shared_memory(latent.latent_decode_kernel, "*bf16", decode, target, kept, **options)
             sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
@@ -374,9 +379,9 @@ def compile_latent(target: GPUTarget) -> None:
     sys.stdout.write(f"{name} {target.arch} {size}\n")
     numbers = {"NUM_HEADS": 16, "HEAD_DIM": 192, "HALF": 32, "HALF_PADDED": 32, "HEADS": 16}
     numbers |= {"INTERLEAVED": True}
-    for limit in (0.0, 448.0):
-        kept = {"cache_ptr": "*fp8e4nv"} if limit else {}
-        rope = of | numbers | {"LIMIT": limit}
+    for stored in ("*bf16", *FP8_LIMITS):
+        kept = {"cache_ptr": stored}
+        rope = of | numbers | {"LIMIT": FP8_LIMITS.get(stored, 0.0)}
         size = shared_memory(latent_rope_kernel, "*bf16", rope, target, kept, num_warps=2)
         sys.stdout.write(f"latent_rope_kernel {target.arch} {size}\n")
         tile = expand_tile(2, ROOM[target])
@@ -490,7 +495,7 @@ def compile_ends() -> None:
 
 def compile_passes() -> None:
     """What lies between products, and between products and attention."""
-    for head_dim, rotary_dim, cache in ((128, 128, "*bf16"), (80, 40, "*bf16"), (128, 64, "*fp8e4nv")):
+    for head_dim, rotary_dim, cache in ((128, 128, "*bf16"), (80, 40, "*bf16"), *FP8_HEADS):
         heads, num_warps = program_size(4096)
         constants = {
             **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": heads},
@@ -500,7 +505,7 @@ def compile_passes() -> None:
                 "HAS_NORM": True,
                 "HAS_ROPE": True,
                 "INTERLEAVED": False,
-                "LIMIT": 448.0 if cache == "*fp8e4nv" else 0.0,
+                "LIMIT": FP8_LIMITS.get(cache, 0.0),
             },
         }
         size = shared_memory(qkv_rope_kernel, cache, constants, num_warps=num_warps)
@@ -564,7 +569,7 @@ def compile_attention(target: GPUTarget) -> None:
         (128, 1, -8192, False, "*bf16"),
         (80, 4, 500, True, "*bf16"),
         (128, 4, 0, False, "*fp8e4nv"),
-        (128, 8, 0, True, "*fp8e4nv"),
+        (128, 8, 0, True, "*fp8e5"),
     ):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
@@ -603,28 +608,30 @@ def follows(target: GPUTarget) -> dict[str, bool]:
 
 def compile_decode(target: GPUTarget) -> None:
     """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
-    for head_dim, num_query, reach, tree, num_pairs, stored in (
-        (128, 8, -8192, False, 8, "*bf16"),
-        (128, 1, 0, False, 8, "*bf16"),
-        (80, 4, 500, True, 8, "*bf16"),
-        (256, 1, 0, False, 8, "*bf16"),
-        (256, 1, 0, False, 256, "*bf16"),
-        (128, 1, 0, False, 2048, "*bf16"),
-        (128, 8, 0, False, 8, "*bf16"),
-        (128, 8, 0, True, 256, "*bf16"),
-        (128, 1, 0, False, 2048, "*i16"),
-        (128, 8, 0, False, 8, "*i16"),
+    for head_dim, num_query, reach, tree, num_pairs, fp8 in (
+        (128, 8, -8192, False, 8, None),
+        (128, 1, 0, False, 8, None),
+        (80, 4, 500, True, 8, None),
+        (256, 1, 0, False, 8, None),
+        (256, 1, 0, False, 256, None),
+        (128, 1, 0, False, 2048, None),
+        (128, 8, 0, False, 8, None),
+        (128, 8, 0, True, 256, None),
+        (128, 1, 0, False, 2048, "e4m3"),
+        (128, 8, 0, False, 8, "e4m3"),
+        (128, 1, 0, False, 2048, "e5m2"),
+        (128, 8, 0, False, 8, "e5m2"),
     ):
-        packed, is_fp8 = num_query * 4, stored == "*i16"
-        by_lines = num_query == 1 and not is_fp8 and target is HOPPER
+        packed, stored = num_query * 4, "*i16" if fp8 else "*bf16"
+        by_lines = num_query == 1 and not fp8 and target is HOPPER
         by_lines &= num_pairs >= decode.MIN_PAIRS_BY_LINES
-        rows = decode.padded_queries(packed, DTYPE, is_fp8 or by_lines)
-        cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if is_fp8 else DTYPE)
+        rows = decode.padded_queries(packed, DTYPE, bool(fp8 or by_lines))
+        cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if fp8 else DTYPE)
         tile = decode.tile_for(num_pairs, cache, DTYPE, rows, ROOM[target])
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
-            **{"REACH": reach, "TREE": tree, "TILE": tile.keys, "FP8": is_fp8, "DEPENDENT": False},
+            **{"REACH": reach, "TREE": tree, "TILE": tile.keys, "FP8": fp8, "DEPENDENT": False},
             "CAPPED": False,
             **({} if by_lines else {"lines": None}),
             **({} if head_dim == 256 else {"sinks_ptr": None}),

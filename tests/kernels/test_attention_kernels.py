@@ -38,6 +38,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DECODES = [(1, 1), (1, 16), (1, 40), (1, 300), (1, 513)]
 VERIFICATIONS = [(4, 4), (1, 17), (3, 40), (4, 258), (2, 600)]
 CHUNKS = [(20, 20), (70, 70), (9, 130), (65, 100)]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BFLOAT16 = pytest.param(
     torch.bfloat16,
     marks=[
@@ -194,15 +195,18 @@ def test_half_precision_matches_within_its_rounding(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("kept", [E4M3, E5M2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])
-def test_an_fp8_cache_is_read_with_its_scales(dtype: torch.dtype, window: int | None) -> None:
+def test_an_fp8_cache_is_read_with_its_scales(
+    dtype: torch.dtype, kept: torch.dtype, window: int | None
+) -> None:
     scales = {"k_scale": 0.5, "v_scale": 3.0}
     shape = {"dtype": dtype, "head_dim": 64, "block_size": 64, "window": window, "stale": 7.0}
     tolerance = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 6e-2}[dtype]
     for lens in (VERIFICATIONS, CHUNKS):
         rows = make_rows(lens, **shape, device=DEVICE)
         view = paged(rows, rows.fwd.max_query)
-        cache = rows.kv_cache.float().to(torch.float8_e4m3fn)
+        cache = rows.kv_cache.float().to(kept)
         how = {"scale": rows.scale, "window": window, **scales}
         out = torch.full_like(rows.q, torch.nan)
         if lens is VERIFICATIONS:
@@ -213,11 +217,11 @@ def test_an_fp8_cache_is_read_with_its_scales(dtype: torch.dtype, window: int | 
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("head_dim", [16, 80])
-def test_an_fp8_cache_of_any_head_dim_is_read_in_pairs(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "kept"), [(16, E5M2), (80, E4M3)])
+def test_an_fp8_cache_of_any_head_dim_is_read_in_pairs(head_dim: int, kept: torch.dtype) -> None:
     rows = make_rows([(2, 70), (1, 280)], head_dim=head_dim, block_size=16, stale=7.0, device=DEVICE)
     view = paged(rows, 2)
-    cache = rows.kv_cache.to(torch.float8_e4m3fn)
+    cache = rows.kv_cache.to(kept)
     out = decode_attention(rows.q, cache, view, scale=rows.scale, out=torch.full_like(rows.q, torch.nan))
     expected = decode_attention_ref(rows.q, cache, view, scale=rows.scale)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
@@ -231,7 +235,8 @@ def test_few_queries_over_an_fp8_cache_match_as_columns(
 ) -> None:
     lens = [(num_query, tokens) for tokens in (2, 127, 128, 300, 1100)]
     rows = make_rows(lens, dtype=torch.float16, block_size=block_size, device=DEVICE, **shape)
-    assert_fp8_matches(rows, num_query)
+    for kept in (E4M3, E5M2):
+        assert_fp8_matches(rows, num_query, kept)
 
 
 def test_short_trees_over_an_fp8_cache_match_as_columns() -> None:
@@ -243,13 +248,13 @@ def test_short_trees_over_an_fp8_cache_match_as_columns() -> None:
         device=DEVICE,
     )
     rows.plant(deep_tree(3), [3, 3, 0, 2])
-    assert_fp8_matches(rows, 4)
+    assert_fp8_matches(rows, 4, E5M2)
 
 
-def assert_fp8_matches(rows: Rows, max_query: int) -> None:
+def assert_fp8_matches(rows: Rows, max_query: int, kept: torch.dtype) -> None:
     """Decode over the rows' cache, rounded to FP8, as the reference does."""
     view = paged(rows, max_query)
-    cache = rows.kv_cache.float().to(torch.float8_e4m3fn)
+    cache = rows.kv_cache.float().to(kept)
     how = {"scale": rows.scale, "window": rows.window, "k_scale": 0.5, "v_scale": 3.0}
     out = decode_attention(rows.q, cache, view, **how, out=torch.full_like(rows.q, torch.nan))
     tolerance = {torch.float16: 1e-2, torch.bfloat16: 6e-2}[rows.q.dtype]
@@ -418,7 +423,9 @@ def test_large_fp8_caches_match_on_a_gpu(
     shape = {"heads": heads, "head_dim": 128, "block_size": 64, "window": window, "dtype": torch.bfloat16}
     for num_query in (1, 2, 8):
         lens = [(num_query, most - 37 * i % (most - 8)) for i in range(num_rows)]
-        assert_fp8_matches(make_rows(lens, **shape, device="cuda"), num_query)
+        rows = make_rows(lens, **shape, device="cuda")
+        for kept in (E4M3, E5M2):
+            assert_fp8_matches(rows, num_query, kept)
 
 
 @pytest.mark.gpu

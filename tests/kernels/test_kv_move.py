@@ -28,7 +28,7 @@ def random_moves(num_rows: int, num_moves: int, num_nodes: int) -> tuple[Tensor,
     return torch.tensor(sources, device=DEVICE), torch.tensor(targets, device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("head_dim", [16, 80])
 def test_it_is_one_place_after_the_other(dtype: torch.dtype, head_dim: int) -> None:
     cache = torch.randn(12, 2, 3, 16, head_dim, device=DEVICE).to(dtype)

@@ -32,13 +32,16 @@ BFLOAT16 = pytest.param(
     ],
 )
 DTYPES = [torch.float32, BFLOAT16]
-FP8 = pytest.param(
-    torch.float8_e4m3fn,
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8 as GPUs do"),
-    ],
-)
+FP8 = [
+    pytest.param(
+        dtype,
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter does not round to FP8 as GPUs do"),
+        ],
+    )
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+]
 BLOCK = 16
 LENS = [(1, 1), (1, 16), (1, 40), (1, 77), (3, 3), (4, 50), (8, 65)]  # queries, tokens
 CHUNKS = [(20, 20), (70, 70), (9, 60), (33, 100)]
@@ -93,7 +96,7 @@ def assert_close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("kept", [None, FP8])
+@pytest.mark.parametrize("kept", [None, *FP8])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("heads", "rank", "rotary"), [(4, 32, 8), (3, 24, 12), (20, 16, 16)])
 def test_what_turns_is_turned_and_rows_are_written(
@@ -109,7 +112,7 @@ def test_what_turns_is_turned_and_rows_are_written(
     slots = torch.tensor([17, 40, 18, 33, 16], device=DEVICE)
     how = {"norm": (1 + 0.1 * random(rank), 1e-6), "rope": table, "interleaved": interleaved}
     if kept is not None:
-        how |= {"row_scale": 0.005}  # so that some saturate
+        how |= {"row_scale": 2 / torch.finfo(kept).max}  # so that some saturate
     results = []
     for operation in (latent_rope, latent_rope_ref):
         q, latent = packed.clone().split((heads * (nope + rotary), rank + rotary), dim=1)
@@ -117,7 +120,9 @@ def test_what_turns_is_turned_and_rows_are_written(
         operation(q.unflatten(1, (heads, -1)), latent, cache, positions, slots, **how)
         results.append((q, cache.float()))
     assert_close(results[0][0], results[1][0])
-    step = 2**-3 if kept else 2e-5  # of FP8 one, where what is rounded differs by float32's rounding
+    step = (
+        torch.finfo(kept).eps if kept else 2e-5
+    )  # of FP8 one, where what is rounded differs by float32's rounding
     torch.testing.assert_close(results[0][1], results[1][1], atol=step, rtol=step)
     assert not torch.equal(results[0][0], packed[:, : heads * (nope + rotary)])
 
@@ -169,7 +174,7 @@ def test_each_head_is_multiplied_by_its_own_matrix(
         assert_close(heads_matmul(x, matrix, out), heads_matmul_ref(x, matrix, expected))
 
 
-@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("num_query", [1, 3])
 def test_chunks_of_a_row_are_merged(
     monkeypatch: pytest.MonkeyPatch, num_query: int, kept: torch.dtype | None
@@ -192,7 +197,7 @@ def test_heads_of_a_program_divide_all_and_have_room() -> None:
     assert heads_per_program(7, 8) == 7
 
 
-@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("nope", "rotary", "value"), [(16, 16, 16), (12, 8, 20), (32, 16, 24)])
 def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype, kept: torch.dtype | None) -> None:

@@ -29,7 +29,7 @@ def first_tokens(folder: Path, prompts: list[list[int]], **options: object) -> l
     return [output.outputs[0].token_ids[0] for output in outputs]
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_e5m2"])
 def test_it_seldom_changes_a_token(tiny: Path, name: str) -> None:
     prompts, _ = random_requests(40, seed=5)
     ours, plain = (first_tokens(tiny, prompts, kv_cache_dtype=dtype) for dtype in (name, "auto"))
@@ -138,6 +138,8 @@ def kv_dtype(wish: str, scheme: object, platform: Platform = CPU, **options: str
         ("bfloat16", FP8_SCHEME, "bfloat16"),
         ("bfloat16", {"num_bits": 4, "type": "int"}, "bfloat16"),
         ("fp8", None, "float8_e4m3fn"),
+        ("fp8_e4m3", None, "float8_e4m3fn"),
+        ("fp8_e5m2", FP8_SCHEME, "float8_e5m2"),
     ],
 )
 def test_auto_is_what_the_checkpoint_was_calibrated_for(wish: str, scheme: object, expected: str) -> None:
@@ -149,6 +151,7 @@ def test_a_gpu_without_kernels_for_fp8_gets_it_only_when_asked() -> None:
     with pytest.raises(ValueError, match="'fp8', which needs .* 8.9 or newer; the GPU is A100 .*8.0"):
         kv_dtype("fp8", FP8_SCHEME, OLD_GPU)
     assert kv_dtype("fp8", None, OLD_GPU, attention_backend="torch") == "float8_e4m3fn"
+    assert kv_dtype("fp8_e5m2", None, OLD_GPU) == "float8_e5m2"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,11 @@ def test_a_checkpoint_brings_fp8_weights_and_cache_with_its_scales(tmp_path: Pat
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
-    "options", [{"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "int8"}]
+    "options",
+    [
+        *({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_e5m2"}),
+        *({"quantization": "fp8"}, {"quantization": "int8"}),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gpu_gives_nearly_always_the_tokens_of_the_cpu(tiny: Path, options: dict, dtype: str) -> None:
