@@ -36,6 +36,7 @@ from pellucid.quant.base import (
 )
 from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.products import Product, fp8_product
+from pellucid.quant.rounding import in_slices
 from pellucid.quant.unquantized import Unquantized
 
 Activations = Literal["dynamic", "static"]
@@ -187,7 +188,7 @@ class QuantizedWhenLoaded:
 
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
-        rounded, scale = quantize_fp8_ref(weight, weight.shape[1])
+        rounded, scale = in_slices(weight, lambda rows: quantize_fp8_ref(rows, rows.shape[1]))
         assert self._choice is not None, "choose() was not called"
         self._product = Fp8Product(layer, rounded, scale, self._choice, block=weight.shape[1])
 

@@ -23,6 +23,7 @@ from pellucid.platform import Platform
 from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
 from pellucid.quant.fp8 import OutputScales
 from pellucid.quant.products import Multiplier, Product, int8_product
+from pellucid.quant.rounding import in_slices
 from pellucid.quant.unquantized import Unquantized, is_pair
 
 INT8_MAX = 127
@@ -63,7 +64,7 @@ class Int8:
             scale = layer.param("weight_scale")[:, 0]
             layer.replace("weight_scale", None)
         else:
-            weight, scale = quantize_rows(weight)
+            weight, scale = in_slices(weight.detach(), quantize_rows)
         layer.replace("weight", None)
         assert self._choice is not None, "choose() was not called"
         if self._choice.multiplier is Multiplier.NATIVE:

@@ -20,10 +20,9 @@ from pellucid.quant.codes import E2M1, LUT4, U4, Group
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.packed import Packed, group_codes, kept_bits
 from pellucid.quant.products import Product
-from pellucid.quant.rounding import rounded
+from pellucid.quant.rounding import ROWS, rounded
 from pellucid.quant.unquantized import Unquantized
 
-ROWS = 4096  # that are rounded at once: float32 copies are a slice's
 LEAST_GROUP = 16
 
 
