@@ -138,8 +138,9 @@ class Builder:
         coords, context = replace(self.context.coords, total=vocab), self.context
         scale = torch.tensor(scale, device="cpu").to(context.dtype).item()
         self._note_format(self._path(name), "embedding")
-        share = vocab_share(vocab, coords.size)
-        spec = ParamSpec(shape=(share, dim), dtype=context.dtype, place=Sliced((share,)))
+        share, keep = vocab_share(vocab, coords.size), context.quantization.embedding(self._path(name), dim)
+        bits = None if keep is None else keep.bits(dim)
+        spec = ParamSpec(shape=(share, dim), dtype=context.dtype, place=Sliced((share,)), kept_bits=bits)
 
         def table(device: torch.device) -> Weight:
             return Weight.of(spec, (self._path(f"{name}.weight"),), (coords,), device)
@@ -150,9 +151,9 @@ class Builder:
                 bank = EmbeddingBank(self._path(name), coords, weight, context.adapters, context.device)
                 self._note_bank(bank)
             return (
-                VocabEmbedding(weight, scale, bank)
+                VocabEmbedding(weight, scale, bank, keep)
                 if context.group.size == 1
-                else SplitVocabEmbedding(weight, context.group, scale, bank)
+                else SplitVocabEmbedding(weight, context.group, scale, bank, keep)
             )
         if adaptable and context.adapters is not None:
             context.adaptable.add(self._path(name))
@@ -453,15 +454,13 @@ class Builder:
         shape = self._shape(dim, (vocab_share(vocab, coords.size),), "out")
         is_here = self.context.stage.is_last
         if tied is not None and is_here:
-            table, path = tied.table(), self._path(name)
-            if self.context.quantization.stored(path, "head") is None:
-                method = self.context.quantization.method((path,), "head")
-                if method is not None and not isinstance(
-                    method, Unquantized
-                ):  # of codes there must be a copy
-                    prefix = table.sources[0].removesuffix(".weight")
-                    return self._make_linear((prefix,), shape, method, False, (coords,))
-            return Linear(shape, Unquantized(), {"weight": table})
+            table = tied.table()
+            prefix = table.sources[0].removesuffix(".weight")
+            method = self.context.quantization.tied(self._path(name), prefix)
+            assert method is not None, "a head is one matrix"
+            if isinstance(method, Unquantized) and table.spec.kept_bits is None:
+                return Linear(shape, method, {"weight": table})
+            return self._make_linear((prefix,), shape, method, False, (coords,))  # codes are no table's
         b = self if is_here else self._elsewhere()
         head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())

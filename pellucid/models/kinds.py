@@ -92,8 +92,15 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
             continue
         seen.add(id(weight))
         names = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
-        product = layer.product if isinstance(layer, Linear) else None
-        yield names, str(product) if product else "looked up", weight
+        yield names, served_by(layer), weight
+
+
+def served_by(layer: Linear | VocabEmbedding) -> str:
+    """What multiplies a layer's matrix, or looks its rows up, and in what."""
+    if isinstance(layer, Linear) and layer.product is not None:
+        return str(layer.product)
+    keep = layer.keep if isinstance(layer, VocabEmbedding) else None
+    return "looked up" if keep is None else f"looked up in {describe(keep.format)}"
 
 
 def experts_of(layer: Experts) -> Iterator[tuple[str, str, Weight]]:

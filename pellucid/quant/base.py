@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.embedding import CodedTable
 from pellucid.kernels.experts import ExpertWeights, Gating, More
 from pellucid.kernels.packed_experts import PackedExperts
 from pellucid.kernels.quantize_fp8 import Rounded, Rounding
@@ -22,6 +23,7 @@ from pellucid.platform import Platform, platform_of
 if TYPE_CHECKING:
     from pellucid.quant.codes import Codes
     from pellucid.quant.expert_places import ExpertPlace
+    from pellucid.quant.layouts.base import LayerFormat
     from pellucid.quant.products import Product
 
 Split = Literal["out", "in"]  # which features tensor-parallel ranks divide among them
@@ -305,6 +307,21 @@ class ExpertsMethod(Protocol):
         self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: tuple[Tensor | None, Tensor | None]
     ) -> Experts:
         """Once they are loaded."""
+        ...
+
+
+class TableCodes(Protocol):
+    """How a table of embeddings is kept that becomes codes once it is loaded."""
+
+    @property
+    def format(self) -> LayerFormat: ...
+
+    def bits(self, dim: int) -> float:
+        """Of a number of a table with rows of `dim`, scales and all."""
+        ...
+
+    def coded(self, weight: Tensor) -> CodedTable:
+        """The codes of a loaded table [L, D]."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Plain checkpoints that are quantized while they load: one way for all layers, or each its own.
 
-A mapping names kinds of layers ("linear", "head"), or layers themselves, by name or by a regular expression
-behind `re:`; what it does not name stays plain.
+A mapping names kinds of layers ("linear", "experts", "head", "embedding"), or layers themselves, by name or
+by a regular expression behind `re:`; what it does not name stays plain, but that a head tied to an embedding
+is as that is.
 """
 
 from __future__ import annotations
@@ -17,18 +18,15 @@ from pellucid.quant.codes import E4M3, ROW, S8
 from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes.base import EVERYTHING, Kind, Kinds, path, regex
+from pellucid.quant.tables import RoundedTable
 from pellucid.quant.when_loaded import LEAST_GROUP, Int4, Mxfp4, Nf4
 from pellucid.registry import Registry
 
 NONE = "none"
 LINEAR: Kinds = frozenset[Kind](("linear",))
 LAYERS: Kinds = frozenset[Kind](("linear", "experts"))
-KINDS: dict[str, Kinds] = {
-    "linear": LINEAR,
-    "experts": frozenset[Kind](("experts",)),
-    "head": frozenset[Kind](("head",)),
-}
-PLAIN_KINDS = {"embedding": "rows are read from plain tables"}
+EVERY: Kinds = frozenset[Kind](("linear", "experts", "head", "embedding"))
+KINDS: dict[str, Kinds] = {name: frozenset[Kind]((name,)) for name in sorted(EVERY)}
 ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
     "way to quantize plain weights",
     {
@@ -42,7 +40,7 @@ ONLINE: Registry[Callable[[], LinearMethod]] = Registry(
 )
 
 
-EXPERT_FORMATS: dict[str, Callable[[int], LayerFormat]] = {
+FORMATS: dict[str, Callable[[int], LayerFormat]] = {  # of experts and tables, by their inputs
     "fp8": lambda _: LayerFormat(layout="scaled", code=E4M3, group=ROW),
     "int8": lambda _: LayerFormat(layout="scaled", code=S8, group=ROW),
     "int4": lambda num_in: Int4().format_for(num_in),
@@ -85,6 +83,14 @@ class Online:
     def unit(self, path: str, kind: Kind) -> int:
         return UNITS.get(self.way(path, kind), 1)
 
+    def tied(self, path: str, table: str) -> LinearMethod | None:
+        is_named = any("head" in each.kinds and each.pattern.fullmatch(path) for each in self.choices)
+        return self.method((path,), "head") if is_named else self.method((table,), "embedding")
+
+    def embedding(self, path: str, dim: int) -> RoundedTable | None:
+        way = self.way(path, "embedding")
+        return None if way == NONE else RoundedTable(FORMATS[way](dim))
+
     def experts(self, gate_up: tuple[str, ...], down: tuple[str, ...]) -> ExpertsMethod:
         ways = {self.way(path, "experts") for path in (*gate_up, *down)}
         if len(ways) > 1:
@@ -95,7 +101,7 @@ class Online:
         way = ways.pop()
         if way == NONE:
             return PlainExperts(device=self.device)
-        of = EXPERT_FORMATS[way]
+        of = FORMATS[way]
         return CodedExperts(of, of, is_stored=False, device=self.device)
 
 
@@ -117,10 +123,9 @@ def online(
     ignored = mapping.pop("ignore", [])
     if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
         raise ValueError(f"ignore in quantization is {ignored!r:.100}, must be a list of names")
-    every = frozenset[Kind](("linear", "experts", "head"))
-    choices = [Choice(matcher(name), NONE, every) for name in ignored]
+    choices = [Choice(matcher(name), NONE, EVERY) for name in ignored]
     ways = {name: way_of(name, way) for name, way in mapping.items()}
-    choices += [Choice(matcher(name), way, every) for name, way in ways.items() if name not in KINDS]
+    choices += [Choice(matcher(name), way, EVERY) for name, way in ways.items() if name not in KINDS]
     choices += [Choice(EVERYTHING, way, KINDS[name]) for name, way in ways.items() if name in KINDS]
     return Online(tuple(choices), device)
 
@@ -136,16 +141,12 @@ def read(asked: str | Mapping[str, object]) -> Mapping[str, object]:
 
 
 def way_of(name: str, way: object) -> str:
-    """A name in ONLINE.  Raises ValueError if it is none, or if layers so called stay plain."""
+    """A name in ONLINE.  Raises ValueError if it is none."""
     if way is None or way == NONE:
         return NONE
     if not isinstance(way, str) or way not in ONLINE:
         known = ", ".join(ONLINE)
         raise ValueError(f"quantization of {name!r} is {way!r:.100}, must be one of {known}")
-    if name in PLAIN_KINDS:
-        raise ValueError(
-            f"quantization of {name!r} while loading is not served: {PLAIN_KINDS[name]}; leave it out"
-        )
     return way
 
 

@@ -17,7 +17,7 @@ import torch
 from pellucid.kernels.packed_weight import LEAST_GROUP
 from pellucid.native.library import serves
 from pellucid.platform import Platform
-from pellucid.quant.base import ExpertsMethod, LinearMethod
+from pellucid.quant.base import ExpertsMethod, LinearMethod, TableCodes
 from pellucid.quant.codes import E2M1, E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.fp8 import Fp8, Fp8Format
@@ -49,6 +49,17 @@ class Quantization(Protocol):
 
     def unit(self, path: Path, kind: Kind) -> int:
         """Inputs of a matrix, of which a rank's share must be whole ones."""
+        ...
+
+    def tied(self, path: Path, table: Path) -> LinearMethod | None:
+        """The same for a head that shares the table of an embedding; Unquantized multiplies by that."""
+        ...
+
+    def embedding(self, path: Path, dim: int) -> TableCodes | None:
+        """As what codes a table with rows of `dim` is kept; None: as plain numbers.
+
+        Raises ValueError if rows are not whole groups.
+        """
         ...
 
     def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
@@ -107,6 +118,12 @@ class AsStored(Quantization):
         if format is None or format.code == PLAIN or not format.group.inputs:
             return 1
         return format.group.inputs if format.code == E2M1 else math.gcd(format.group.inputs, LEAST_GROUP)
+
+    def tied(self, path: Path, table: Path) -> LinearMethod | None:
+        return Unquantized()
+
+    def embedding(self, path: Path, dim: int) -> TableCodes | None:
+        return None
 
     def experts(self, gate_up: tuple[Path, ...], down: tuple[Path, ...]) -> ExpertsMethod:
         kinds = [{self.stored(path, "experts") for path in paths} for paths in (gate_up, down)]

@@ -29,9 +29,7 @@ NUM_CLIPS, LEAST_CLIP = 16, 0.5  # shares of a group's range that are tried
 Lost = Callable[[Tensor], Tensor]  # of errors [N, G, g], what they cost, [N, G]
 
 
-def in_slices(
-    weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
+def in_slices(weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The codes [N, K] and scales [N, ...] that `round_rows` makes of weight [N, K], ROWS at a time."""
     first, *others = weight.split(ROWS)
     slices = round_rows(first)

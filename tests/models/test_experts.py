@@ -19,7 +19,7 @@ from pellucid.quant import quantization
 from pellucid.quant.codes import E2M1, E2M1_NUMBERS, Codes, Group, Scales
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts
-from pellucid.quant.online import EXPERT_FORMATS
+from pellucid.quant.online import FORMATS
 from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import Harness, load
 from tests.models.test_coded import GPTQ, encoded, rounded
@@ -148,7 +148,7 @@ def test_experts_in_codes_one_by_one_do_so_too(
 def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, way: str) -> None:
     plain = save_model(tmp_path, one_by_one=True)
     kept = {name: tensor for name, tensor in plain.items() if ".experts." not in name}
-    format = EXPERT_FORMATS[way]
+    format = FORMATS[way]
     of = {name: format(tensor.shape[1]) for name, tensor in plain.items() if name not in kept}
     rewrite(tmp_path, kept | {n: codes_of(plain[n], f).dequantized() for n, f in of.items()}, None)
     expected = logits_of(tmp_path)
@@ -171,7 +171,7 @@ def test_native_code_mixes_codes_as_files_have_them_and_as_they_are_rounded_and_
     plain = save_model(tmp_path, one_by_one=True)
     numbers, coded = dict(plain), dict(plain)
     for name in [name for name in plain if ".experts." in name and stored is not None]:
-        format = EXPERT_FORMATS["int8" if stored else "int4"](plain[name].shape[1])
+        format = FORMATS["int8" if stored else "int4"](plain[name].shape[1])
         codes = codes_of(plain[name], format)
         numbers[name] = codes.dequantized()
         if stored:

@@ -16,7 +16,7 @@ from pellucid.dist.collectives import Group
 from pellucid.kernels.all_reduce import Mailbox
 from pellucid.models.build import BuildOptions, build
 from pellucid.models.checkpoint import Checkpoint
-from pellucid.quant.online import EXPERT_FORMATS
+from pellucid.quant.online import FORMATS
 from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import CPU, Harness, load
 from tests.models.test_coded import CHECKPOINTS, encoded
@@ -125,7 +125,7 @@ def test_experts(tmp_path: Path, stored: str) -> None:
     tensors = save_model(tmp_path, one_by_one=stored != "one tensor", hidden=40, heads=(3, 3))
     if stored == "codes":
         for name in [name for name in tensors if ".experts." in name]:
-            format = EXPERT_FORMATS["int8"](0)
+            format = FORMATS["int8"](0)
             parts = encoded(codes_of(tensors.pop(name), format), format)
             tensors |= {name.replace("weight", suffix): part for suffix, part in parts.items()}
         rewrite(tmp_path, tensors, INT8)

@@ -13,7 +13,7 @@ from pellucid.native.library import Library
 from pellucid.quant.codes import Codes
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain
-from pellucid.quant.online import EXPERT_FORMATS
+from pellucid.quant.online import FORMATS
 from pellucid.quant.packed import group_codes
 from pellucid.quant.rounding import rounded
 
@@ -32,7 +32,7 @@ def make(
 ) -> tuple[NativeExperts, ExpertWeights]:
     """And what it computes with."""
     torch.manual_seed(0)
-    format = EXPERT_FORMATS[way]
+    format = FORMATS[way]
     ups: list[Expert] = [[codes(format(DIM), HIDDEN, DIM) for _ in range(2)] for _ in range(NUM)]
     downs: list[Expert] = [[codes(format(HIDDEN), DIM, HIDDEN)] for _ in range(NUM)]
     biases = (torch.randn(NUM, 2 * HIDDEN).to(dtype), torch.randn(NUM, DIM).to(dtype)) if biased else None
@@ -55,7 +55,7 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     assert error < (2e-2 if actual.dtype == torch.bfloat16 else 2e-3), error
 
 
-@pytest.mark.parametrize("way", list(EXPERT_FORMATS))
+@pytest.mark.parametrize("way", list(FORMATS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 40])
 def test_codes_of_all_kinds_are_mixed_as_the_reference_does(
@@ -114,7 +114,7 @@ def test_nobodys_tokens_are_nothing_and_there_may_be_none(code: Library) -> None
 
 
 def test_matrices_of_other_than_whole_panels_are_refused(own: Library) -> None:
-    format = EXPERT_FORMATS["int8"]
+    format = FORMATS["int8"]
     parts = [codes(format(DIM), 40, DIM)] * 2
     with pytest.raises(ValueError, match=r"of \(40, 96\) are not of whole 16s"):
         native_experts(own, [parts], [[codes(format(40), DIM, 40)]], torch.bfloat16)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from pellucid.layers.embedding import VocabEmbedding
 from pellucid.layers.linear import Linear
 from pellucid.models.loader import torch_module
 from pellucid.quant.base import LinearMethod
-from pellucid.quant.int8 import Int8
-from pellucid.quant.online import online
-from pellucid.quant.rounding import rounded
+from pellucid.quant.int8 import Int8, quantize_rows
+from pellucid.quant.online import FORMATS, ONLINE, online
+from pellucid.quant.rounding import in_slices, rounded
 from pellucid.quant.unquantized import Unquantized
 from pellucid.quant.when_loaded import Int4, Mxfp4, Nf4, WhenLoaded
 from tests.models.harness import CPU, Harness, load
@@ -51,7 +53,6 @@ def test_a_name_is_for_all_layers_but_the_head() -> None:
     ("asked", "words"),
     [
         ({"linear": "int5"}, "quantization of 'linear' is 'int5', must be one of none, fp8, int8, int4"),
-        ({"embedding": "int4"}, "quantization of 'embedding' while loading is not served: rows are read"),
         ({"linear": "int4", "ignore": "lm_head"}, "ignore in quantization is 'lm_head', must be a list"),
         ("{int4}", "is no JSON"),
     ],
@@ -99,6 +100,48 @@ def test_rows_of_no_whole_groups_are_refused() -> None:
         Int4().format_for(40)
     with pytest.raises(ValueError, match="a row of 48 inputs is not made of whole groups of 32"):
         Mxfp4().format_for(48)
+
+
+def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pellucid.quant.rounding.ROWS", 20)
+    weight, seen = torch.randn(50, 96, generator=torch.Generator().manual_seed(0)), list[int]()
+
+    def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(len(rows))
+        return quantize_rows(rows)
+
+    for ours, whole in zip(in_slices(weight, quantize), quantize_rows(weight), strict=True):
+        assert torch.equal(ours, whole)
+    assert seen == [20, 20, 10]
+
+
+@pytest.mark.parametrize("way", [way for way in ONLINE if way != "none"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_in_codes_gives_their_numbers_and_a_tied_head_is_as_it(
+    tmp_path: Path, tied: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pellucid.quant.tables.ROWS", 40)
+    folder = write_checkpoint(tmp_path, tie_word_embeddings=tied, hidden_size=64)
+    plain = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    model = load(folder, max_model_len=32, quantization={"embedding": way}).model  # type: ignore[arg-type]
+    embed = next(m for m in torch_module(model).modules() if isinstance(m, VocabEmbedding))
+    numbers = rounded(plain, FORMATS[way](plain.shape[1])).dequantized()
+    ids = torch.tensor([3, 0, len(plain) - 1, 3])
+    assert torch.equal(embed(ids), numbers[ids])
+    assert embed.weight.numel() == 0  # what was loaded is let go
+    head = [m for m in torch_module(model).modules() if isinstance(m, Linear)][-1]
+    assert isinstance(head.method, Unquantized) != tied
+
+
+def test_a_head_that_is_named_is_not_as_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, tie_word_embeddings=True)
+    asked = {"embedding": "int8", "head": "none"}
+    harnesses = (
+        load(folder, max_model_len=32, quantization=each)  # type: ignore[arg-type]
+        for each in (None, asked)
+    )
+    (wanted,), (got,) = (Harness(each, num_seqs=1, max_len=16).step({0: [1, 2, 3]}) for each in harnesses)
+    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.05 * float(wanted.std()))
 
 
 @pytest.mark.parametrize("tied", [False, True])
