@@ -87,7 +87,7 @@ def tiles_of(rows: Rows, view: PagedRows) -> PromptTiles:
     return PromptTiles(tiles, view, tile_queries)
 
 
-def sight(rows: Rows) -> dict[str, int | None]:
+def sight(rows: Rows) -> dict[str, Any]:
     return {"window": rows.window, "chunk": rows.chunk}
 
 
