@@ -47,6 +47,15 @@ class Routing:
     top_groups: int = 1  # of which experts may be chosen
     group_score: Literal["max", "top2"] = "max"  # a group's best score, or the sum of its two best
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for more experts a token than it may choose among."""
+        most = self.num_experts // self.groups * self.top_groups
+        if self.top_k > most:
+            raise ValueError(
+                f"config.json has tokens take {self.top_k} experts (num_experts_per_tok), and choose among "
+                f"{most}: of {self.num_experts} in {self.groups} groups those of the best {self.top_groups}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms on both sides of each layer, windows in most layers, soft caps in Gemma 2."""
+"""Gemma; Gemma 2 and 3: norms on both sides of each layer, windows in most layers, soft caps in Gemma 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pellucid.models.decoder_config import (
     Dense,
     LayerConfig,
     Norms,
+    decoder_config,
+    dense,
     every,
+    grouped_layers,
     heads_of,
     layer_types,
     sizes,
@@ -23,6 +26,25 @@ from pellucid.models.decoder_config import (
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope, rope_config
 from pellucid.models.text_config import text_key
+
+TANH = "gelu_pytorch_tanh"
+
+
+class Gemma(Decoder):
+    """GemmaForCausalLM (Gemma Team 2024), whose releases say "gelu" and mean its approximation by tanh."""
+
+    @staticmethod
+    def declare(config: Fields) -> DecoderConfig:
+        check_causal(config)
+        heads, bias = heads_of(config, num=16, num_kv=16, dim=256), config.bool("attention_bias", False)
+        mlp = dense(config, act=TANH)
+        mlp = replace(mlp, act=Act(TANH)) if mlp.act == Act("gelu") else mlp
+        return replace(
+            decoder_config(config, grouped_layers(config, heads, qkv_bias=bias, o_bias=bias), mlp),
+            tied=config.bool("tie_word_embeddings", True),
+            norm=NormSpec(config.float("rms_norm_eps", 1e-6), wide=True, offset=1.0),
+            embedding_scale=config.size("hidden_size") ** 0.5,
+        )
 
 
 class Gemma2(Decoder):
@@ -75,11 +97,11 @@ class Gemma3(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        if config.bool("use_bidirectional_attention", False):
-            raise ValueError("use_bidirectional_attention in config.json is true: this is no causal model")
+        check_causal(config)
         types = layer_types(config, every(config.size("sliding_window_pattern", 6), config))
-        caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": types}
-        common = Gemma2.declare(Fields(caps | dict(config.config) | {"layer_types": types}))
+        # Norms over heads took the place of caps on scores, whatever config.json says.
+        fixed = {"attn_logit_softcapping": None, "layer_types": types}
+        common = Gemma2.declare(Fields({"final_logit_softcapping": None} | dict(config.config) | fixed))
         family = FamilyRope(theta=1e6, local_theta=1e4, stretches_windows=False)
 
         def layer(kind: str, alike: LayerConfig) -> LayerConfig:
@@ -89,3 +111,9 @@ class Gemma3(Decoder):
             return replace(alike, mixer=replace(mixer, rope=rope, qk_norm="head"))
 
         return replace(common, layers=tuple(map(layer, types, common.layers)))
+
+
+def check_causal(config: Fields) -> None:
+    """Raise ValueError for a model in which tokens see what comes behind them."""
+    if config.bool("use_bidirectional_attention", False):
+        raise ValueError("use_bidirectional_attention in config.json is true: this is no causal model")

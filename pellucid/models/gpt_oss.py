@@ -19,12 +19,21 @@ from pellucid.models.decoder_config import (
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope
 
+YARN = {  # where config.json says nothing of positions
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+
 
 class GptOss(Decoder):
     """GptOssForCausalLM (OpenAI 2025, arXiv 2508.10925)."""
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
+        if not config.has("rope_scaling") and not config.has("rope_parameters"):
+            config = Fields({**config.config, "rope_parameters": YARN})
         bias, num_layers = config.bool("attention_bias", True), config.size("num_hidden_layers")
         alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)]
         types = layer_types(config, alternating)

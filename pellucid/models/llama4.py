@@ -5,11 +5,14 @@ The layers that see everything do not turn positions; there queries grow with th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pellucid.attention.base import Scores
 from pellucid.layers.activation import Act
 from pellucid.layers.experts import Routing, SharedExpert, Sparse
 from pellucid.layers.norm import NormSpec
 from pellucid.layers.position_scale import PositionScale
+from pellucid.layers.rope import RopeConfig
 from pellucid.models.builder import Builder
 from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import (
@@ -51,12 +54,17 @@ class Llama4(Decoder):
         bias, normalizes = config.bool("attention_bias", False), config.bool("use_qk_norm", True)
         family, grows = FamilyRope(theta=500000.0, interleaved=True), growth(config)
 
+        def rope(kind: str) -> RopeConfig:
+            found = rope_config(config, heads.dim, kind, family)
+            # Norms come behind what turns, and take any factor out of it.
+            return replace(found, attention_factor=1.0) if normalizes else found
+
         def mixer(kind: str, turn: bool) -> GQA:
             seen = int(chunk) if chunk and kind == "chunked_attention" else None
             return GQA(
                 heads=heads,
                 scores=Scores(scale=heads.dim**-0.5, chunk=seen),
-                rope=rope_config(config, heads.dim, kind, family) if turn else None,
+                rope=rope(kind) if turn else None,
                 qk_norm="plain" if turn and normalizes else None,
                 q_scale=None if turn else grows,
                 qkv_bias=bias,

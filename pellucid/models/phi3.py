@@ -7,6 +7,7 @@ from typing import ClassVar
 from pellucid.models.decoder import Decoder
 from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
 from pellucid.models.fields import Fields
+from pellucid.models.rope import FamilyRope
 
 
 class Phi3(Decoder):
@@ -18,4 +19,5 @@ class Phi3(Decoder):
     def declare(config: Fields) -> DecoderConfig:
         window = config.size("sliding_window") if config.has("sliding_window") else None
         windows = [window] * config.size("num_hidden_layers")
-        return decoder_config(config, grouped_layers(config, heads_of(config), windows=windows), eps=1e-5)
+        mixers = grouped_layers(config, heads_of(config), windows=windows, rope=FamilyRope(partial=1.0))
+        return decoder_config(config, mixers, eps=1e-5)

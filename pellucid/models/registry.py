@@ -49,6 +49,7 @@ MODELS: Registry[type[Model]] = Registry(
         "Glm4MoeLiteForCausalLM": "pellucid.models.deepseek:Glm4MoeLite",
         "Ernie4_5ForCausalLM": "pellucid.models.ernie4_5:Ernie45",
         "Exaone4ForCausalLM": "pellucid.models.exaone4:Exaone4",
+        "GemmaForCausalLM": "pellucid.models.gemma:Gemma",
         "Gemma2ForCausalLM": "pellucid.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "pellucid.models.gemma:Gemma3",
         "Gemma3ForConditionalGeneration": "pellucid.models.gemma:Gemma3",

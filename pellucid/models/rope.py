@@ -19,11 +19,14 @@ ANY_ROTARY_DIM = 2  # asked with by who wants to know no more than how far posit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRope:
-    """How a family's positions turn, as far as its config.json does not say."""
+    """How a family's positions turn, as far as its config.json does not say.
+
+    partial: the share of a head's features that turn; None: all do, whatever config.json says.
+    """
 
     theta: float = DEFAULT_THETA
     local_theta: float | None = None  # in layers with a window; default `theta`
-    partial: float = 1.0  # the share of a head's features that turn
+    partial: float | None = None
     interleaved: bool = False
     stretches_windows: bool = True  # whether rope_scaling is for layers with a window, too
 
@@ -53,8 +56,7 @@ def rope_config(
     max_position = config.size("max_position_embeddings")
     original = original_length(config, scaling, max_position) if kind in PRETRAINED_LENGTH else 0
     factor = scaling_factor(scaling, kind, max_position, original)
-    partial = scaling.float("partial_rotary_factor", config.float("partial_rotary_factor", family.partial))
-    rotary_dim = int(head_dim * partial)
+    rotary_dim = int(head_dim * share_that_turns(config, scaling, family))
     theta = config.float("rope_theta", family.theta)
     if is_window:
         theta = config.float("rope_local_base_freq", family.local_theta or theta)
@@ -82,6 +84,14 @@ def scaling_fields(config: Fields, layer_type: str) -> Fields:
     parts = [config.part(name) for name in ("rope_scaling", "rope_parameters") if config.has(name)]
     scaling = next((part for part in parts if part.config), Fields({}))  # one may be empty beside the other
     return scaling.part(layer_type) if scaling.has(layer_type) else scaling
+
+
+def share_that_turns(config: Fields, scaling: Fields, family: FamilyRope) -> float:
+    """Of a head's features."""
+    if family.partial is None:
+        return 1.0
+    name = "partial_rotary_factor"
+    return scaling.float(name, config.float(name, family.partial))
 
 
 def original_length(config: Fields, scaling: Fields, max_position: int) -> int:

@@ -140,7 +140,11 @@ CASES = [
         "Llama",
         {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
     ),
-    Case("llama with wide heads, tied", "Llama", {"head_dim": 24, "tie_word_embeddings": True}),
+    Case(
+        "llama with wide heads, tied, all of which turn",
+        "Llama",
+        {"head_dim": 24, "tie_word_embeddings": True} | rope("default", partial_rotary_factor=0.5),
+    ),
     Case("llama with llama3 scaling", "Llama", llama3()),
     Case("llama with linear scaling", "Llama", rope("linear", factor=3.0)),
     Case("llama within dynamic scaling", "Llama", rope("dynamic", factor=3.0)),
@@ -155,6 +159,7 @@ CASES = [
         {"sliding_window": 9, "num_key_value_heads": 1, "partial_rotary_factor": 0.75},
     ),
     Case("phi3 with longrope", "Phi3", longrope(original=256)),
+    Case("gemma", "Gemma", {"head_dim": 24, "hidden_act": "gelu", "attention_bias": True}),
     Case("gemma2", "Gemma2", GEMMA),
     Case(
         "gemma2 without caps, biased, one kv head",
@@ -163,7 +168,7 @@ CASES = [
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
         | {"num_key_value_heads": 1, "sliding_window": 11},
     ),
-    Case("gemma3", "Gemma3Text:Gemma3", GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2}),
+    Case("gemma3", "Gemma3Text:Gemma3", GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2}),
     Case("gemma3 with linear scaling in full layers", "Gemma3Text:Gemma3", GEMMA3 | GEMMA3_LINEAR),
     Case("glm", "Glm", {"head_dim": 16}),
     Case(

@@ -17,13 +17,12 @@ PAGE = ROOT / "CONTRIBUTING.md"
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="installed without its pages")
-def test_the_example_is_the_family_itself() -> None:
-    (example,) = (
-        block
-        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-        if "Gemma2" in block
-    )
-    assert example in (ROOT / "pellucid" / "models" / "gemma.py").read_text()
+def test_the_examples_are_the_families_themselves() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    examples = [block for block in blocks if "(Decoder)" in block]
+    assert [re.match(r"class (\w+)", example)[1] for example in examples] == ["Gemma2", "Gemma"]  # type: ignore[index]
+    for example in examples:
+        assert example in (ROOT / "pellucid" / "models" / "gemma.py").read_text()
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="installed without its pages")

@@ -13,6 +13,7 @@ import pytest
 import pellucid
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.decoder import Decoder
+from pellucid.models.decoder_config import DecoderConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
@@ -75,6 +76,30 @@ def test_longrope_has_had_other_names(name: str) -> None:
     expected = rope_config(Fields(config), 96)
     config["rope_scaling"]["type"] = name
     assert rope_config(Fields(config), 96) == expected and expected.kind == "longrope"
+
+
+def declared(name: str, **changes: object) -> DecoderConfig:
+    """What is read of a hub's file with some fields changed; Ellipsis takes one away."""
+    config = json.loads((HERE / "configs" / f"{name}.json").read_text()) | changes
+    fields = Fields({key: value for key, value in config.items() if value is not ...})
+    model = MODELS.load(str(config["architectures"][0]))
+    assert issubclass(model, Decoder)
+    return model.declare(fields)
+
+
+def test_what_is_silent_is_the_familys() -> None:
+    """As transformers has it: GPT-OSS stretches positions unless it is told not to, null shares the width."""
+    assert declared("gpt-oss-120b", rope_scaling=...) == declared("gpt-oss-120b")
+    assert declared("gpt-oss-120b", rope_scaling={"rope_type": "default"}) != declared("gpt-oss-120b")
+    for name, dim in [("seed-oss-36b-instruct", 64), ("ernie-4.5-0.3b-pt", 64)]:
+        (mixer, *_) = [layer.mixer for layer in declared(name, head_dim=None).layers]
+        assert mixer.heads.dim == dim, name
+        assert declared(name, head_dim=...).layers[0].mixer.heads.dim == 128
+
+
+def test_a_token_cannot_take_more_experts_than_its_groups_have() -> None:
+    with pytest.raises(ValueError, match="take 8 experts.*among 4: of 256 in 64 groups those of the best 1"):
+        declared("deepseek-v3", n_group=64, topk_group=1)
 
 
 @pytest.mark.parametrize(
