@@ -32,4 +32,9 @@ fi
 check "the Dockerfile for GPUs" hadolint --failure-threshold error Dockerfile
 check "the Dockerfile for CPUs" hadolint --failure-threshold error Dockerfile.cpu
 check "the board is JSON" python3 -m json.tool grafana/dashboards/pellucid.json
+if python3 -c 'import grafana_foundation_sdk' 2>/dev/null; then
+    check "the board, as Grafana's own types" python3 grafana/read.py
+else
+    echo "not checked: the board, as Grafana's own types (grafana-foundation-sdk is not installed)"
+fi
 exit $status

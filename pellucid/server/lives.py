@@ -81,7 +81,7 @@ class RequestLog:
         assert reason is not None, "it has ended"
         parts = [
             f"request {request.id}",
-            f"of {life.caller.get('client') or 'nobody'}",
+            f"of {life.caller.get('client', '').strip() or 'nobody'}",
             f"{life.num_prompt_tokens} prompt tokens ({life.num_cached_tokens} cached)",
             f"{life.num_tokens} generated",
             f"ended by {reason.value}{f' ({life.error})' if life.error else ''}",
