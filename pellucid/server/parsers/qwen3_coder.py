@@ -25,7 +25,7 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 
 class Qwen3CoderParser(TypedParser):
-    """The outer tags may be missing, as they often are."""
+    """The outer tags may be missing, as they often are, and those behind values, before another parameter."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
         f"{START}\n{FUNCTION}NAME>\n",
@@ -69,8 +69,12 @@ class Qwen3CoderParser(TypedParser):
             key, end = yield from self._head(">")
             if not end:
                 return
-            if not (yield from self._parameter(key, schemas.get(key), (PARAMETER_END,), "\n")):
+            others = [f"\n{PARAMETER}{other}>" for other in schemas if other != key]
+            ends = (PARAMETER_END, f"\n{FUNCTION_END}\n{END}", *others)
+            if not (found := (yield from self._parameter(key, schemas.get(key), ends, "\n"))):
                 return
+            if found != PARAMETER_END:
+                self._held = found + self._held
         if tag == END:
             self._at -= len(END)
         if tag:

@@ -179,6 +179,10 @@ VARIANTS = [
         "<tool_call><function=weather><parameter=city>Paris</parameter><parameter=days>2</parameter>"
         "</function></tool_call>",
     ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n<parameter=days>\n2\n</function>\n</tool_call>",
+    ),
 ]
 
 
