@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
+from grafana_foundation_sdk.cog.encoder import JSONEncoder  # pyright: ignore[reportMissingImports]
+from grafana_foundation_sdk.models.dashboard import Dashboard  # pyright: ignore[reportMissingImports]
 
 
 def lost(ours, theirs, at=""):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ class Case:
 
     name: str
     family: str
-    options: dict[str, object]
+    options: Mapping[str, object]
     seed: int = 0  # of its weights
 
 
@@ -361,7 +362,7 @@ class Reference:
         family, options = case.family, case.options
         torch.manual_seed(case.seed)
         of_config, _, of_model = family.partition(":")
-        config = getattr(transformers, f"{of_config}Config")(**(SMALL | options))
+        config = getattr(transformers, f"{of_config}Config")(**{**SMALL, **options})
         if options.get("attn_logit_softcapping") is not None:
             config._attn_implementation = "eager"  # others know no caps
         self.model = getattr(transformers, f"{of_model or of_config}ForCausalLM")(config).eval()

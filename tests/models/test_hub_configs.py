@@ -13,7 +13,7 @@ import pytest
 import pellucid
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.decoder import Decoder
-from pellucid.models.decoder_config import DecoderConfig
+from pellucid.models.decoder_config import GQA, DecoderConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
@@ -92,9 +92,9 @@ def test_what_is_silent_is_the_familys() -> None:
     assert declared("gpt-oss-120b", rope_scaling=...) == declared("gpt-oss-120b")
     assert declared("gpt-oss-120b", rope_scaling={"rope_type": "default"}) != declared("gpt-oss-120b")
     for name, dim in [("seed-oss-36b-instruct", 64), ("ernie-4.5-0.3b-pt", 64)]:
-        (mixer, *_) = [layer.mixer for layer in declared(name, head_dim=None).layers]
-        assert mixer.heads.dim == dim, name
-        assert declared(name, head_dim=...).layers[0].mixer.heads.dim == 128
+        for said, expected in ((None, dim), (..., 128)):
+            mixer = declared(name, head_dim=said).layers[0].mixer
+            assert isinstance(mixer, GQA) and mixer.heads.dim == expected, name
 
 
 def test_a_token_cannot_take_more_experts_than_its_groups_have() -> None:
