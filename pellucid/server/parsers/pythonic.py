@@ -23,7 +23,7 @@ PYTHONS = {  # where no JSON is within or around it
     "null": {"type": "const_string", "value": "None"},
 }
 # What begins with neither a bracket nor the token for it.
-OTHER = {"type": "regex", "pattern": r"(\s*([^\s\[<]|<[^|]|<$)[\s\S]*)?"}
+OTHER = {"type": "regex", "pattern": r"(\s*(([^\s\[<]|<[^|])[\s\S]*|<))?"}
 FRAME = CallFrame("NAME(", ")", ", ", None, "[", "]", style="python", otherwise=OTHER)
 
 

@@ -513,7 +513,9 @@ def test_calls_of_pythons_form_are_held_to_their_schemas() -> None:
         assert [kind for kind, _ in found("pythonic", text)].count("call") == 1 + (", time" in text)
     for text in ("[weather(days=2.5)]", "[weather(exact=true)]", '[whether(city="a")]', "[weather(2)]"):
         assert not accepts(forced, text) and not accepts(strict, text), text
-    assert accepts(strict, "It is [sunny].") and accepts(strict, "") and not accepts(forced, "It is.")
+    for text in ("It is [sunny].", "", "<", "< 5", " <b>"):
+        assert accepts(strict, text) and not accepts(forced, text)
+    assert not accepts(strict, "<|python_start|>[weather(days=2.5)]")
     assert not accepts(structural_tag("pythonic", "required", parallel=False), "[time(), time()]")
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {}}, "required": ["b", "a"],
               "$defs": {"n": {"type": "integer"}}}  # fmt: skip
