@@ -21,9 +21,6 @@ from pellucid.connectors.runs import runs
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-# Bytes that are copied without a pause, or one page.  A copy engine does one thing after the other, and what
-# a step is told and tells are copies, too: beside streams they are not to wait for a whole prompt.
-PIECE_BYTES = 64 << 20
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
@@ -63,10 +60,6 @@ class Driver(Protocol):
         """Begin a copy on the current stream, from whatever device to whatever device."""
         ...
 
-    def wait(self) -> None:
-        """Until the current stream's are done."""
-        ...
-
 
 class DeviceMemory:
     """Places on a GPU, this process's own or another one's.  pointer: of the first place."""
@@ -78,7 +71,6 @@ class DeviceMemory:
     def read(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
         for here, there, num_bytes in self._copies(places, pages, rows):
             self._driver.copy(here, there, num_bytes)
-            self._driver.wait()
 
     def write(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
         for here, there, num_bytes in self._copies(places, pages, rows):
@@ -95,12 +87,7 @@ class DeviceMemory:
             raise LookupError(f"places {min(places)} to {max(places)} of memory with {self._num_places}")
         size, stride, base = pages.shape[1], self._stride, pages.data_ptr()
         if size == stride:
-            most = max(1, PIECE_BYTES // size)
-            together = (
-                (row + i, place + i, min(most, num - i))
-                for row, place, num in runs(rows, places)
-                for i in range(0, num, most)
-            )
+            together = runs(rows, places)
         else:  # of another stage, whose pages are larger
             together = ((row, place, 1) for row, place in zip(rows, places, strict=True))
         return [
@@ -174,9 +161,6 @@ class Cuda:
             ctypes.c_size_t(num_bytes),
             stream,
         )
-
-    def wait(self) -> None:
-        torch.cuda.current_stream().synchronize()
 
     def _call(self, name: str, *args: Any) -> None:
         error = getattr(self._library, name)(*args)
