@@ -1,6 +1,7 @@
 # make demo    the bundled model answers, streamed        make test    the whole suite
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
 # make test-parallel    every layout of ranks, on every model and family
+# make test-matrix  every variant of kernels and features, of which the suite has those that differ most
 # make test-clients, make test-ray    clients of other makers, and Ray, which these install
 # make test-all    all of these                           make check-deploy    what is in deploy/
 TORCH  ?= 2.13.0
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install demo test test-all test-parallel test-clients test-ray lint mutants eval check-deploy clean
+.PHONY: install demo test test-all test-parallel test-matrix test-clients test-ray lint mutants eval check-deploy clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +32,9 @@ test: install
 test-parallel: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m parallel tests/llm
 
+test-matrix: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m matrix -n auto --dist worksteal
+
 # Clients of other makers, some of them heavy.
 test-clients: install
 	$(BIN)/python -m pip install --quiet --editable ".[clients]"
@@ -41,7 +45,7 @@ test-ray: install
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/nodes/test_ray.py
 
-test-all: test test-parallel test-clients test-ray
+test-all: test test-parallel test-matrix test-clients test-ray
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 # Constants of kernels are dicts of many kinds of value.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """Compile the kernels for a GPU on a machine without one.
 
 What the interpreter accepts, the compiler may refuse; and what it compiles must fit a GPU's shared memory.
 Runs in a process of its own, `python -m tests.kernels.compile_kernels`, because of the interpreter.  Writes
-one line a kernel: its name, a size, bytes of shared memory.
+one line a kernel: its name, a size, bytes of shared memory.  Every kernel is compiled for Hopper, in the
+variants that differ most, and some for older GPUs: with `--all` every variant of each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import triton
@@ -33,9 +37,11 @@ from pellucid.kernels.all_reduce import (
     sum_add_rms_norm_kernel,
     sum_kernel,
 )
+from pellucid.kernels.cap_logits import BLOCK as LOGITS
+from pellucid.kernels.cap_logits import cap_logits_kernel
 from pellucid.kernels.decode_merge import copies_for, merged_at_once
 from pellucid.kernels.draft_places import draft_places_kernel
-from pellucid.kernels.embedding import embed_share_kernel
+from pellucid.kernels.embedding import embed_codes_kernel, embed_share_kernel
 from pellucid.kernels.experts import (
     FEW,
     FEW_DOWN,
@@ -70,6 +76,8 @@ from pellucid.kernels.lora import (
     wide_tile,
 )
 from pellucid.kernels.lora import FEW as FEW_TOKENS
+from pellucid.kernels.mask_logits import BLOCK as MASKED_LOGITS
+from pellucid.kernels.mask_logits import mask_logits_kernel
 from pellucid.kernels.noise import BLOCK as NUMBERS
 from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.packed_experts import (
@@ -107,6 +115,8 @@ from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
 from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
+from pellucid.kernels.spread import ROWS as UNPACKED_ROWS
+from pellucid.kernels.spread import pack_kernel, unpack_kernel, words_of
 from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
@@ -117,6 +127,9 @@ FP8_LIMITS = {"*fp8e4nv": 448.0, "*fp8e5": 57344.0}
 FP8_HEADS = [(128, 64, stored) for stored in FP8_LIMITS]
 ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024}  # bytes of shared memory that attention plans for
 DTYPE = torch.bfloat16
+ALL = "--all" in sys.argv
+COMPILED: set[str] = set()  # names of kernels
+Variant = TypeVar("Variant")
 POINTERS = {
     "plan_ptr",
     "block_table_ptr",
@@ -183,6 +196,11 @@ REGISTERS = {
 }
 
 
+def few(variants: Sequence[Variant], *places: int) -> Sequence[Variant]:
+    """Those at `places`, by default the first: what every run compiles of all that `--all` does."""
+    return variants if ALL else [variants[place] for place in places or (0,)]
+
+
 def signature_of(name: str, stored: str) -> str:
     """Triton's word for the type of a kernel's argument.  stored: of the elements of a cache or a weight."""
     if name in ("cache_ptr", "weight_ptr"):
@@ -244,6 +262,7 @@ def compiled(  # noqa: ANN201
         kernel, signature, constexprs={(names.index(n),): v for n, v in chosen.items()}, attrs=aligned
     )
     made = triton.compile(source, target=target, options=options)
+    COMPILED.add(kernel.fn.__name__)
     most = REGISTERS.get(kernel.fn.__name__)
     is_plain = not any(constants.get(name) for name in ("TREE", "CAPPED", "REACH"))
     if target == HOPPER and most is not None and is_plain:
@@ -269,6 +288,7 @@ def main() -> None:
     for target in ROOM:
         compile_attention(target)
         compile_decode(target)
+    for target in few(list(ROOM)):
         compile_latent(target)
     compile_hopper_prefill()
     compile_hopper_matmul()
@@ -282,13 +302,23 @@ def main() -> None:
     compile_packed_gemv()
     compile_packed_experts()
     compile_packed_experts_hopper()
-    compile_few_rows(ADA)
+    if ALL:
+        compile_few_rows(ADA)
     compile_passes()
     compile_exchanges()
+    compile_spread()
     compile_adapters()
     compile_ends()
-    for target in (HOPPER, ADA):
+    for target in few((HOPPER, ADA)):
         compile_experts(target)
+    missing = kernels_of_package() - COMPILED
+    assert not missing, f"nobody compiles {', '.join(sorted(missing))}"
+
+
+def kernels_of_package() -> set[str]:
+    """The names of all kernels that are launched, as their sources tell them."""
+    sources = (Path(__file__).parents[2] / "pellucid" / "kernels").glob("*.py")
+    return {name for file in sources for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)}
 
 
 def compile_experts(target: GPUTarget) -> None:
@@ -308,12 +338,12 @@ def compile_experts(target: GPUTarget) -> None:
     }
     common = {"TOP_K": 8, "K_PADDED": 8, "E": 60, "E_PADDED": 64} | follows(target)
     router = {"PARTS": 4, "SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
-    few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
+    of_few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
     launches = [
         (route_kernel, router, 1),
         (sort_kernel, {"TILE": 16, "BLOCK": 8192}, 4),
-        (few_gate_up_kernel, few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
-        (few_down_kernel, few | {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step}, FEW_DOWN.num_warps),
+        (few_gate_up_kernel, of_few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
+        (few_down_kernel, of_few | {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step}, FEW_DOWN.num_warps),
         (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),
     ]
     for kernel, constants, num_warps in launches:
@@ -328,7 +358,7 @@ def compile_experts(target: GPUTarget) -> None:
     few_of = common | {"NUM_IN": 7168, "PADDED": 8192}
     size = compiled(few_wide_logits_kernel, types | own, few_of, target, num_warps=4).metadata.shared
     sys.stdout.write(f"few_wide_logits_kernel {target.arch} {size}\n")
-    for rows, tiles in TILES.items():
+    for rows, tiles in few(list(TILES.items()), 0, -1):
         for full, is_gated in zip(tiles, (True, False), strict=True):
             tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
             constants = {"NUM_OUT": 1536, "NUM_IN": 2048, "GATED": is_gated, "ACT": "silu", "ROWS": rows}
@@ -350,7 +380,7 @@ def compile_latent(target: GPUTarget) -> None:
     """DeepSeek's sizes: one query of 16 heads, and what fills a program."""
     of = {"RANK": 512, "ROTARY": 64, "ROTARY_PADDED": 64, "HALF_PADDED": 256, "RANK_PADDED": 512}
     of |= {"DEPENDENT": target == HOPPER}
-    for padded, heads in ((16, 16), (64, 64)):
+    for padded, heads in few(((16, 16), (64, 64))):
         tile = latent.tile_for(1152, padded * 1152, padded, 64, ROOM[target])
         numbers = of | {"GROUPS": 1, "HEADS": heads, "PACKED": heads, "M": padded, "TILE": tile.keys}
         numbers |= {"BLOCK_SIZE": 64, "MERGED": latent.MERGED}
@@ -400,7 +430,7 @@ def compile_latent(target: GPUTarget) -> None:
 
 def compile_exchanges() -> None:
     """Between ranks; words of 32 bits."""
-    for size in (2, 8):
+    for size in few((2, 8)):
         _, _, rows, words = memory_shape(size)
         mailbox = {"RANK": 1, "SIZE": size, "ROWS": rows, "WORDS": words, "DEPENDENT": False}
         row = {"NUM_WORDS": words, "PADDED": words, "DTYPE": triton.language.bfloat16}
@@ -428,12 +458,33 @@ def compile_exchanges() -> None:
     types |= dict.fromkeys(("first", "share", "dim"), "i32")
     sized = compiled_size(embed_share_kernel, types, {"BLOCK": 1024, "DEPENDENT": False}, num_warps=4)
     sys.stdout.write(f"embed_share_kernel 1024 {sized}\n")
+    types |= {"scales_ptr": "*bf16", "numbers_ptr": "*fp32"}
+    for codes, constants in few(
+        (("*u8", {}), ("*u8", {"numbers_ptr": None}), ("*i8", {"numbers_ptr": None})), 0, 1
+    ):
+        constants = {"GROUP": 128, "BLOCK": 1024, "DEPENDENT": True} | constants
+        sized = compiled_size(embed_codes_kernel, types | {"codes_ptr": codes}, constants, num_warps=4)
+        sys.stdout.write(f"embed_codes_kernel {codes} {sized}\n")
+
+
+def compile_spread() -> None:
+    """Tokens with their 8 experts as messages between ranks, and their experts from messages."""
+    top_k, num = 8, 7168 * DTYPE.itemsize // 4
+    for kernel in (pack_kernel, unpack_kernel):
+        constants = {"NUM": num, "PADDED": triton.next_power_of_2(num), "TOP_K": top_k, "K_PADDED": 8}
+        constants |= {"WORDS": words_of(4 * num, top_k), "BLOCK": UNPACKED_ROWS}
+        types = {name: "*i32" if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+        sys.stdout.write(
+            f"{kernel.fn.__name__} {num} {compiled_size(kernel, types, constants, num_warps=4)}\n"
+        )
 
 
 def compile_adapters() -> None:
     """Of decodes and of prompts."""
     kept = {"shrunk_ptr": "*fp32", "adapters_ptr": "*i32", "num_tokens": "i32"}
-    for (tile, split), rank, parts in ((FEW_TOKENS, 16, 3), (SOME, 16, 1), (MANY, 16, 3), (MANY, 64, 3)):
+    for (tile, split), rank, parts in few(
+        ((FEW_TOKENS, 16, 3), (SOME, 16, 1), (MANY, 16, 3), (MANY, 64, 3)), 0, 2
+    ):
         common = {"TILE": tile, "PRECISION": "tf32", "R": rank, "P": parts}
         inputs = {"K": 4096, "BLOCK": BLOCK_K, "SPLIT": min(split, 4096)}
         ends = {"END0": 4096, "END1": 5120, "N": 6144, "SPLITS": 8, "BLOCK": BLOCK_N}
@@ -444,7 +495,7 @@ def compile_adapters() -> None:
             names = {name: signature_of(name, "*bf16") for name in kernel.arg_names}
             made = compiled(kernel, {**names, **kept, **types}, {**common, **constants}, num_warps=4)
             sys.stdout.write(f"{kernel.fn.__name__} {tile}x{rank}x{parts} {made.metadata.shared}\n")
-    for num_tokens, num in ((16, 1), (32, 8), (64, 8), (64, 16)):
+    for num_tokens, num in few(((16, 1), (32, 8), (64, 8), (64, 16)), 3):
         tile = wide_tile(num_tokens, 16 * num)
         constants = ends | {"BLOCKS0": 64, "BLOCKS1": 16, "R": 16, "P": 3, "L": num, "PADDED": 16 * num}
         constants |= {"TILE": tile, "BLOCK": WIDE_BLOCK, "PRECISION": "tf32"}
@@ -478,7 +529,7 @@ def compile_ends() -> None:
         constants = {"PURPOSE": 1, "BLOCK": NUMBERS}
         size = compiled_size(noise_kernel, types | {"out_ptr": out}, constants, num_warps=4)
         sys.stdout.write(f"noise_kernel {out} {size}\n")
-    for longest in (1, 5):
+    for longest in few((5, 1)):
         constants = {"SHORTEST": 1, "LONGEST": longest, "NUM": 5, "NUM_PADDED": 8, "BLOCK": LOOKED_AT}
         types = {"token_ids_ptr": "*i32", "slots_ptr": "*i64", "newest_ptr": "*i64", "out_ptr": "*i32"}
         size = compiled_size(prompt_lookup_kernel, types | {"token_stride": "i32"}, constants, num_warps=8)
@@ -488,6 +539,12 @@ def compile_ends() -> None:
     sys.stdout.write(f"verify_tree_kernel 16 {size}\n")
     size = shared_memory(tree_places_kernel, "", {"DEPTH": 5, "BLOCK": 128, "DEPENDENT": True}, num_warps=4)
     sys.stdout.write(f"tree_places_kernel 128 {size}\n")
+    for is_capped in few((True, False)):
+        constants = {"BLOCK": LOGITS, "IS_CAPPED": is_capped}
+        sys.stdout.write(f"cap_logits_kernel {is_capped} {shared_memory(cap_logits_kernel, '', constants)}\n")
+    own = {"bits_ptr": "*i32"}
+    size = shared_memory(mask_logits_kernel, "", {"BLOCK": MASKED_LOGITS}, own=own)
+    sys.stdout.write(f"mask_logits_kernel {MASKED_LOGITS} {size}\n")
     for kernel in (verify_chain_kernel, advance_kernel, drafts_kernel):
         size = shared_memory(kernel, "", {"K": 5, "K_PADDED": 8, "DEPENDENT": True}, num_warps=1)
         sys.stdout.write(f"{kernel.fn.__name__} 5 {size}\n")
@@ -515,7 +572,7 @@ def compile_passes() -> None:
         constants |= {"static_ptr": None, "post_ptr": None, "IS_SCALED": False}
         size = shared_memory(add_rms_norm_kernel, "*bf16", constants, num_warps=warps_for(dim))
         sys.stdout.write(f"add_rms_norm_kernel {dim} {size}\n")
-    for act in ACTIVATIONS:
+    for act in few(list(ACTIVATIONS)):
         constants = {"HIDDEN": 3072, "ACT": act, "BLOCK": BLOCK, "GROUP": BLOCK, "NUM_SCALES": 0}
         constants |= {"scales_ptr": None, "static_ptr": None}
         size = shared_memory(silu_mul_kernel, "", constants, num_warps=4)
@@ -564,13 +621,14 @@ def compile_draw() -> None:
 
 
 def compile_attention(target: GPUTarget) -> None:
-    for head_dim, num_query, reach, tree, cache in (
+    variants = (
         (128, 1, 0, False, "*bf16"),
         (128, 1, -8192, False, "*bf16"),
         (80, 4, 500, True, "*bf16"),
         (128, 4, 0, False, "*fp8e4nv"),
         (128, 8, 0, True, "*fp8e5"),
-    ):
+    )
+    for head_dim, num_query, reach, tree, cache in few(variants, *((0, 2, 4) if target is HOPPER else (3,))):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
             **{
@@ -608,7 +666,7 @@ def follows(target: GPUTarget) -> dict[str, bool]:
 
 def compile_decode(target: GPUTarget) -> None:
     """Decodes and verifications of few rows, some and many; FP8 caches are read as pairs of values."""
-    for head_dim, num_query, reach, tree, num_pairs, fp8 in (
+    variants = (
         (128, 8, -8192, False, 8, None),
         (128, 1, 0, False, 8, None),
         (80, 4, 500, True, 8, None),
@@ -621,7 +679,9 @@ def compile_decode(target: GPUTarget) -> None:
         (128, 8, 0, False, 8, "e4m3"),
         (128, 1, 0, False, 2048, "e5m2"),
         (128, 8, 0, False, 8, "e5m2"),
-    ):
+    )
+    places = (1, 2, 4, 5, 9, 11) if target is HOPPER else (1,)
+    for head_dim, num_query, reach, tree, num_pairs, fp8 in few(variants, *places):
         packed, stored = num_query * 4, "*i16" if fp8 else "*bf16"
         by_lines = num_query == 1 and not fp8 and target is HOPPER
         by_lines &= num_pairs >= decode.MIN_PAIRS_BY_LINES
@@ -654,10 +714,11 @@ def compile_decode(target: GPUTarget) -> None:
 
 def compile_hopper_prefill() -> None:
     part, rows = PART.value, ROWS.value
-    for head_dim, group_size, window in (
+    variants = (
         *((128, 1, None), (128, 2, None), (128, 8, 700), (64, 4, None), (128, 5, None), (64, 7, None)),
         *((64, 8, 128), (64, 8, None)),
-    ):
+    )
+    for head_dim, group_size, window in few(variants, 1, 6):
         heads = padded_heads(group_size)
         box = [rows // heads, heads, part]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (3, 2)]
@@ -677,7 +738,7 @@ def compile_hopper_prefill() -> None:
 def compile_hopper_matmul() -> None:
     """Every number of groups of warps, with the most rows that each takes; whole, split and gated."""
     lines, step = LINES.value, LINE_BYTES.value // DTYPE.itemsize
-    for groups, rows, stages, splits, act in (
+    variants = (
         (1, 16, 20, 2, None),
         (2, 32, 11, 4, None),
         (3, 16, 8, 1, "silu"),
@@ -688,7 +749,8 @@ def compile_hopper_matmul() -> None:
         (3, 64, 6, 1, "silu"),
         (3, 256, 4, 4, None),
         (3, 256, 4, 1, "silu"),
-    ):
+    )
+    for groups, rows, stages, splits, act in few(variants, 0, 7):
         box = [lines // 16, 2, 8, step] if act else [lines, step]
         layouts = [gl.NVMMASharedLayout(128, 16, rank) for rank in (2, len(box))]
         constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": step, "SPLITS": splits}
@@ -701,7 +763,9 @@ def compile_hopper_matmul() -> None:
         size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_matmul_kernel {groups}x{rows} {size}\n")
     # In FP8, with scales of groups, which take more registers.
-    for groups, rows, stages, splits in ((1, 16, 20, 1), (1, 128, 8, 2), (2, 128, 6, 1), (3, 64, 6, 1)):
+    for groups, rows, stages, splits in few(
+        ((1, 16, 20, 1), (1, 128, 8, 2), (2, 128, 6, 1), (3, 64, 6, 1)), 3
+    ):
         layout = gl.NVMMASharedLayout(128, 8, 2)
         constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": 128, "SPLITS": splits}
         constants |= {"ACT": None, "SHARED": 128, "bias_ptr": None}
@@ -751,17 +815,20 @@ def compile_quantization() -> None:
 
 def compile_few_rows(target: GPUTarget) -> None:
     """In FP8: rows that are rounded and those that are not, with scales of all kinds."""
-    for x, group, constants in (
+    variants = (
         ("*fp8e4nv", 12288, {"static_ptr": None}),
         ("*fp8e4nv", 128, {"static_ptr": None}),
         ("*bf16", 12288, {"x_scale_ptr": None, "static_ptr": None}),
         ("*bf16", 12288, {"x_scale_ptr": None}),
-    ):
+    )
+    for x, group, constants in few(variants, 1, 3):
         gemv = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
         gemv |= {"GROUP": group} | follows(target) | constants
         size = compiled(fp8_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
         sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
-    for rows, block_k, group in ((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)):
+    for rows, block_k, group in few(
+        ((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)), 0, 2
+    ):
         tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "GROUP": group}
         tile |= {"ACT": None, "bias_ptr": None} | follows(target)
         size = compiled(split_k_kernel, FROM_FP8, tile, target, num_warps=4, num_stages=4).metadata.shared
@@ -774,21 +841,21 @@ def compile_packed() -> None:
     types = dict.fromkeys(pointers, "*bf16") | {"words_ptr": "*i32", "partial_ptr": "*fp32"}
     types |= dict.fromkeys(("num_rows", "num_out", "num_in", "x_stride", "first_block"), "i32")
     types |= {"arrivals_ptr": "*i32"}
+    kinds = (
+        (0, 4, 128, set()),
+        (0, 4, 32, {"zero_ptr"}),
+        (0, 8, 64, {"offset_ptr"}),
+        (1, 4, 16, set()),
+        (2, 4, 64, {"table_ptr"}),
+        (3, 8, 4096, set()),
+    )
     for target, (numbers, bits, group, given) in itertools.product(
-        (HOPPER, AMPERE),
-        (
-            (0, 4, 128, set()),
-            (0, 4, 32, {"zero_ptr"}),
-            (0, 8, 64, {"offset_ptr"}),
-            (1, 4, 16, set()),
-            (2, 4, 64, {"table_ptr"}),
-            (3, 8, 4096, set()),
-        ),
+        few((HOPPER, AMPERE), 1), few(kinds, 1, 2, 3, 4)
     ):
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr"} - given)
         constants |= follows(target)
-        for rows in (16, 64):
+        for rows in few((16, 64)):
             made = compiled(
                 packed_matmul_kernel, types, constants | {"ROWS": rows}, target, num_warps=4, num_stages=4
             )
@@ -803,16 +870,18 @@ def compile_packed() -> None:
 def compile_packed_hopper() -> None:
     """Codes of 4 and 8 bits, for few and for many rows; split and gated."""
     half = LINE_BYTES.value // DTYPE.itemsize
-    for (groups, rows, stages, splits, act), (numbers, bits, group, given) in itertools.product(
-        ((1, 16, 8, 2, None), (2, 64, 4, 4, None), (3, 16, 6, 1, "silu"), (3, 128, 4, 1, None)),
-        (
-            (Numbers.INTEGER, 4, 128, set()),
-            (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
-            (Numbers.E2M1, 4, 16, set()),
-            (Numbers.TABLE, 4, 64, {"bias_ptr"}),
-            (Numbers.INTEGER, 8, 32, set()),
-            (Numbers.E4M3, 8, 128, set()),
-        ),
+    tiles = ((1, 16, 8, 2, None), (2, 64, 4, 4, None), (3, 16, 6, 1, "silu"), (3, 128, 4, 1, None))
+    kinds = (
+        (Numbers.INTEGER, 4, 128, set()),
+        (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
+        (Numbers.E2M1, 4, 16, set()),
+        (Numbers.TABLE, 4, 64, {"bias_ptr"}),
+        (Numbers.INTEGER, 8, 32, set()),
+        (Numbers.E4M3, 8, 128, set()),
+    )
+    of_few = [(tiles[0], kind) for kind in kinds[1:]] + [(tiles[2], kinds[0])]
+    for (groups, rows, stages, splits, act), (numbers, bits, group, given) in (
+        itertools.product(tiles, kinds) if ALL else of_few
     ):
         if bits == 8 and rows == 128:
             continue
@@ -840,16 +909,16 @@ def compile_packed_gemv() -> None:
     types = dict.fromkeys(("x_ptr", "words_ptr", "scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
     types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
     types["num_out"] = "i32"
-    for (num_in, act), (numbers, bits, group, given) in itertools.product(
-        ((4096, "silu"), (1096, None)),
-        (
-            (Numbers.INTEGER, 4, 128, set()),
-            (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
-            (Numbers.E2M1, 4, 16, set()),
-            (Numbers.TABLE, 4, 64, {"bias_ptr"}),
-            (Numbers.E4M3, 8, 128, set()),
-        ),
-    ):
+    ends = ((4096, "silu"), (1096, None))
+    kinds = (
+        (Numbers.INTEGER, 4, 128, set()),
+        (Numbers.INTEGER, 4, 32, {"zero_ptr", "offset_ptr"}),
+        (Numbers.E2M1, 4, 16, set()),
+        (Numbers.TABLE, 4, 64, {"bias_ptr"}),
+        (Numbers.E4M3, 8, 128, set()),
+    )
+    of_few = [(ends[0], kind) for kind in kinds[1:]] + [(ends[1], kinds[0])]
+    for (num_in, act), (numbers, bits, group, given) in itertools.product(ends, kinds) if ALL else of_few:
         assembly = products(
             *(numbers, bits, DTYPE, tuple(range(16))), middle=0x43084308, has_zero="zero_ptr" in given,
             has_offset="offset_ptr" in given, group=min(4, group * bits // 64),
@@ -868,8 +937,9 @@ def compile_packed_experts() -> None:
     types |= dict.fromkeys(("order_ptr", "starts_ptr", "tiles_ptr"), "*i32")
     types |= dict.fromkeys(("x_stride", "num_experts", "first_block", "num_out"), "i32")
     types |= dict.fromkeys(("limit", "alpha"), "fp32")
+    kinds = ((0, 4, 128, {"zero_ptr"}), (1, 4, 32, {"bias_ptr"}), (3, 8, 4096, set()))
     for target, (numbers, bits, group, given) in itertools.product(
-        (HOPPER, AMPERE), ((0, 4, 128, {"zero_ptr"}), (1, 4, 32, {"bias_ptr"}), (3, 8, 4096, set()))
+        few((HOPPER, AMPERE), 1), few(kinds, 0, 1)
     ):
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "weights_ptr"} - given)
@@ -893,14 +963,14 @@ def compile_packed_experts() -> None:
 def compile_packed_experts_hopper() -> None:
     """The same on Hopper, in all tiles."""
     half = LINE_BYTES.value // DTYPE.itemsize
-    for rows, num_blocks, (numbers, bits, group, given) in itertools.product(
-        (8, 16, 32, 64, 128),
-        (90, 32),
-        (
-            (Numbers.E2M1, 4, 32, {"bias_ptr"}),
-            (Numbers.INTEGER, 4, 128, {"zero_ptr"}),
-            (Numbers.E4M3, 8, 128, set()),
-        ),
+    kinds = (
+        (Numbers.E2M1, 4, 32, {"bias_ptr"}),
+        (Numbers.INTEGER, 4, 128, {"zero_ptr"}),
+        (Numbers.E4M3, 8, 128, set()),
+    )
+    of_few = ((8, 90, kinds[0]), (128, 90, kinds[1]), (16, 32, kinds[2]))
+    for rows, num_blocks, (numbers, bits, group, given) in (
+        itertools.product((8, 16, 32, 64, 128), (90, 32), kinds) if ALL else of_few
     ):
         tile = expert_tile(rows, num_blocks, bits, 4 if num_blocks == 32 else 132)
         layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
@@ -941,7 +1011,8 @@ def compile_scaled_products() -> None:
         (AMPERE, None, "*u8", ["*bf16", "*fp16"]),
         (HOPPER, None, "*i8", ["*bf16"]),
     ):
-        for dtype, num_tokens, block in itertools.product(dtypes, (1, 64, 1000), (128, 4096)):
+        sizes = itertools.product(dtypes, (1, 64, 1000), (128, 4096))
+        for dtype, num_tokens, block in sizes if ALL else ((dtypes[0], 64, 128),):
             itemsize = 2 if x is None else 1
             rows, columns, warps = tile_for(num_tokens)
             constants = {"N": 4096, "K": 4096, "BLOCK": block, "STEP": step_for(itemsize, block)}

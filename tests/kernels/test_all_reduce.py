@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing import start_processes
 
 pytest.importorskip("triton")
 
@@ -129,7 +130,7 @@ def test_ranks_agree_with_the_reference(tmp_path: Path, size: int) -> None:
     for rank in range(size):
         with (tmp_path / str(rank)).open("wb") as file:
             file.truncate(8 * torch.Size(memory_shape(size)).numel())
-    torch.multiprocessing.spawn(run_rank, (size, str(tmp_path)), nprocs=size)
+    start_processes(run_rank, (size, str(tmp_path)), nprocs=size, start_method="fork")
 
 
 def test_what_they_cannot_do_is_left_to_others() -> None:

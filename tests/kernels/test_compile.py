@@ -37,12 +37,14 @@ def test_what_is_launched_may_be_compiled_instead(tmp_path: Path, num_workers: i
     assert done.stdout == f"compiled [2, 2], found {found}\n", done.stderr
 
 
-@pytest.mark.slow
-def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
-    done = run("tests.kernels.compile_kernels", cache=tmp_path)
+@pytest.mark.parametrize(
+    "variants", [(), pytest.param(("--all",), marks=pytest.mark.matrix)], ids=["few", "all"]
+)
+def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path, variants: tuple[str, ...]) -> None:
+    done = run("tests.kernels.compile_kernels", *variants, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     sizes = [line.split() for line in done.stdout.splitlines()]
-    assert len(sizes) >= 90
+    assert len(sizes) >= (200 if variants else 60)
     limits = [
         HOPPER_LIMIT if name.startswith(HOPPER) or "90" in rest else ADA_LIMIT if "89" in rest else LIMIT
         for name, *rest, _ in sizes
