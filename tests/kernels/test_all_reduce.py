@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 
 pytest.importorskip("triton")
 
