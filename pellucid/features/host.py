@@ -87,7 +87,8 @@ class HostFeatures:
 
     def holds(self, seq: Sequence, hit: PrefixHit) -> bool:
         """Does one keep it from being admitted, until it lets go of it?"""
-        return any(feature.holds(seq, hit) for _, feature in self._hooks.of(FEATURE_BITS, "holds"))
+        hooks = self._hooks.of(FEATURE_BITS, "holds")
+        return bool(hooks) and any(feature.holds(seq, hit) for _, feature in hooks)
 
     def vacate(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
         """It leaves its slot."""

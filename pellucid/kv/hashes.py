@@ -34,10 +34,11 @@ class Prefix:
 
         Only these are read; `tokens` must begin with what was named before.
         """
-        size, digests, update, digest = self._block_size, self.digests, self._hash.update, self._hash.digest
+        size, digests = self._block_size, self.digests
         start, end = len(digests) * size, len(tokens) // size * size
         if start >= end:
             return
+        update, digest = self._hash.update, self._hash.digest
         fresh = np.asarray(tokens[start:end], dtype=np.int32).tobytes()
         for offset in range(0, len(fresh), 4 * size):
             update(fresh[offset : offset + 4 * size])

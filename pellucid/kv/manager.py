@@ -91,8 +91,10 @@ class KVManager:
 
     def match(self, prefix: Prefix, tokens: Tokens, max_tokens: int) -> PrefixHit:
         """The longest prefix of `tokens`, at most `max_tokens` long, from which every kind can go on."""
-        num = max_tokens // self.block_size if self.enable_prefix_caching else 0
-        digests = self.digests(prefix, tokens)[:num] if num else []
+        if not self.enable_prefix_caching:
+            return self._no_hit
+        prefix.extend(tokens)
+        digests = prefix.digests[: max_tokens // self.block_size]
         while digests:  # until nobody lowers it
             num = len(digests)
             for kind, i, _ in self.stripes:
@@ -147,11 +149,11 @@ class KVManager:
 
     def adopt(self, slot: int, hit: PrefixHit) -> None:
         """Make the hit the beginning of a slot's table, which is empty."""
-        self.pages[slot, : len(hit.pages)] = hit.pages
         self.capacity[slot] = hit.num_tokens
-        for kind, i, _ in self._passing:
-            self._first[i, slot] = self.first_kept(kind, hit.num_tokens)
         if hit.num_tokens:
+            self.pages[slot, : len(hit.pages)] = hit.pages
+            for kind, i, _ in self._passing:
+                self._first[i, slot] = self.first_kept(kind, hit.num_tokens)
             self.hold(hit.pages)
         if self.enable_prefix_caching:
             self.publish_at[slot] = hit.num_tokens + self.block_size

@@ -100,16 +100,16 @@ class PagePool:
         """Make each block [n, stripes] findable, unless it is, or another one has the same content."""
         index, names, flags = self._index[kind], self._names, self._flags
         rows: list[list[int]] = blocks.tolist()
-        new: list[int] = []
-        for row, (pages, digest) in enumerate(zip(rows, digests, strict=True)):
+        new: list[list[int]] = []
+        for pages, digest in zip(rows, digests, strict=True):
             first = pages[0]
             if not flags[first] and index.setdefault(digest, pages) is pages:
                 names[first] = kind, digest
-                new.append(row)
+                new.append(pages)
                 for page in pages:
                     flags[page] = True
         if self.observer is not None and new:
-            self.observer(kind, [names[rows[row][0]][1] for row in new], blocks[new])
+            self.observer(kind, [names[pages[0]][1] for pages in new], np.array(new, dtype=np.int32))
 
     def index(self, kind: int) -> Mapping[bytes, Sequence[int]]:
         """The published blocks of a kind by digest: each one's pages."""

@@ -79,6 +79,7 @@ class Scheduler:
         self._inflight: deque[Flight] = deque()
         self._next_seq_id = self._next_plan_id = 0
         self._num_asking = 0  # sequences in slots that ask for any feature
+        self._num_streams = 0  # that decode, and whose users read along
         self._newest = -1  # plan that was made
         self._num_landed = 0  # plans with rows
         self._committed = -1
@@ -314,7 +315,7 @@ class Scheduler:
     def _limit_prompts(self, step: Step) -> None:
         """Streams wait for the whole step: prompts get of it what these can bear."""
         t = self.table
-        if np.bitwise_or.reduce(t.asked[self._decoding], initial=0) & STREAMED:
+        if self._num_streams:
             start = int(t.planned[self._prefilling.oldest.slot]) if len(self._prefilling) else 0
             num_waiting = len(self._prefilling) + len(self._waiting)
             num_draft = min(int(t.drafts[step.decodes].sum()), step.budget)
@@ -358,9 +359,9 @@ class Scheduler:
         """The last chunk is planned; it samples."""
         t, slot = self.table, seq.slot
         step.joining.append(slot)
-        t.ready_at[slot] = step.id + self.options.pp
-        if seq.host_bound or t.planned[slot] + 1 >= seq.limit:
-            t.ready_at[slot] = NEVER
+        self._num_streams += seq.request.is_streamed
+        is_over = seq.host_bound or t.known[slot] + 1 >= seq.limit
+        t.ready_at[slot] = NEVER if is_over else step.id + self.options.pp
 
     # Admission
 
@@ -578,7 +579,9 @@ class Scheduler:
             self._draining.append((self._newest, slot))
         else:
             self._slots.append(slot)
-        if not t.is_decoding(slot):
+        if t.is_decoding(slot):
+            self._num_streams -= seq.request.is_streamed
+        else:
             self._prefilling.remove(seq)
         self._num_asking -= seq.asked > 0
         self._stops.remove(seq.stop_token_ids)
@@ -830,6 +833,8 @@ class Scheduler:
         """Assert the invariants between two steps; `inflight`: plans that have not been committed."""
         t, running = self.table, list(self._running)
         assert len(running) == len(self._decoding) + len(self._prefilling), "who runs"
+        num_streams = np.count_nonzero(t.asked[self._decoding] & STREAMED)
+        assert num_streams == self._num_streams, "whose users read along"
         self.kv.check([seq.slot for seq in running])
         draining = [slot for _, slot in self._draining]
         taken = [*(seq.slot for seq in running), *draining]

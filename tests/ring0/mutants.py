@@ -315,7 +315,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "t.ready_at[slots] = step.id + self.options.pp", "t.ready_at[slots] = step.id + 1"),
     ],
     "2 the first decode is planned before its feedback": [
-        ("scheduler", "t.ready_at[slot] = step.id + self.options.pp", "t.ready_at[slot] = step.id + 1"),
+        ("scheduler", "if is_over else step.id + self.options.pp", "if is_over else step.id + 1"),
     ],
     "2 host-bound planned while in flight": [
         (
@@ -631,6 +631,9 @@ FAULTS: dict[str, list[Edit]] = {
     "10 of those that decode one is forgotten when they are sorted": [
         ("scheduler", 'self._decoding[np.argsort(-lengths, kind="stable")]', "$[1:]")
     ],
+    "10 a stream that has left is counted on": [
+        ("scheduler", "            self._num_streams -= seq.request.is_streamed\n", "            pass\n")
+    ],
     "10 a prompt of which a part is planned is forgotten": [
         (
             "scheduler",
@@ -695,7 +698,7 @@ EQUIVALENT: dict[str, list[Edit]] = {
     "6 feedback as soon as it has come": [("worker", "log[self.num_applied][0] <= newest", "True")],
     # Rows behind the certain end yield nothing, and are stale when they land.
     "3 a chunk's sequence that surely ends is planned on": [
-        ("scheduler", "if seq.host_bound or t.planned[slot] + 1 >= seq.limit:", "if seq.host_bound:")
+        ("scheduler", "seq.host_bound or t.known[slot] + 1 >= seq.limit", "seq.host_bound")
     ],
 }
 
