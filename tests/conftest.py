@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.forked import Nursery
 
 # The same examples in every run, on a machine of any speed: a failure is the change's, and comes again.
 settings.register_profile("pellucid", derandomize=True, deadline=None, database=None)
@@ -40,3 +45,21 @@ def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("tiny_draft"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """The process that members of engines are forked from."""
+    from tests.forked import Nursery
+
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def forked_members(nursery: Nursery) -> Iterator[None]:
+    """Members of a module's engines find torch imported: tests of what they do, not of their start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pellucid.nodes.local.spawn", nursery.spawn)
+        yield

@@ -1,4 +1,4 @@
-"""The processes that a test has started, by what their command lines say."""
+"""The processes that a test has started, by what their command lines say, or the names that forks have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ def members(owner: int | None = None) -> dict[int, str]:
         for child in psutil.Process(owner).children():
             with suppress(psutil.NoSuchProcess):
                 command = child.cmdline()
-                if "pellucid.member" in command and child.status() != psutil.STATUS_ZOMBIE:
+                if "tests.forked" in command:
+                    for fork in child.children():
+                        if fork.status() != psutil.STATUS_ZOMBIE:
+                            found |= {fork.pid: fork.name()} | members(fork.pid)
+                elif "pellucid.member" in command and child.status() != psutil.STATUS_ZOMBIE:
                     found |= {child.pid: command[-1].removeprefix("pellucid ")} | members(child.pid)
     return found
 

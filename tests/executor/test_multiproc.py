@@ -42,8 +42,15 @@ def finish(engine: LLMEngine) -> list[str | None]:
     return reasons
 
 
-@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "parallel"),
+    [
+        pytest.param(0, "tensor_parallel_size", marks=pytest.mark.matrix),
+        (1, "tensor_parallel_size"),
+        (0, "pipeline_parallel_size"),
+        pytest.param(1, "pipeline_parallel_size", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int, parallel: str) -> None:
     engine = started(tiny, depth=2, **{parallel: 2})
     os.kill(member(f"worker {rank}"), signal.SIGKILL)

@@ -13,6 +13,8 @@ from pellucid.sampling_params import StructuredOutputsParams
 from tests.graphs.test_graphs import OPTIONS, graphed, worker_of
 from tests.llm.test_invariance import NGRAM, random_requests
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 TOKEN = 77
 COMPANIES: dict[str, dict[str, object]] = {
     "plain": {"depth": 1},

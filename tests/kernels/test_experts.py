@@ -175,8 +175,11 @@ def assert_mixed_alike(
 
 
 @pytest.mark.parametrize("num_tokens", [1, FEW_TOKENS, FEW_TOKENS + 1, 40])
-@pytest.mark.parametrize("gating", [SILU, Gating("gelu_tanh"), Gating("silu", 0.5, 1.702)], ids=str)
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(
+    ("gating", "biased"),
+    [(SILU, False), (SILU, True), (Gating("gelu_tanh"), False), (Gating("silu", 0.5, 1.702), True)],
+    ids=str,
+)
 def test_few_tokens_and_many_are_mixed_as_the_reference_does(
     num_tokens: int, gating: Gating, biased: bool
 ) -> None:

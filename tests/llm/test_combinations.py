@@ -7,6 +7,8 @@ import pytest
 from pellucid import LLM, SamplingParams
 from tests.worker import pipeline  # noqa: F401 (registers the executor "lazy")
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 QUESTIONS = [[{"role": "user", "content": f"What is {a}+{3 * a + 7}?"}] for a in (12, 47, 333)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}}
@@ -22,10 +24,11 @@ def answers(**options: object) -> list[list[int]]:
 
 STORAGES = [
     {},
-    {"quantization": "fp8"},
-    {"quantization": "int8"},
-    {"kv_cache_dtype": "fp8"},
-    {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    pytest.param({"quantization": "fp8"}, marks=pytest.mark.matrix),
+    {"quantization": "int8", "kv_cache_dtype": "fp8"},
+    pytest.param({"quantization": "int8"}, marks=pytest.mark.matrix),
+    pytest.param({"kv_cache_dtype": "fp8"}, marks=pytest.mark.matrix),
+    pytest.param({"quantization": "fp8", "kv_cache_dtype": "fp8"}, marks=pytest.mark.matrix),
 ]
 
 
@@ -37,7 +40,9 @@ def test_two_ranks_and_drafts_give_the_tokens_of_one_rank_without(storage: dict)
     assert answers(**storage, **NGRAM, **STAGES) == expected
 
 
-@pytest.mark.parametrize("storage", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
+@pytest.mark.parametrize(
+    "storage", [pytest.param({}, marks=pytest.mark.matrix), {"kv_cache_dtype": "fp8"}], ids=str
+)
 def test_so_do_two_ranks_and_a_draft_model(storage: dict) -> None:
     expected = answers(**storage)
     assert answers(**storage, **DRAFTER, **TWO) == expected

@@ -26,6 +26,8 @@ from tests.llm.test_invariance import BASE, random_requests
 from tests.patience import PATIENCE, eventually
 from tests.processes import members
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

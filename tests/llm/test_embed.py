@@ -13,6 +13,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.pooling import PoolingParams
 from tests.llm.test_invariance import BASE, random_requests
 
+pytestmark = pytest.mark.usefixtures("forked_members")
 PLAIN = PoolingParams(normalize=False)
 
 

@@ -14,6 +14,8 @@ from pellucid import LLM, LoRARequest
 from tests.llm.test_invariance import BASE, NGRAM, assert_same, random_requests, run
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 transformers = pytest.importorskip("transformers")
 
 
@@ -107,7 +109,8 @@ def test_adapters_of_experts_are_refused_by_name(sparse: Path, tmp_path: Path) -
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with LLM(str(sparse), **BASE, enable_lora=True) as llm:
         (output,) = llm.generate([[1, 2]], lora_request=LoRARequest("mine", 1, str(tmp_path)), use_tqdm=False)
-    assert "experts.0.up_proj" in (output.error or "") and "not of mixtures of experts" in output.error
+    error = output.error or ""
+    assert "experts.0.up_proj" in error and "not of mixtures of experts" in error
 
 
 def test_tokens_of_packed_experts_are_the_same_in_company_and_on_ranks(

@@ -17,6 +17,8 @@ from tests.models.fp8 import write_fp8
 from tests.models.harness import Harness, load
 from tests.models.margins import LEAST_MARGIN, noted_margins
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 NUM_TOKENS, MAX_LEN = 64, 160
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 LEAST_LEAD = 1e-5  # of a greedy token's logit over the next one's

@@ -19,6 +19,8 @@ from pellucid.sampling_params import StructuredOutputsParams
 from pellucid.schedule import scheduler as scheduler_module
 from tests.llm.test_invariance import NGRAM
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 NUM_SLOTS = 6
 OPTIONS: dict[str, object] = {
     "dtype": "float32", "device": "cpu", "block_size": 16, "max_num_seqs": NUM_SLOTS, "depth": 2,

@@ -17,6 +17,8 @@ from tests.models.harness import load
 from tests.spec import heads
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,8 @@ from pellucid.router import replicas
 from tests.llm.test_experts import sparse
 from tests.processes import members
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 __all__ = ["sparse"]
 IN_STEP = {"data_parallel_size": 2, "enable_expert_parallel": True}
 BASE = {"device": "cpu", "dtype": "float32", "cpu_kv_cache_gib": 0.05, "worker_timeout": 2.0}

@@ -17,6 +17,8 @@ from pellucid.router.replicas import Replicas
 from tests.llm.test_invariance import BASE, random_requests
 from tests.processes import members
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 NUM = 40
 SOON = {"kv_connector": "PeerConnector", "kv_load_seconds": 2}
 

@@ -16,6 +16,8 @@ from pellucid import LLM, SamplingParams, StructuredOutputsParams
 from pellucid.types import RequestOutput
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 OPTIONS = {
     "device": "cpu",
     "dtype": "float32",

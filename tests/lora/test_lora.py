@@ -16,6 +16,8 @@ from pellucid.lora.peft_config import read_config
 from tests.models import parallel
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False, "prompt_lookup_min": 1}
 BASE: dict[str, object] = {"enable_lora": True, "max_loras": 2, "block_size": 16, "cpu_kv_cache_gib": 0.01}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

@@ -39,6 +39,8 @@ from tests.models.harness import Harness, load
 from tests.quant.layers import make_linear
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 FP8 = torch.float8_e4m3fn
 STATIC = Fp8Format(activations="static")
 PROMPTS = [[5, 17, 200, 33], [9, 9, 40, 41, 42, 300, 7]]

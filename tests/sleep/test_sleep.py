@@ -10,6 +10,8 @@ import pytest
 from pellucid import LLM, SamplingParams
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENGINES: dict[str, dict[str, Any]] = {
     "alone": {},

@@ -25,6 +25,8 @@ from tests.spec.test_ngram import digest, random_prompts, random_wishes
 from tests.spec.toy import want_at_random
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 NUM_DRAFTS = 4
 
 

@@ -11,6 +11,8 @@ from pellucid import LLM
 from tests.llm.test_invariance import BASE, NGRAM, random_requests
 from tests.spec import heads
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 WAYS: dict[str, dict[str, object]] = {
     "two ranks": {"tensor_parallel_size": 2, "depth": 2},
     "two stages": {"pipeline_parallel_size": 2},

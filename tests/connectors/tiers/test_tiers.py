@@ -16,6 +16,8 @@ from pellucid import LLM, SamplingParams
 from pellucid.connectors.tiers.host import Tiers
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[(7 * i + 3 * n) % 90 + 5 for i in range(100)] for n in range(4)]
 

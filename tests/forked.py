@@ -1,0 +1,149 @@
+"""Members forked from a process that has imported what they will need: seconds less for each of them.
+
+For tests of what members do.  How they start and end is tested with `python -m pellucid.member` itself, in
+tests/executor, tests/cluster and tests/nodes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pellucid.nodes.local import NOTES, TITLE, LocalProcess
+
+LOOK_EVERY = 0.1  # seconds
+PR_SET_NAME = 15  # Linux: what a process is called, up to 15 characters, beside its command line
+NUM_DESCRIPTORS = 3  # of a member: the two of its line, and its notes
+
+
+class Nursery:
+    """The process that they come from."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+
+    def spawn(
+        self, name: str, line: tuple[int, int], environment: Mapping[str, str] | None = None
+    ) -> LocalProcess:
+        """As `pellucid.nodes.local.spawn`."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(NOTES)
+            wish = {"title": TITLE + name, "folder": os.getcwd(), "path": sys.path}
+            wish["environment"] = dict(os.environ if environment is None else environment)
+            pid = self.ask(wish, *line, file.fileno())
+            return LocalProcess(Forked(pid, self), mmap.mmap(file.fileno(), NOTES))  # type: ignore[arg-type]
+
+    def ask(self, wish: dict[str, Any], *descriptors: int) -> Any:
+        with self._lock:
+            socket.send_fds(self._ours, [json.dumps(wish).encode()], descriptors)
+            return json.loads(self._ours.recv(64))
+
+    def close(self) -> None:
+        self._ours.close()
+        self._process.wait()
+
+
+class Forked:
+    """As much of a Popen as members' owners use."""
+
+    def __init__(self, pid: int, nursery: Nursery) -> None:
+        self.pid, self._nursery, self.returncode = pid, nursery, None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._nursery.ask({"ended": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a member", timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def serve(asked: socket.socket) -> None:
+    """Fork whoever is wanted, until nobody can want any more."""
+    import pellucid.attention.torch
+    import pellucid.engine.member
+    import pellucid.executor.member
+    import pellucid.models.build
+    import pellucid.worker.worker  # noqa: F401
+    from pellucid import member
+
+    codes: dict[int, int] = {}  # of those that have ended
+    while True:
+        while not select.select([asked], [], [], LOOK_EVERY)[0]:
+            codes |= ended()
+        message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, NUM_DESCRIPTORS)
+        if not message:
+            return
+        wish = json.loads(message)
+        if "ended" in wish:
+            codes |= ended()
+            asked.send(json.dumps(codes.get(wish["ended"])).encode())
+        elif pid := os.fork():
+            asked.send(json.dumps(pid).encode())
+            for descriptor in descriptors:
+                os.close(descriptor)
+        else:
+            asked.close()
+            become(member.main, wish, descriptors)
+
+
+def ended() -> dict[int, int]:
+    """The exit codes of forks that have ended since it was called, by pid."""
+    codes: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            codes[end[0]] = os.waitstatus_to_exitcode(end[1])
+    return codes
+
+
+def become(main: Any, wish: dict[str, Any], descriptors: list[int]) -> None:
+    """What a process started anew would be."""
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, wish["title"].removeprefix(TITLE).encode())
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(wish["folder"])
+        os.environ.clear()
+        os.environ.update(wish["environment"])
+        sys.path[:] = wish["path"]
+        sys.argv = ["pellucid.member", *map(str, descriptors), wish["title"]]
+        main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
