@@ -7,6 +7,7 @@ Its template shows the model the ids of earlier calls, so they are handed out as
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, ParserSetting
@@ -17,10 +18,14 @@ LIST, LIST_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 SHORT, SHORT_END = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 ID = re.compile(r"(?:functions\.)?([\w.-]{1,128}):\d+")
+NUMBER = re.compile(r"\d{1,9}")  # which it writes for an id at times
 
 
 class KimiK2Parser(ScriptParser):
-    """A number that comes twice in an answer becomes the next one that has not."""
+    """A number that comes twice in an answer becomes the next one that has not.
+
+    A number without a name calls the only tool, where there is but one.
+    """
 
     frame: ClassVar[CallFrame | None] = CallFrame(
         f"{CALL}functions.NAME:0{ARGUMENTS}", CALL_END, "", LIST, LIST, LIST_END
@@ -30,6 +35,9 @@ class KimiK2Parser(ScriptParser):
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()
         self._ids: set[str] = set()
+        functions = [tool.get("function") for tool in setting.tools]
+        names = [each.get("name") for each in functions if isinstance(each, Mapping)]
+        self._only = str(names[0]) if len(names) == 1 else None
 
     def read(self) -> Reading[None]:
         while tag := (yield from self._until(LIST, SHORT, CALL)):
@@ -52,10 +60,13 @@ class KimiK2Parser(ScriptParser):
     def _one_call(self) -> Reading[bool]:
         head, _ = yield from self._head(ARGUMENTS)
         yield from self._skip_space()
-        known = ID.fullmatch(head.strip())
+        id = head.strip()
+        if self._only is not None and NUMBER.fullmatch(id):
+            id = f"functions.{self._only}:{id}"
+        known = ID.fullmatch(id)
         if known is None or not self._begins("{"):
             return False
-        self._start(known[1], self._unique(head.strip()))
+        self._start(known[1], self._unique(id))
         yield from self._arguments()
         return True
 

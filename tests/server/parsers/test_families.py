@@ -271,6 +271,9 @@ def test_kimis_calls_keep_their_names() -> None:
     events = parser.feed(opening + weather + time + weather + closing)
     ids = [event.id for event in events if isinstance(event, ToolCallStart)]
     assert ids == ["functions.weather:0", "functions.time:1", "functions.weather:1"]
+    nameless = opening + weather.replace("functions.weather:0", "0") + closing
+    assert found("kimi_k2", nameless, tools=TOOLS[:1]) == PARIS
+    assert found("kimi_k2", nameless)[0][0] == "content", "which of the two is not said"
 
 
 @pytest.mark.parametrize("parser", ["pythonic", "llama4_pythonic"])
