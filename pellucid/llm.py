@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from numbers import Integral
 from types import TracebackType
 from typing import Self, TypeGuard, TypeVar
@@ -13,6 +11,7 @@ from typing import Self, TypeGuard, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from pellucid import collector
 from pellucid.config import EngineConfig
 from pellucid.interrupts import held_back
 from pellucid.judging import chance, joined, judgements
@@ -47,7 +46,9 @@ class LLM:
 
     def __init__(self, model: str = "sprout", **options: object) -> None:
         tell(f"starting {model}")
-        self.llm_engine = LLMEngine(EngineConfig.from_options({"model": model, **options}))
+        config = EngineConfig.from_options({"model": model, **options})
+        with collector.paused():  # what a start makes is there to stay
+            self.llm_engine = LLMEngine(config)
         self._readers: dict[str, deque[RequestOutput]] = {}  # where each running request's outputs go
 
     def generate(
@@ -265,7 +266,7 @@ class LLM:
         ids: list[str] = []
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(prompts), desc="prompts", disable=not use_tqdm, dynamic_ncols=True)
-        with short_collections(), bar:
+        with collector.without_old(), bar:
             for output in self._outputs(ids, lambda: self._add_all(ids, prompts, own, priorities, adapters)):
                 done[output.request_id] = output
                 bar.update(1)
@@ -297,7 +298,7 @@ class LLM:
 
     def _abort_all(self, ids: Collection[str]) -> None:
         """Abort requests, and step until their ends have come."""
-        with held_back, no_collections():
+        with held_back, collector.paused():
             for request_id in ids:
                 self.llm_engine.abort(request_id)
             while any(map(self.llm_engine.outputs.engine_ids, ids)):
@@ -350,34 +351,6 @@ class LLM:
         for output in self.llm_engine.step():
             if output.request_id in self._readers:
                 self._readers[output.request_id].append(output)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Spare the garbage collector what is about to be given back: it would look at it again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
-def short_collections() -> Iterator[None]:
-    """Spare the garbage collector what is there already: a look at all of a program takes as long as steps.
-
-    What the user has frozen stays so.
-    """
-    freezes = not gc.get_freeze_count()
-    if freezes:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if freezes:
-            gc.unfreeze()
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -12,7 +12,6 @@ import time
 import psutil
 
 logger = logging.getLogger(__name__)
-IMPORTED = time.time()
 
 
 def tell(doing: str) -> None:
@@ -27,10 +26,10 @@ def tell(doing: str) -> None:
 class Phases:
     """How long the parts of a start took, as a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: float) -> None:
+        """imported: when all imports were made, by `time.time`; a worker's own process does little before."""
         self._ended = time.perf_counter()
-        # In a worker's own process little else has happened before.
-        self._said = [f"imports {IMPORTED - psutil.Process().create_time():.1f} s"]
+        self._said = [f"imports {imported - psutil.Process().create_time():.1f} s"]
 
     def end(self, name: str) -> None:
         """A phase has ended."""

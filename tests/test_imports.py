@@ -167,6 +167,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "text": {*DATA, "config"},
     "llm": {
+        "collector",
         "llm_engine",
         "judging",
         "pooling",

@@ -59,7 +59,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 def live(desk: Desk, work: Work) -> None:
     """Load, and serve until told to stop."""
-    started = start_engine(work.config, replica=work.replica, nodes=work.nodes, meet=desk.meet)
+    with collector.paused():
+        started = start_engine(work.config, replica=work.replica, nodes=work.nodes, meet=desk.meet)
     desk.send(Ready(tagged(Facts(started.resolved, started.capacity, started.engine.stats()))))
     collector.spare()  # while its owner gets ready to listen
     serve(started.engine, desk)

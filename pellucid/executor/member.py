@@ -76,8 +76,9 @@ def live(desk: Desk, work: Work) -> None:
         waiting=progress.wait,
         say=lambda name, said: desk.send(Said(name, tagged(said))),
     )
-    worker: Worker = load_object(work.worker)(work.resolved, seat)
-    capacity = worker.start()
+    with collector.paused():
+        worker: Worker = load_object(work.worker)(work.resolved, seat)
+        capacity = worker.start()
     collector.freeze()
     desk.send(Ready(tagged(capacity)))
     Hands(desk, worker, progress).serve()

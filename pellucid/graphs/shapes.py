@@ -61,6 +61,7 @@ class StepShape(NamedTuple):
 def decode_shapes(max_rows: int, max_query: int, max_tokens: int, max_short: int) -> dict[StepShape, bool]:
     """For every number of rows: a query each, two on average, all; and which are recorded by halves, too.
 
+    Of verifications those of a power of two of rows are: drafts beside a grammar are rarer than starts.
     max_query: of a verification, 1 if there are none.  max_tokens: of a step.  max_short: queries of a short
     row; longer ones are chunks to attention.
     """
@@ -73,7 +74,8 @@ def decode_shapes(max_rows: int, max_query: int, max_tokens: int, max_short: int
             rows = {"num_short": num_short, "num_chunks": num_rows - num_short, "max_query": max_query}
             if FEW_TOKENS < most > 2 * num_rows:
                 shapes[StepShape(2 * num_rows, num_logits=2 * num_rows, **rows)] = False
-            shapes[StepShape(most, num_logits=most, **rows)] = True
+            by_halves = num_rows == max_rows or num_rows & (num_rows - 1) == 0
+            shapes[StepShape(most, num_logits=most, **rows)] = by_halves
     return shapes
 
 

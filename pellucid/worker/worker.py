@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from pellucid.spec.base import Built
 
 logger = logging.getLogger(__name__)
+IMPORTED = time.time()
 EVERY_PLAN = 2**62  # no plan has as large an id
 # Tokens of a step with chunks, times bytes of weights that a token is multiplied with.
 WORTH_RECORDING = 35e12
@@ -105,7 +107,7 @@ class Worker:
         self.links = connect(
             self.mesh, seat.meet, self.device, entered=seat.entered, waiting=seat.waiting, site=site
         )
-        phases = Phases()
+        phases = Phases(IMPORTED)
         with self._compilers() as compilers:
             self._tell("loading weights")
             self._build()

@@ -193,7 +193,7 @@ def test_no_more_is_recorded_than_start_has_time_for(max_query: int) -> None:
         return sum(1 + 2 * by_halves for by_halves in shapes.values())
 
     assert num_graphs(1) == 3 * len(bucket_sizes(256)) == 48
-    assert (num_graphs(max_query) - 48) * 0.02 < 1.5
+    assert (num_graphs(max_query) - 48) * 0.02 < 1
     assert len(chunk_shapes(8192, 256, 5, max_short=8)) <= 12
 
 
