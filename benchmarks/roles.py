@@ -76,7 +76,7 @@ def loads(counted: Mapping[str, int]) -> str:
         counted[f"kv_peer_{name}"] for name in ("bytes_loaded", "load_microseconds", "copy_microseconds")
     )
     return (
-        f"{num} loads of {num_bytes / num / 1e6:,.0f} MB, {counted.get('kv_peer_failed_loads', 0)} failed: "
+        f"{num} loads of {num_bytes / num / 1e6:,.0f} MB, {counted['kv_peer_failed_loads']} failed: "
         f"{whole / num / 1e3:.1f} ms from the question to the engine's knowing of it, "
         f"of which copies {copies / num / 1e3:.1f} ms, {num_bytes / copies / 1e3:.1f} GB/s"
     )

@@ -66,6 +66,9 @@ class EngineStats:
         by_tokens = zip(*(part.num_steps_by_tokens for part in parts), strict=True)
         accepted = zip(*(part.num_accepted_per_position for part in parts), strict=True)
         sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in SUMMED}
+        of_features = Counter[str]()
+        for part in parts:
+            of_features.update(part.of_features)  # what is 0 stays there
         return replace(
             parts[0],
             **sums,
@@ -74,7 +77,7 @@ class EngineStats:
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             is_synthetic=any(part.is_synthetic for part in parts),
             sleep=SleepState.total([part.sleep for part in parts]),
-            of_features=dict(sum((Counter(part.of_features) for part in parts), Counter[str]())),
+            of_features=dict(of_features),
         )
 
 

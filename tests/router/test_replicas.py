@@ -20,14 +20,14 @@ from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 def test_the_statistics_of_several_engines_are_summed() -> None:
     numbers = {f.name: 2 for f in fields(EngineStats)}
     numbers |= {"num_accepted_per_position": (3, 1), "num_steps_by_tokens": (0, 5)}  # type: ignore[dict-item]
-    numbers |= {"is_synthetic": True, "sleep": AWAKE, "of_features": {"a": 2}}  # type: ignore[dict-item]
+    numbers |= {"is_synthetic": True, "sleep": AWAKE, "of_features": {"a": 2, "b": 0}}  # type: ignore[dict-item]
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
     assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
     assert total.kv_usage == 2, "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
     assert total.proposer == part.proposer, "all have the same"
-    assert total.of_features == {"a": 6}
+    assert total.of_features == {"a": 6, "b": 0}
     others = (
         "kv_usage",
         "num_accepted_per_position",
