@@ -82,12 +82,16 @@ class Tile(NamedTuple):
 
 # Most pairs of a row and a KV head: keys up to which a row stays whole, fewest keys of a chunk, most chunks.
 # A cut costs a merge, which takes as long as 200 keys: few pairs are cut to fill the GPU, many for balance.
+# A program alone reads 16 GB/s, so one long row beside many short ones is to have many chunks; while a
+# multiprocessor has but two programs, shorter ones cost rows that are all long 4 to 9 %, with three nothing.
 CUTS = {
     4: (384, 128, 32),
     8: (384, 128, 16),
     16: (384, 128, 8),
     32: (512, 128, 8),
     64: (512, 512, 8),
+    264: (2048, 2048, 8),
+    528: (2048, 1024, 8),
 }
 CUT_OF_MANY = (2048, 2048, 8)
 
@@ -122,6 +126,11 @@ def cut(num_pairs: int, max_keys: int, tile: int) -> Cut:
     min_chunk = max(chunk, tile)
     num_chunks = 1 if max_keys <= whole else min(most, triton.cdiv(max_keys, min_chunk))
     return Cut(whole, min_chunk, num_chunks, min(num_chunks, max(1, PROGRAMS // num_pairs)))
+
+
+def seekers(num_pairs: int) -> int:
+    """How many programs look for further chunks of long rows: about those that run at once, see TILES."""
+    return PROGRAMS * 3 // 2 if PROGRAMS < num_pairs <= 2 * PROGRAMS else PROGRAMS
 
 
 def padded_queries(packed: int, dtype: torch.dtype, has_columns: bool) -> int:
@@ -232,7 +241,7 @@ def decode_attention(
         pieces.min_chunk.bit_length() - 1,
         pieces.num_chunks,
         pieces.direct,
-        min(rows.num_rows * pieces.direct, max(1, PROGRAMS // num_kv_heads)),
+        min(rows.num_rows * pieces.direct, max(1, seekers(num_pairs) // num_kv_heads)),
         rows.block_table.shape[1],
         q.stride(0),
         q.stride(1),
