@@ -12,19 +12,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pellucid import LLM, SamplingParams
 from pellucid.cli.measure import Acceptance
-from pellucid.executor.local import LocalExecutor
 from pellucid.models.checkpoint import ASSETS
-from pellucid.worker.worker import Worker
 
 PROPOSERS: dict[str, dict[str, object]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 4},
     "medusa": {"model": "sprout-medusa"},
     "eagle3": {"model": "sprout-eagle3", "num_speculative_tokens": 4},
+    "eagle3, trees": {"model": "sprout-eagle3", "speculative_eagle_topk": 4, "num_speculative_tokens": 16},
     "mtp": {"method": "mtp", "num_speculative_tokens": 4},
+    "mtp, trees": {"method": "mtp", "speculative_eagle_topk": 4, "num_speculative_tokens": 16},
     "draft_model": {"model": "sprout-draft", "num_speculative_tokens": 4},
 }
 TASKS = ("copy", "tool_call", "json_extract", "add", "python")
@@ -72,9 +73,8 @@ class Clock:
     """Counts the processor's time in a proposer."""
 
     def __init__(self, llm: LLM) -> None:
-        executor = llm.llm_engine.engine.executor
-        assert isinstance(executor, LocalExecutor) and isinstance(executor.worker, Worker)
-        proposer = executor.worker.runner.launcher.step.proposer
+        engine: Any = llm.llm_engine.engine
+        proposer = engine.executor.worker.runner.launcher.step.proposer
         self.seconds, self._propose = 0.0, proposer.propose
         proposer.propose = self._timed
 
@@ -125,8 +125,8 @@ def asks(llm: LLM, task: str, temperature: float) -> list[Callable[[], object]]:
 
 
 def print_row(name: str, task: str, temperature: float, plain: Run, run: Run) -> None:
-    figures = run.acceptance.figures()
-    rates = " ".join(f"{rate:.0%}" for rate in figures["acceptance_rates"] or ())
+    figures: dict[str, Any] = run.acceptance.figures()
+    rates = " ".join(f"{rate:.0%}" for rate in figures["acceptance_rates"] or () if rate)
     speed = (run.num_tokens / run.seconds) / (plain.num_tokens / plain.seconds)
     per_step = 1000 * run.drafter_seconds / run.num_steps
     sys.stdout.write(

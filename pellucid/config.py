@@ -287,6 +287,9 @@ class SpeculativeConfig:
     adaptive: bool | None = None
     # medusa: a tree instead of a chain, as paths of ranks such as [[0], [1], [0, 0]]; or that as a text
     speculative_token_tree: Sequence[Sequence[int]] | str | None = None
+    # heads: trees instead of chains, grown from so many of the likeliest nodes at each depth; 1: chains
+    speculative_eagle_topk: int = 1
+    speculative_num_steps: int | None = None  # of such trees: how deep they may be
     suffix_decoding_max_tree_depth: int = 24  # suffix: most tokens of a match and of what follows
     suffix_decoding_max_cached_requests: int = 32  # suffix: finished texts that are looked at, too
     prompt_lookup_min: int = 2  # ngram: fewest tokens that must have occurred before
@@ -342,8 +345,22 @@ class SpeculativeConfig:
         """The paths of a tree's nodes; None: drafts are a chain."""
         return None if self.speculative_token_tree is None else _read_tree(self.speculative_token_tree)
 
+    @property
+    def grows(self) -> bool:
+        """Are drafts trees of which each row's grows where the drafter is sure?"""
+        return self.speculative_eagle_topk > 1
+
+    @property
+    def tree_depth(self) -> int:
+        """Of the deepest draft of any tree; 0: drafts are chains."""
+        if self.grows:
+            assert self.speculative_num_steps is not None, "said with the width"
+            return self.speculative_num_steps
+        return max(map(len, self.token_tree or ((),)))
+
     def _check_tree(self) -> None:
         tree = self.token_tree
+        self._check_growth()
         if tree is None:
             return
         if self.method != "medusa":
@@ -352,6 +369,40 @@ class SpeculativeConfig:
             raise ValueError(
                 f"speculative_token_tree has {len(tree)} nodes, but num_speculative_tokens is "
                 f"{self.num_speculative_tokens}; make them equal"
+            )
+
+    def _check_growth(self) -> None:
+        width, depth = self.speculative_eagle_topk, self.speculative_num_steps
+        num = self.num_speculative_tokens
+        if not 1 <= width <= MAX_TOPK:
+            raise ValueError(f"speculative_eagle_topk is {width}, must be in [1, {MAX_TOPK}]")
+        if depth is None:
+            return
+        if self.method not in GROW:
+            raise ValueError(
+                f"method {self.method} grows no trees; leave out speculative_eagle_topk and "
+                f"speculative_num_steps, or use method {', '.join(GROW)}"
+            )
+        if not 1 <= depth <= MAX_DRAFTS:
+            raise ValueError(f"speculative_num_steps is {depth}, must be in [1, {MAX_DRAFTS}]")
+        if width == 1:
+            if depth != num:
+                raise ValueError(
+                    f"speculative_num_steps is {depth}, but num_speculative_tokens is {num}: a chain has a "
+                    "draft a step; make them equal, or raise speculative_eagle_topk for a tree"
+                )
+            return
+        if self.speculative_token_tree is not None:
+            raise ValueError(
+                f"speculative_token_tree is one tree for all, speculative_eagle_topk {width} grows them; "
+                "leave one out"
+            )
+        asked, most = (depth - 1) * width, width + (depth - 1) * width * width
+        if not asked <= num <= most:
+            raise ValueError(
+                f"num_speculative_tokens is {num}; with speculative_eagle_topk {width} and "
+                f"speculative_num_steps {depth} it must be in [{asked}, {most}]: the drafter is asked behind "
+                f"{asked} drafts, and names {most}"
             )
 
     @property
@@ -418,7 +469,7 @@ class SpeculativeConfig:
     def _from_fields(cls, given: Mapping[str, object]) -> SpeculativeConfig:
         known = [f.name for f in fields(cls)]
         tell_ignored(name for name in given if name in SPECULATIVE)
-        given = {name: value for name, value in given.items() if name not in SPECULATIVE}
+        given = _with_our_count({name: value for name, value in given.items() if name not in SPECULATIVE})
         for name in given:
             if name in UNSERVED_SPECULATIVE:
                 raise ValueError(f"{name} in speculative_config: {UNSERVED_SPECULATIVE[name]}")
@@ -432,7 +483,7 @@ class SpeculativeConfig:
         tree = given.get("speculative_token_tree")
         if tree is not None and "num_speculative_tokens" not in given:
             given = {**given, "num_speculative_tokens": len(_read_tree(tree))}
-        return cls(**given)  # type: ignore[arg-type]
+        return cls(**_with_growth(given))  # type: ignore[arg-type]
 
 
 def _with_method(given: Mapping[str, object]) -> Mapping[str, object]:
@@ -442,6 +493,35 @@ def _with_method(given: Mapping[str, object]) -> Mapping[str, object]:
     if given.get("model") in NGRAM_MODELS:
         return {"method": "ngram"} | {name: value for name, value in given.items() if name != "model"}
     return {"method": BY_CHECKPOINT} | dict(given) if given.get("model") is not None else given
+
+
+def _with_our_count(given: Mapping[str, object]) -> Mapping[str, object]:
+    """SGLang counts the token before the drafts, too."""
+    if "speculative_num_draft_tokens" not in given:
+        return given
+    num = given["speculative_num_draft_tokens"]
+    _check_type("speculative_num_draft_tokens in speculative_config", num, "int")
+    if "num_speculative_tokens" in given:
+        raise ValueError(
+            f"speculative_num_draft_tokens {num} and num_speculative_tokens say the same, the first 1 more: "
+            "leave one out"
+        )
+    rest = {name: value for name, value in given.items() if name != "speculative_num_draft_tokens"}
+    return {**rest, "num_speculative_tokens": int(num) - 1}  # type: ignore[call-overload]
+
+
+def _with_growth(given: Mapping[str, object]) -> Mapping[str, object]:
+    """With what follows from the width of trees that grow, or from the number of steps alone, if not said."""
+    width, depth = given.get("speculative_eagle_topk", 1), given.get("speculative_num_steps")
+    num = given.get("num_speculative_tokens")
+    if not isinstance(width, int) or depth is not None and not isinstance(depth, int):
+        return given  # said where types are checked
+    if width > 1 and depth is None:
+        depth = min(TREE_DEPTH, 1 + num // width) if isinstance(num, int) and num > 0 else TREE_DEPTH
+        given = {**given, "speculative_num_steps": depth}
+    if depth is not None and num is None:
+        given = {**given, "num_speculative_tokens": max(width, (depth - 1) * width) if width > 1 else depth}
+    return given
 
 
 def _read_tree(tree: object) -> tuple[tuple[int, ...], ...]:
@@ -497,6 +577,9 @@ KINDS: dict[str, tuple[type, str]] = {
     "Sequence": (Sequence, "a list of whole numbers"),
 }
 MAX_DRAFTS = 64
+MAX_TOPK = 8  # nodes at a depth behind which a drafter is asked: queries of a short row
+TREE_DEPTH = 5  # of trees that grow, if it is not said: SGLang's
+GROW = ("eagle", "eagle3", "mtp")  # methods that grow trees
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
 HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
 KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp", "pard")  # methods whose drafter has some

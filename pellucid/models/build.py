@@ -121,12 +121,17 @@ class ModelFactory:
         assert draft is not None, f"{self.resolved.speculative.method} has no checkpoint of its own"
         return self._build(draft, self.resolved.speculative.quantization, self._beside)
 
-    def build_head(self, plan: HeadPlan, target: BuiltModel) -> BuiltHead:
-        """A draft head, from the checkpoint that its plan says; where and in what as `build_draft`."""
+    def build_head(self, plan: HeadPlan, target: BuiltModel, *, tree_depth: int = 0) -> BuiltHead:
+        """A draft head, from the checkpoint that its plan says; where and in what as `build_draft`.
+
+        tree_depth: of the trees that it grows.
+        """
         resolved = self.resolved
         checkpoint = resolved.checkpoint if plan.is_targets else resolved.draft
         assert checkpoint is not None, f"{resolved.speculative.method} has no checkpoint of its own"
-        options = self._options(resolved.speculative.quantization, self._beside)
+        options = replace(
+            self._options(resolved.speculative.quantization, self._beside), tree_depth=tree_depth
+        )
         backend = resolved.user.device.attention_backend
         return build_head(
             plan, checkpoint, resolved.platform, options, beside=target.backend, backend=backend
@@ -196,7 +201,8 @@ def build_head(
     head = plan.make(Fields(checkpoint.config), builder)
     chosen = beside
     if context.specs:
-        chosen = choose_backend(backend, builder.attention_needs(), platform)
+        needs = [replace(spec, tree_depth=options.tree_depth) for spec in builder.attention_needs()]
+        chosen = choose_backend(backend, needs, platform)
         builder.bind(chosen)
     if options.stage.is_last:
         if checkpoint.is_dummy:

@@ -9,6 +9,7 @@ Legend: B rows, T tokens, F features of a token.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 from torch import Tensor
@@ -22,21 +23,35 @@ from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 from pellucid.spec.chain import Chain
 from pellucid.spec.draws import draw_for
-from pellucid.spec.passes import Passes, last_standing
+from pellucid.spec.grow import Grower
+from pellucid.spec.passes import Passes, last_standing, straightened
 
 
 class Follower:
     """A head, and how its tokens are chosen."""
 
-    def __init__(self, built: BuiltHead, sampler: Sampler, rejection_sample_method: str) -> None:
+    def __init__(self, built: BuiltHead, sampler: Sampler, config: SpeculativeConfig) -> None:
         self.built = built
-        self.chain = Chain(sampler.state, draw_for(rejection_sample_method, sampler))
+        self.chain = Chain(sampler.state, draw_for(config.rejection_sample_method, sampler))
+        self.grower: Grower | None = None
+        if config.grows:
+            self.grower = Grower(
+                run=built.run,
+                logits=lambda features: sampler.vocabulary.whole(built.model.logits(features)),
+                width=config.speculative_eagle_topk,
+                depth=config.tree_depth,
+            )
 
     def propose(self, fwd: ForwardInput, sampled: SampleOutput, known: Known, states: Tensor) -> Drafts:
         """states: [T, ..], of the step's tokens."""
+        if fwd.tree is not None:
+            fwd, source = straightened(fwd, sampled, known)
+            states, sampled = states[source], replace(sampled, path=None)
         features = self.built.run(Passes.over(fwd, known), states)
-        passes = Passes.behind(fwd, known, ahead=1)
         features = features[last_standing(fwd, sampled, known)]
+        if self.grower is not None:
+            return self.grower.grow(fwd, known, features)
+        passes = Passes.behind(fwd, known, ahead=1)
 
         def guess(index: int, tokens: Tensor | None) -> Tensor:
             nonlocal features
@@ -48,12 +63,12 @@ class Follower:
 
 
 class HeadProposer:
-    """Proposes a chain by such a head.  Each kind of head says how it is built, and what it is fed."""
+    """Proposes chains or trees by such a head.  Each kind says how it is built, and what it is fed."""
 
     needs = Needs(hidden=True)
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self.config, self.shape = config, DraftShape(config.num_speculative_tokens)
+        self.config, self.shape = config, DraftShape(config.num_speculative_tokens, config.tree_depth)
         self._follower: Follower | None = None
 
     @classmethod
@@ -69,8 +84,9 @@ class HeadProposer:
         return hidden
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
-        built = factory.build_head(self.plan(factory.lender(target), factory), target)
-        self._follower = Follower(built, sampler, self.config.rejection_sample_method)
+        plan = self.plan(factory.lender(target), factory)
+        built = factory.build_head(plan, target, tree_depth=self.shape.tree_depth)
+        self._follower = Follower(built, sampler, self.config)
         return (built,)
 
     def propose(

@@ -50,7 +50,7 @@ class Passes:
 
     @staticmethod
     def over(fwd: ForwardInput, known: Known) -> ForwardInput:
-        """The step's own tokens once more, at each place the token behind it.  Not for trees."""
+        """The step's own tokens once more, at each place the token behind it.  Of a tree: `straightened`."""
         _, row = owners(fwd.cu_seqlens_q, fwd.num_tokens)
         behind = (fwd.positions + 1).clamp(max=known.token_ids.shape[1] - 1)
         return replace(fwd, input_ids=known.token_ids[fwd.slots[row], behind], all_wanted=True, attn=())
@@ -107,6 +107,24 @@ class Passes:
             attn=(),
             taps=Taps(),
         )
+
+
+def straightened(fwd: ForwardInput, sampled: SampleOutput, known: Known) -> tuple[ForwardInput, Tensor]:
+    """A step with trees as if what stands of each had been a chain: places are positions, and all is causal.
+
+    Returns the input, and of each place which of the step's tokens stands there, [T] int64; behind what
+    stands any.
+    """
+    token, row = owners(fwd.cu_seqlens_q, fwd.num_tokens)
+    token, is_token = token.long(), token < fwd.cu_seqlens_q[-1]
+    places = (token + (fwd.seq_lens - fwd.cu_seqlens_q[1:])[row]).where(is_token, 0)
+    source = token
+    if sampled.path is not None:
+        depth = places - (known.newest - sampled.num_new)[row]
+        node = sampled.path[row, depth.clamp(0, sampled.path.shape[1] - 1)]
+        stands = is_token & (depth > 0) & (depth < sampled.num_new[row])
+        source = (token - depth + node).where(stands, token)
+    return replace(fwd, positions=places, tree=None, attn=()), source
 
 
 def last_standing(fwd: ForwardInput, sampled: SampleOutput, known: Known) -> Tensor:

@@ -132,6 +132,7 @@ def test_how_it_is_run_changes_no_text(expected: list[str], options: dict) -> No
     "drafts",
     [
         {"model": "sprout-eagle3"},
+        {"method": "mtp", "speculative_eagle_topk": 2, "num_speculative_tokens": 8},
         pytest.param({"method": "mtp"}, marks=pytest.mark.parallel),
         pytest.param({"model": "sprout-medusa"}, marks=pytest.mark.parallel),
         pytest.param({"model": "sprout-draft"}, marks=pytest.mark.parallel),
@@ -140,7 +141,7 @@ def test_how_it_is_run_changes_no_text(expected: list[str], options: dict) -> No
     ids=str,
 )
 def test_what_drafts_changes_no_text(expected: list[str], drafts: dict[str, object]) -> None:
-    config = {**drafts, "num_speculative_tokens": 3, "adaptive": False}
+    config = {"num_speculative_tokens": 3, **drafts, "adaptive": False}
     with LLM("sprout", **OPTIONS, speculative_config=config) as llm:
         assert texts(llm) == expected
         assert llm.llm_engine.stats.num_accepted_tokens > 20

@@ -7,7 +7,7 @@ Legend: n tokens of a text, D model dim, H head dim.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,8 +32,8 @@ LAYER = {
 
 Tensors = dict[str, Tensor]
 # From a text [n], the target's states by layer, the last behind its norm ([n, D] each), its tensors, the
-# head's and a number to the tokens that are drafted.
-Reference = Callable[[list[int], list[Tensor], Tensors, Tensors, int], list[int]]
+# head's and a number to the tokens that are drafted; of trees with the node before each.
+Reference = Callable[[list[int], list[Tensor], Tensors, Tensors, int], Sequence[object]]
 
 
 class Numbers:
@@ -165,11 +165,25 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
     return folder
 
 
-METHODS = ("eagle", "eagle3", "medusa", "medusa, a tree", "mtp", "pard")
+METHODS = (
+    "eagle",
+    "eagle, trees",
+    "eagle3",
+    "eagle3, trees",
+    "medusa",
+    "medusa, a tree",
+    "mtp",
+    "mtp, trees",
+    "pard",
+)
 
 
 def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, object]]:
     """A model that is `tiny`, or has its weights, and a config by which a head drafts for it."""
+    method, _, trees = method.partition(", trees")
+    if _:
+        model, config = drafts_of(method, tiny, folder)
+        return model, config | {"num_speculative_tokens": 9, "speculative_eagle_topk": 3}
     if method == "mtp":
         return write_with_mtp(folder / "model", "mtp"), {
             "method": "mtp",
@@ -228,7 +242,8 @@ def attend(x: Tensor, w: Tensors, prefix: str) -> Tensor:
         q, k = rms(q, w[f"{at}q_norm.weight"]), rms(k, w[f"{at}k_norm.weight"])
     q, k = rotate(q), rotate(k)
     k, v = (t.repeat_interleave(NUM_Q // NUM_KV, dim=1) for t in (k, v))
-    out = F.scaled_dot_product_attention(*(t.transpose(0, 1) for t in (q, k, v)), is_causal=True)
+    q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return out.transpose(0, 1).flatten(1) @ w[f"{at}o_proj.weight"].T
 
 
@@ -239,30 +254,58 @@ def feed(x: Tensor, w: Tensors, prefix: str) -> Tensor:
     return x + (F.silu(gate) * up) @ w[f"{prefix}mlp.down_proj.weight"].T
 
 
-def chain(text: list[int], states: Tensor, num: int, run: Callable, choose: Callable) -> list[int]:
-    """run: from ids [n] and states [n, D] to features [n, D].  choose: from features [D] to a token."""
+def chain(text: list[int], states: Tensor, num: int, run: Callable, logits: Callable) -> list[int]:
+    """run: from ids [n] and states [n, D] to features [n, D].  logits: from features [D] to [VOCAB]."""
     ids, drafts = text[1:], list[int]()
     states = states[: len(ids)]
     for _ in range(num):
         features = run(torch.tensor(ids), states)[-1]
-        drafts.append(int(choose(features)))
+        drafts.append(int(logits(features).argmax()))
         ids, states = [*ids, drafts[-1]], torch.cat((states, features[None]))
     return drafts
 
 
-def eagle(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> list[int]:
+def grown(
+    text: list[int], states: Tensor, num: int, run: Callable, logits: Callable, *, width: int, depth: int
+) -> list[tuple[int, int]]:
+    """As `chain`, a tree of EAGLE-2's: tokens, and the node before each.  Every path is run by itself."""
+    states = states[: len(text) - 1]
+    # By path: what the head made on the way to it, and its log-probability.
+    features: dict[tuple[int, ...], Tensor] = {(): states[:0]}
+    chances: dict[tuple[int, ...], float] = {(): 0.0}
+    asked: list[tuple[int, ...]] = [()]
+    for _ in range(min(depth, num)):
+        reached: list[tuple[int, ...]] = []
+        for path in asked:
+            ids = torch.tensor([*text[1:], *path])
+            made = run(ids, torch.cat((states, features[path])))[-1]
+            best = logits(made).log_softmax(-1).topk(width)
+            for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                reached.append((*path, token))
+                chances[reached[-1]] = chances[path] + chance
+                features[reached[-1]] = torch.cat((features[path], made[None]))
+        asked = sorted(reached, key=lambda path: -chances[path])[:width]
+    best_paths = sorted((path for path in chances if path), key=lambda path: -chances[path])[:num]
+    numbers: dict[tuple[int, ...], int] = {(): 0}
+    numbers |= {path: number for number, path in enumerate(best_paths, start=1)}
+    return [(path[-1], numbers[path[:-1]]) for path in best_paths]
+
+
+def eagle(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> Sequence[object]:
     def run(ids: Tensor, states: Tensor) -> Tensor:
         x = torch.cat((w["embed_tokens.weight"][ids], states), dim=-1) @ w["fc.weight"].T
         return feed(x + attend(x, w, "layers.0."), w, "layers.0.")
 
-    return chain(text, states[-1], num, run, lambda x: (target["lm_head.weight"] @ x).argmax())
+    return chain(text, states[-1], num, run, lambda x: target["lm_head.weight"] @ x)
 
 
 def eagle3(config: dict[str, object] | None = None) -> Reference:
     """The reference for a config's options."""
     options = config or {}
 
-    def draft(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> list[int]:
+    def draft(
+        text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int
+    ) -> Sequence[object]:
         def run(ids: Tensor, x: Tensor) -> Tensor:
             embedded = rms(target["model.embed_tokens.weight"][ids], w["midlayer.input_layernorm.weight"])
             normed = rms(x, w["midlayer.hidden_norm.weight"])
@@ -270,17 +313,18 @@ def eagle3(config: dict[str, object] | None = None) -> Reference:
             x = feed(x + attend(torch.cat((embedded, normed), dim=-1), w, "midlayer."), w, "midlayer.")
             return rms(x, w["norm.weight"]) if options.get("norm_output") else x
 
-        def choose(x: Tensor) -> Tensor:
+        def logits(x: Tensor) -> Tensor:
             x = x if options.get("norm_output") else rms(x, w["norm.weight"])
-            own = (w["lm_head.weight"] @ x).argmax()
-            return own + w["d2t"][own]
+            wide = torch.full((VOCAB,), -torch.inf)
+            wide[torch.arange(OWN) + w["d2t"]] = w["lm_head.weight"] @ x
+            return wide
 
         taps = [states[i] for i in TAPS]
         if options.get("fc_norm"):
             taps = [rms(tap, w[f"fc_norm.{i}.weight"]) for i, tap in enumerate(taps)]
         fused = torch.cat(taps, dim=-1)
         fused = rms(fused, w["input_norm.weight"]) if options.get("norm_before_fc") else fused
-        return chain(text, fused @ w["fc.weight"].T, num, run, choose)
+        return chain(text, fused @ w["fc.weight"].T, num, run, logits)
 
     return draft
 
@@ -293,7 +337,9 @@ def mtp(form: str) -> Reference:
         "deepseek": f"model.layers.{CONFIG['num_hidden_layers']}.",
     }[form]
 
-    def draft(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> list[int]:
+    def draft(
+        text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int
+    ) -> Sequence[object]:
         def run(ids: Tensor, x: Tensor) -> Tensor:
             e = target["model.embed_tokens.weight"][ids]
             if form == "mtp":
@@ -319,12 +365,12 @@ def mtp(form: str) -> Reference:
             x = x + attend(rms(x, w[f"{layer}input_layernorm.weight"]), w, layer)
             return rms(feed(x, w, layer), w[out])
 
-        return chain(text, states[-1], num, run, lambda x: (target["lm_head.weight"] @ x).argmax())
+        return chain(text, states[-1], num, run, lambda x: target["lm_head.weight"] @ x)
 
     return draft
 
 
-def medusa(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> list[int]:
+def medusa(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> Sequence[object]:
     x = states[-1][len(text) - 2]
     return [int(medusa_logits(x, w, i).argmax()) for i in range(num)]
 

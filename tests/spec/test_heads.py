@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from pellucid import LLM, SamplingParams
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.base import Drafts, Known, Proposer
+from pellucid.spec.tree import parents_of
 from tests.llm.test_invariance import BASE, random_requests
 from tests.spec import heads
 from tests.spec.test_draft_model import worker_of
@@ -24,9 +27,9 @@ NUM = 3
 
 
 @contextmanager
-def seen_drafts(llm: LLM) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """What is proposed from now on: known texts, and the drafts behind each."""
-    seen: list[tuple[list[int], list[int]]] = []
+def seen_drafts(llm: LLM) -> Iterator[list[tuple[list[int], list]]]:
+    """What is proposed from now on: known texts, and the drafts behind each; of trees with their parents."""
+    seen: list[tuple[list[int], list]] = []
     proposer: Proposer = worker_of(llm.llm_engine.engine).runner.launcher.step.proposer  # type: ignore[attr-defined]
     propose = proposer.propose
 
@@ -35,15 +38,20 @@ def seen_drafts(llm: LLM) -> Iterator[list[tuple[list[int], list[int]]]]:
         if known.num_wanted:
             for row in known.samples.nonzero()[:, 0].tolist():
                 text = known.token_ids[fwd.slots[row], : known.newest[row] + 1].tolist()
-                seen.append((text, drafts.tokens[row].tolist()))
+                tokens = drafts.tokens[row].tolist()
+                if drafts.parents is not None:
+                    tokens = [*zip(tokens, drafts.parents[row].tolist(), strict=True)]
+                seen.append((text, tokens))
         return drafts
 
     proposer.propose = watch  # type: ignore[method-assign]
     yield seen
 
 
-def check(model: Path, config: dict, reference: heads.Reference, weights: heads.Tensors, **options) -> None:
-    """Greedy requests in small chunks, on a pool that runs dry, with 0 to NUM drafts in a step."""
+def check(
+    model: Path, config: dict, reference: heads.Reference, weights: heads.Tensors, most: int = NUM, **options
+) -> None:
+    """Greedy requests in small chunks, on a pool that runs dry, with 0 to `most` drafts in a step."""
     prompts, _ = random_requests(12, seed=21)
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     config = config | {"adaptive": False}  # a look at plain steps would leave the head without their keys
@@ -54,7 +62,8 @@ def check(model: Path, config: dict, reference: heads.Reference, weights: heads.
         LLM(str(model), **BASE | small | options, speculative_config=config) as llm,
         seen_drafts(llm) as seen,
     ):
-        want_at_random(llm.llm_engine.engine.scheduler, random.Random(3), NUM)
+        engine: Any = llm.llm_engine.engine
+        want_at_random(engine.scheduler, random.Random(3), most)
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
         assert llm.llm_engine.stats.num_preemptions, "the pool never ran dry"
     assert [o.outputs[0].token_ids for o in outputs] == plain
@@ -67,7 +76,7 @@ def check(model: Path, config: dict, reference: heads.Reference, weights: heads.
             assert drafts == reference(text, states, target, weights, len(drafts)), f"behind {text}"
 
 
-def states_of(hf: torch.nn.Module, text: list[int]) -> list[torch.Tensor]:
+def states_of(hf: Any, text: list[int]) -> list[torch.Tensor]:
     """[n, D] each: what enters every layer, what leaves the last, and that behind the norm."""
     streams: list[torch.Tensor] = []
     hook = hf.model.norm.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
@@ -115,6 +124,20 @@ def test_mtp(tmp_path: Path, form: str) -> None:
     check(model, {"method": "mtp", "num_speculative_tokens": NUM}, heads.mtp(form), weights)
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_trees_grow_as_eagle_2_says(
+    tiny: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row and step has another tree; whatever of it stands, the head's KV goes on with that."""
+    model, config = heads.drafts_of(f"{method}, trees", tiny, tmp_path)
+    files = {"eagle": "eagle-tiny/pytorch_model.bin", "eagle3": "tiny-eagle3/model.safetensors"}
+    file = tmp_path / files.get(method, "model/mtp.safetensors")
+    weights = load_file(file) if file.suffix == ".safetensors" else torch.load(file)
+    reference = {"eagle": heads.eagle, "eagle3": heads.eagle3(), "mtp": heads.mtp("mtp")}[method]
+    monkeypatch.setattr(heads, "chain", partial(heads.grown, width=3, depth=4))
+    check(model, config | {"speculative_num_steps": 4}, reference, weights, most=9)
+
+
 @pytest.mark.parametrize("is_exported", [False, True])
 def test_medusa(tiny: Path, tmp_path: Path, is_exported: bool) -> None:
     folder = heads.write_medusa(tmp_path, is_exported=is_exported)
@@ -127,10 +150,11 @@ def test_a_tree_of_medusas(tiny: Path, tmp_path: Path) -> None:
     """Nodes are the heads' likeliest tokens by rank; a chain's text and a tree's are the same."""
     paths = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
-    def reference(text, states, target, weights, num) -> list[int]:
+    def reference(text, states, target, weights, num) -> list[tuple[int, int]]:
         x = states[-1][len(text) - 2]
         best = [heads.medusa_logits(x, weights, i).argsort(descending=True) for i in range(3)]
-        return [int(best[len(path) - 1][path[-1]]) for path in paths]
+        tokens = [int(best[len(path) - 1][path[-1]]) for path in paths]
+        return [*zip(tokens, parents_of(paths), strict=True)]
 
     folder = heads.write_medusa(tmp_path, is_exported=True)
     config = {"model": str(folder), "speculative_token_tree": str(paths)}

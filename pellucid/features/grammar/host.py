@@ -288,12 +288,12 @@ class Grammars(HostFeature):
 def most_forced(resolved: Resolved) -> int:
     """Most drafts of a row that its grammar may force.
 
-    None in a tree.  None, too, where the test of drafts asks what each was drawn from: that is kept of the
-    proposer's own.
+    Beside trees no more than these are deep.  None where the test of drafts asks what each was drawn from:
+    that is kept of the proposer's own.
     """
     config = resolved.speculative
     is_told = config.rejection_sample_method == "standard" and not config.are_certain
-    return 0 if is_told or config.token_tree is not None else resolved.num_spec
+    return 0 if is_told else config.tree_depth or resolved.num_spec
 
 
 def shared_file(num_bytes: int) -> int:

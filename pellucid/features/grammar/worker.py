@@ -30,24 +30,25 @@ class TokenMasks(WorkerFeature):
         self._num_words, self._device = -(-facts.vocab_size // 32), facts.device
         self._first = facts.sampler.vocabulary.first  # the first token whose logits this rank has
         self._token_ids = facts.slots.token_ids
-        # A tree's drafts are read by nobody: rows with a grammar go without.
-        self._reads_drafts = not facts.shape.tree_depth and facts.shape.num_drafts > 0
+        self._has_drafts, self._slots = facts.shape.num_drafts > 0, facts.slots
         self._room = self._bits = self._any(0)
 
     def make_room(self, most: int) -> None:
         self._room = self._bits = self._any(most)
 
     def before(self, counts: StepCounts, ride: ForcedDrafts | None) -> None:
-        """What grammars force takes its place behind the texts, where drafts are."""
+        """What grammars force takes its place behind texts, where drafts are; a chain, even among trees."""
         if ride is None:
             return
         cells = [
-            (counts.slots[row], place, token)
+            (counts.slots[row], ride.places[row] + number, number, token)
             for row, drafts in ride.rows.items()
-            for place, token in enumerate(drafts, start=ride.places[row])
+            for number, token in enumerate(drafts)
         ]
-        slots, places, tokens = upload(np.array(cells, dtype=np.int64).T.copy(), self._device)
+        slots, places, numbers, tokens = upload(np.array(cells, dtype=np.int64).T.copy(), self._device)
         self._token_ids[slots, places] = tokens.int()
+        if (trees := self._slots.trees(slots)) is not None:
+            trees.parents[slots, numbers] = numbers.to(trees.parents.dtype)
 
     def fill(self, counts: StepCounts, late: Masks) -> None:
         """A row without a mask may go on with any token."""
@@ -69,10 +70,14 @@ class TokenMasks(WorkerFeature):
         mask_logits(logits, self._bits[: len(logits)], self._first)
 
     def after(self, rows: StepRows, yielded: Yielded) -> Home | None:
-        """The host must see the drafts before the next step verifies them, and see that there are none."""
-        if not self._reads_drafts:
+        """The host must see the drafts before the next step verifies them, and see that there are none.
+
+        A tree's are read by nobody: rows with a grammar have those alone that it forces.
+        """
+        if not self._has_drafts:
             return None
-        return Home([yielded.drafts], read_drafts)
+        is_tree = self._slots.shape.tree_depth > 0
+        return Home([yielded.drafts[:, :0] if is_tree else yielded.drafts], read_drafts)
 
     def _any(self, num_logits: int) -> Tensor:
         """[num_logits, W] int32: any token may come."""
