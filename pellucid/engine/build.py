@@ -102,6 +102,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
+        tree_depth=resolved.speculative.tree_depth,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
         drafter=_drafter(resolved.speculative.method),
         policy=user.scheduler.scheduling_policy,

@@ -63,7 +63,9 @@ class Scheduler:
         self.wants = Wants(self.table, options.num_spec, options.cheap_tokens, drafter=options.drafter)
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
-        self.counters = SchedulerCounters(num_accepted_per_position=[0] * options.num_spec)
+        self.counters = SchedulerCounters(
+            num_accepted_per_position=[0] * (options.tree_depth or options.num_spec)
+        )
         self._sequences: dict[int, Sequence] = {}  # unfinished, by id
         self._by_request: dict[str, Sequence] = {}
         self._waiting = AgeQueue()

@@ -32,6 +32,7 @@ class SchedulerOptions:
     max_num_batched_tokens: int  # of a step, drafts included
     pp: int = 1  # pipeline stages: what plan t samples is there for plan t + pp
     num_spec: int = 0  # most drafts a row may carry
+    tree_depth: int = 0  # of the deepest of them, if they are trees
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the pages that an admission leaves free while others run
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.

@@ -127,7 +127,7 @@ def branches(fwd: ForwardInput, known: Known, level: int, tokens: Tensor, seen: 
     return replace(
         fwd,
         input_ids=tokens.flatten().int(),
-        positions=(newest + level)[:, None].expand(-1, width).flatten(),
+        positions=(newest + level).repeat_interleave(width),
         cu_seqlens_q=ends,
         seq_lens=(first + width).int(),
         slot_mappings=tuple(

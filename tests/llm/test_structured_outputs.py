@@ -165,6 +165,7 @@ def test_what_a_grammar_forces_is_drafted_and_changes_no_text(llm: LLM, expected
         assert output.outputs[0].token_ids == alone.token_ids
         num_steps, num_tokens = after.num_steps - before.num_steps, len(alone.token_ids)
         assert num_steps < num_tokens * 0.75, (num_steps, num_tokens)
+        assert after.of_features["grammar_forced_drafts"] >= after.num_draft_tokens > 10
         assert texts(drafting) == expected
 
 

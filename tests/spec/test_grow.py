@@ -5,11 +5,14 @@ tests/spec/test_heads.py holds trees of whole heads to a naive search.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pellucid.config import SpeculativeConfig, SpeculativeOptions
-from pellucid.spec.grow import Named, best_of
+from pellucid.forward import ForwardInput
+from pellucid.spec.base import Known
+from pellucid.spec.grow import Named, best_of, branches
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,33 @@ def test_the_best_nodes_of_all_depths_are_the_tree() -> None:
     drafts = best_of([first, second, third], 6)
     assert drafts.tokens.tolist() == [[5, 7, 3, 8, 6, 9]]
     assert drafts.parents is not None and drafts.parents.tolist() == [[0, 1, 2, 1, 0, 5]]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_drafts_of_one_depth_lie_behind_those_before(num_rows: int) -> None:
+    """Side by side in memory, too, as kernels read them, even for one row."""
+    newest = torch.tensor([20, 5, 33][:num_rows])
+    empty = torch.zeros(0, dtype=torch.int64)
+    table = torch.arange(12, dtype=torch.int32).view(3, 4)[:num_rows]
+    fwd = ForwardInput(
+        input_ids=empty, positions=empty, slots=torch.arange(num_rows), cu_seqlens_q=empty, seq_lens=empty,
+        block_tables=(table,), slot_mappings=(empty,), logits_index=empty, block_size=16,
+    )  # fmt: skip
+    known = Known(
+        token_ids=torch.zeros(4, 64, dtype=torch.int32), newest=newest, samples=newest > 0,
+        host_slots=np.arange(num_rows), has_chunks=False, num_wanted=8,
+    )  # fmt: skip
+    tokens = torch.arange(2 * num_rows).view(num_rows, 2)
+    fed = branches(fwd, known, 3, tokens, torch.ones_like(tokens))
+    assert fed.tree is not None and fed.tree.first_drafts.tolist() == newest.tolist()
+    for row, place in enumerate(newest.tolist()):
+        own = slice(2 * row, 2 * row + 2)
+        assert fed.positions[own].tolist() == [place + 3] * 2
+        places = [place + 6, place + 7]
+        assert fed.slot_mappings[0][own].tolist() == [int(table[row, p // 16]) * 16 + p % 16 for p in places]
+        assert fed.seq_lens[row] == place + 8
+    for each in (fed.input_ids, fed.positions, fed.seq_lens, fed.tree.ancestors, *fed.slot_mappings):
+        assert each.is_contiguous()
 
 
 def said(method: str = "mtp", topk: int = 4, steps: int = 5, tokens: int = 16, **more: object) -> dict:

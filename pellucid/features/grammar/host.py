@@ -135,7 +135,7 @@ class Grammars(HostFeature):
 
     def __init__(self, resolved: Resolved) -> None:
         self._num_words = -(-resolved.checkpoint.vocab_size // 32)
-        self._most_forced = most_forced(resolved)
+        self._most_forced, self._num_forced = most_forced(resolved), 0
         self._texts: dict[str, Text] = {}  # by request id
         self._languages: dict[tuple[str, str], tuple[Language, Future[None]]] = {}  # by address and digest
         self._ended: dict[str, str | None] = {}
@@ -207,7 +207,11 @@ class Grammars(HostFeature):
         for seq, drafts in drafting:
             text, own = self._texts[seq.request.id], forced.get(seq.request.id, [])
             text.drafts, text.are_forced = own or drafts, bool(own)
+            self._num_forced += len(own)
             scheduler.expect_drafts(seq, len(text.drafts), are_forced=text.are_forced)
+
+    def counters(self) -> dict[str, int]:
+        return {"grammar_forced_drafts": self._num_forced}
 
     def leave(self, request_id: str) -> None:
         """With its last request an engine lets go of a language."""
