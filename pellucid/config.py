@@ -582,7 +582,6 @@ TREE_DEPTH = 5  # of trees that grow, if it is not said: SGLang's
 GROW = ("eagle", "eagle3", "mtp")  # methods that grow trees
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
 HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
-KEEP_KV = ("draft_model", "eagle", "eagle3", "mtp", "pard")  # methods whose drafter has some
 ARE_CERTAIN = ("grammar", "ngram", "suffix")  # methods whose drafts are not drawn
 READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "pard")  # from the checkpoint that `model` names
 # vLLM's other names of methods.

@@ -37,7 +37,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *("features.base", "connectors.config"),
     },
     "kv": {"types", "config"},
-    "schedule": {*DATA, "config", "kv"},
+    "schedule": {*DATA, "config", "kv", "spec.drafter"},
     "schedule.scheduler": {
         *("schedule", "kv", "spec.wants", "features.base", "features.host", "types", "config"),
     },
@@ -48,7 +48,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
     # As free of torch: how many drafts rows want.
-    "spec.wants": {"spec.switch", "spec.costs", "spec.echoes", "schedule"},
+    "spec.wants": {"spec.switch", "spec.costs", "spec.echoes", "spec.drafter", "schedule"},
+    "spec.drafter": set[str](),
     "spec.echoes": set[str](),
     "spec.switch": set[str](),
     "spec.costs": set[str](),
@@ -129,7 +130,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     # It knows its worker by name only.
     "executor": {
         *("cluster", "schedule.plan", "kv.kinds", "config", "resolve", "registry", "interrupts", "collector"),
-        *("nodes.place", "observe.progress"),
+        *("nodes.place", "observe.progress", "spec.drafter"),
     },
     "engine": {
         *(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pellucid.config import KEEP_KV, EngineConfig
+from pellucid.config import EngineConfig
 from pellucid.connectors.base import KV_CONNECTORS
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity, Executor, MeetAt, alone
@@ -22,7 +22,6 @@ from pellucid.nodes.place import Node
 from pellucid.observe.trace import StepTrace
 from pellucid.platform import detect, has_gpu
 from pellucid.resolve import Resolved, resolve
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.prefill_budget import LearnedPrefillBudget, PrefillBudget, UnlimitedPrefill
 from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
@@ -89,11 +88,6 @@ def _start(
     return RunningEngine(engine=engine, resolved=resolved, capacity=capacity)
 
 
-def _drafter(method: str) -> Drafter:
-    known = {"grammar": Drafter.NONE, "ngram": Drafter.READS_TEXT, **dict.fromkeys(KEEP_KV, Drafter.KEEPS_KV)}
-    return known.get(method, Drafter.STATELESS)
-
-
 def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> Engine:
     user = resolved.user
     options = SchedulerOptions(
@@ -104,7 +98,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         num_spec=capacity.num_spec,
         tree_depth=resolved.speculative.tree_depth,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
-        drafter=_drafter(resolved.speculative.method),
+        drafter=capacity.drafter,
         policy=user.scheduler.scheduling_policy,
     )
     kv = KVManager(

@@ -14,6 +14,7 @@ from pellucid.kv.kinds import Kind
 from pellucid.registry import Registry
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
+from pellucid.spec.drafter import Drafter
 
 WORKER = "pellucid.worker.worker:Worker"  # which executors load by this name
 Hear = Callable[[int, str, object], None]  # a rank, a feature's name, what its half there says
@@ -28,6 +29,7 @@ class Capacity:
     max_model_len: int  # tokens; the model's own may have been lowered to what fits
     num_spec: int = 0  # most drafts a row may carry
     page_bytes: int = 0  # of the rank whose pages are largest
+    drafter: Drafter = Drafter.NONE
 
 
 def _nothing(told: object) -> None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pellucid.kv.manager import NewPages
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import (
     FEATURE_BITS,
     NOBODY,
@@ -21,6 +20,7 @@ from pellucid.schedule.plan import (
     StepPlan,
     ints,
 )
+from pellucid.spec.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.draft_probs import DraftProbs
+from pellucid.spec.drafter import Drafter
 
 if TYPE_CHECKING:
     from pellucid.models.build import BuiltModel, ModelFactory
@@ -45,10 +46,11 @@ NO_DRAFTS = DraftShape(0)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a proposer wants to see of the target's forward pass."""
+    """What a proposer wants to see of the target's forward pass, and what else its drafts come from."""
 
     hidden: bool = False  # the last hidden states, before the head
     taps: tuple[int, ...] = ()  # residual streams that enter these layers; n, of n layers, leaves the last
+    drafter: Drafter = Drafter.STATELESS  # for planning; KEEPS_KV of whoever loads a model with caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class NullProposer:
     """Proposes nothing."""
 
     shape = NO_DRAFTS
-    needs = Needs()
+    needs = Needs(drafter=Drafter.NONE)
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:

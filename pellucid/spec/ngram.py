@@ -18,12 +18,13 @@ from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.drafter import Drafter
 
 
 class NgramProposer:
     """Looks up the longest run of `shortest` to `longest` last tokens that occurred before."""
 
-    needs = Needs()
+    needs = Needs(drafter=Drafter.READS_TEXT)
 
     def __init__(self, num_drafts: int, *, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest, (shortest, longest)

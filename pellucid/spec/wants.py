@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
 from pellucid.spec.costs import Numbers, StepCosts
+from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
 

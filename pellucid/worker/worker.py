@@ -44,6 +44,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.sleep.state import KV_CACHE, WEIGHTS
 from pellucid.sleep.weights import HostWeights
 from pellucid.spec.base import DraftShape, Proposer, check_needs
+from pellucid.spec.drafter import Drafter
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
@@ -117,7 +118,8 @@ class Worker:
         num_pages = memory.count_pages(self.resolved, self.layout, self._kv_budget(most_bytes))
         num_pages = self.links.world.minimum(num_pages)  # a step needs a page on every rank
         most = -self.links.world.minimum(-self.layout.page_bytes)
-        self.capacity = replace(memory.fit_capacity(self.resolved, self.layout, num_pages), page_bytes=most)
+        capacity = memory.fit_capacity(self.resolved, self.layout, num_pages)
+        self.capacity = replace(capacity, page_bytes=most, drafter=self._drafter)
         self._open_kv()
         phases.end("KV cache")
         if self.device.type != "cpu":
@@ -234,7 +236,10 @@ class Worker:
             max_listed=resolved.user.scheduler.max_listed_tokens,
         )
         sampler = Sampler(state, vocabulary(self.links.tp, target.vocab_size))
-        self.models: tuple[Built, ...] = (target, *proposer.load(target, factory, sampler))
+        own = proposer.load(target, factory, sampler)
+        self.models: tuple[Built, ...] = (target, *own)
+        keeps_kv = any(model.caches for model in own)
+        self._drafter = Drafter.KEEPS_KV if keeps_kv else proposer.needs.drafter
         self.weight_bytes = target.weight_bytes
         check_needs(proposer.needs, method, target.model, num_stages=self.mesh.pp)
         # Ranks that share layers must run the same ones, so there all are run.

@@ -53,6 +53,7 @@ from pellucid.platform import Platform
 from pellucid.resolve import resolve
 from pellucid.sampling_params import SamplingParams, StructuredOutputsParams
 from pellucid.schedule.plan import Admission, Growth, Row, Rows, StepPlan, StepResult, ints
+from pellucid.spec.drafter import Drafter
 from pellucid.types import FinishReason, Request, SeqUpdate, TokenLogprobs
 
 
@@ -282,7 +283,9 @@ STATS = EngineStats(
     num_accepted_per_position=(12,), host_seconds=0.5, wait_seconds=1.5, num_late_compilations=13,
     num_running=14, num_waiting=15, kv_usage=0.25, is_synthetic=True,
 )  # fmt: skip
-CAPACITY = Capacity(kinds=(Full(16, 2), Window(16, 1, 99)), num_pages=5, max_model_len=6, num_spec=7)
+CAPACITY = Capacity(
+    kinds=(Full(16, 2), Window(16, 1, 99)), num_pages=5, max_model_len=6, num_spec=7, drafter=Drafter.KEEPS_KV
+)
 FRAME = Frame(
     is_first=True, seconds=1.5, block_size=16, num_pages=5, max_num_tokens=9, num_running=1,
     num_waiting=1, running=[SeqView(1, "a", 2, 3, 4, 5, 6)], waiting=[SeqView(2, "b", 2, 3, 4, 5, 6)],

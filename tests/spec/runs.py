@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import Row
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
+from pellucid.spec.drafter import Drafter
 from pellucid.spec.wants import Wants
 
 MOST, PROMPT, ANSWER = 4, 64, 128  # drafts, tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.table import Table
+from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import LONGEST, NUM_TOKENS, num_foretold
 from pellucid.spec.wants import Wants
 

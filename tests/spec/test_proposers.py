@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pellucid import LLM
+from pellucid.engine.core import Engine
+from pellucid.spec.drafter import Drafter
 from tests.llm.test_invariance import BASE, NGRAM, random_requests
 from tests.spec import heads
 
@@ -20,6 +22,11 @@ WAYS: dict[str, dict[str, object]] = {
     "an FP8 cache": {"kv_cache_dtype": "fp8", "num_gpu_blocks_override": 20},
 }
 METHODS = ("ngram", "suffix", "draft_model", *heads.METHODS)
+# Of which drafter planning is told, where it is none with KV.
+DRAFTERS = {
+    "none": Drafter.NONE, "ngram": Drafter.READS_TEXT,
+    **dict.fromkeys(("suffix", "medusa", "medusa, a tree"), Drafter.STATELESS),
+}  # fmt: skip
 # In a pipeline the last stage has neither other layers' streams nor the model's embedding.
 REFUSED = {"eagle3": "pipeline stage", "mtp": "pipeline stage"}
 OFTEN = {  # in every run of the suite, the others with `make test-parallel`
@@ -37,10 +44,13 @@ PAIRS = [
 ]
 
 
-def run(model: Path, **options: object) -> list[list[list[int]]]:
+def run(model: Path, method: str = "none", **options: object) -> list[list[list[int]]]:
     """Of 20 requests, twice, the second time with hits: every kind of sampling, logprobs among them."""
     prompts, params = random_requests(20, seed=9)
     with LLM(str(model), **(BASE | options)) as llm:
+        engine = llm.llm_engine.engine
+        assert isinstance(engine, Engine)
+        assert engine.scheduler.options.drafter is DRAFTERS.get(method, Drafter.KEEPS_KV)
         return [
             [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
             for _ in range(2)
@@ -70,7 +80,7 @@ def test_tokens_are_those_without(
 ) -> None:
     model, config = drafts_of(method, tiny, tiny_draft, tmp_path)
     expected = plainly(tiny, WAYS[way].get("kv_cache_dtype", "auto"))
-    assert run(model, **WAYS[way], speculative_config=config | {"adaptive": False}) == expected
+    assert run(model, method, **WAYS[way], speculative_config=config | {"adaptive": False}) == expected
 
 
 @pytest.mark.parametrize("method", REFUSED)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pellucid.schedule.drafter import Drafter
 from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
+from pellucid.spec.drafter import Drafter
 from pellucid.spec.switch import Switch
 from pellucid.spec.wants import TRIAL_ROWS, Wants
 from tests.schedule.device import Device, make_request, make_scheduler, step
