@@ -120,7 +120,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
 
     id: int
     committed: int  # newest plan whose result the host has seen; -1 is none
-    num_propose: int = 0  # most drafts that a row wants from this step; for each there may be more
+    num_propose: int = 0  # drafts made behind each row that samples: as many as the row wants that wants most
     rows: Rows = field(default_factory=Rows)
     num_tokens: int = 0  # of all rows, drafts included
     admitted: list[Admission] = []

@@ -639,8 +639,9 @@ class Scheduler:
         elif query is None:
             t.land(slots, computed, tokens)
         else:
-            is_all = np.count_nonzero(num_new) == len(slots)
-            t.land(slots if is_all else np.where(num_new > 0, slots, t.spare), computed - num_new + 1, tokens)
+            all_yield = np.count_nonzero(num_new) == len(slots)
+            owners = slots if all_yield else np.where(num_new > 0, slots, t.spare)
+            t.land(owners, computed - num_new + 1, tokens)
         is_due = computed >= t.end[slots]
         if self._stops:
             self._find_stops(slots, tokens, is_due)

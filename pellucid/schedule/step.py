@@ -76,7 +76,7 @@ class Step:
 
     def __init__(self, id: int, max_tokens: int) -> None:
         self.id, self.max_tokens = id, max_tokens
-        self.num_propose = 0  # drafts that some row wants behind its own
+        self.num_propose = 0  # drafts made behind each row that samples
         self.decodes = NOBODY  # slots
         self.draft: Column | None = None  # of each decode, the drafts that it verifies; None: there are none
         self.chunks: list[Row] = []

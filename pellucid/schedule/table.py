@@ -44,7 +44,7 @@ class Table:
         self.due = column()
         # Computed from here on, a row that lands is looked at: it begins or ends a text, or brings more.
         self.end = column()
-        self.drafts = column()  # that the device holds for the next row, or fewer of them
+        self.drafts = column()  # that the next row may verify: of those in its slot on the device, if not all
         self.drafted = column()  # drafts in rows that have been planned
         # Of rows that have come home: those with drafts, their drafts, and of these those that stood.
         self.verified = np.zeros((3, num_slots + 1), dtype=np.int64)

@@ -41,7 +41,7 @@ class StepCounts:
     num_sampled: np.ndarray  # logits to sample: 1 + num_drafts, or 0
     num_scores: np.ndarray  # prompt positions to score, before the sampled ones
     max_keys: np.ndarray | None = None  # no row has more tokens with KV; None: it is not known
-    num_propose: int = 0  # drafts wanted of each row that samples
+    num_propose: int = 0  # drafts made behind each row that samples
     riders: Riders = NO_RIDERS  # what its rows ask for beside tokens
     common: Common | None = None  # None: no other engine takes part
 
@@ -128,7 +128,7 @@ class InputBuilder:
         self.layout = layout
         on_gpu = self.device.type == "cuda" and has_triton()
         self._gather = gather_rows if on_gpu else gather_rows_ref
-        self._held = SlotViews(
+        self._views = SlotViews(
             token_ids=slots.token_ids,
             num_computed=slots.num_computed,
             limits=slots.limits,
@@ -188,16 +188,16 @@ class InputBuilder:
 
     def gather(self, rows: StepRows) -> StepInput:
         """What the slots hold of these rows now.  On the device alone."""
-        held = self._gather(rows, self._held)
-        texts = self.layout.arrange(held, rows)
+        slot_rows = self._gather(rows, self._views)
+        texts = self.layout.arrange(slot_rows, rows)
         fwd = ForwardInput(
-            input_ids=held.input_ids,
+            input_ids=slot_rows.input_ids,
             positions=texts.positions,
             slots=rows.slots,
-            cu_seqlens_q=held.cu_seqlens_q,
-            seq_lens=held.seq_lens,
-            block_tables=held.block_tables,
-            slot_mappings=held.slot_mappings,
+            cu_seqlens_q=slot_rows.cu_seqlens_q,
+            seq_lens=slot_rows.seq_lens,
+            block_tables=slot_rows.block_tables,
+            slot_mappings=slot_rows.slot_mappings,
             logits_index=rows.logits_index,
             tree=texts.tree,
             query_lens=rows.counts.num_query.tolist(),
@@ -207,7 +207,7 @@ class InputBuilder:
             num_common=0 if rows.counts.common is None else rows.counts.common.num_tokens,
             block_size=self.slots.block_size,
         )
-        return StepInput(fwd=fwd, rows=held, texts=texts)
+        return StepInput(fwd=fwd, rows=slot_rows, texts=texts)
 
 
 def side_by_side(**columns: np.ndarray) -> tuple[np.ndarray, dict[str, slice]]:
