@@ -366,10 +366,10 @@ FEW = Tile(1, 1, 1024, 4, 1, is_swapped=False)  # outs: gated ones, of two rows 
 FEW_DOWN = Tile(1, 4, 128, 4, 1, is_swapped=False)
 
 
-def rows_for(num_pairs: int, num_experts: int) -> int:
+def rows_for(num_pairs: int, num_experts: int, least: int = 16) -> int:
     """Rows of a tile: so many that, by chance, fourteen experts of fifteen have no more."""
     average = num_pairs / num_experts
-    return min(128, max(16, triton.next_power_of_2(math.ceil(average + 1.5 * average**0.5))))
+    return min(128, max(least, triton.next_power_of_2(math.ceil(average + 1.5 * average**0.5))))
 
 
 def tiles_for(rows: int, itemsize: int, device: torch.device) -> tuple[Tile, Tile]:

@@ -48,7 +48,7 @@ from pellucid.kernels.packed_weight import (
     packed,
     spread,
 )
-from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
+from pellucid.kernels.routing import Chosen, Sorted, most_tiles, sort_pairs
 from pellucid.platform import platform_of
 
 SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
@@ -56,6 +56,7 @@ RAISED = 126  # powers of two that bfloat16's exponents lack when they are E2M1'
 MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
 ROWS_UNPACKED = 64  # of an expert on average; from so many on its numbers are written first
 GATHER_BLOCK = 1024
+MOST_SORTED = 1024  # pairs that each program of one kernel looks through, to place its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +216,14 @@ def pairs_by_hopper(
     if len(x) <= FEW_TOKENS and not weighs_input:
         rows, work = 8, Work(chosen.ids, chosen.ids, chosen.ids.view(-1), top_k, num, few=True)
     else:
-        rows = rows_for(num_pairs, num)
-        places = sort_pairs(chosen, num, rows)
-        work = Work(places.order, places.starts, places.tiles, top_k, num)
-        x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
+        rows = rows_for(num_pairs, num, least=8)
+        is_small = num_pairs <= MOST_SORTED
+        if is_small:
+            places, x = sort_rows(x, chosen, num, rows, weighs_input=weighs_input)
+        else:
+            places = sort_pairs(chosen, num, rows)
+            x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
+        work = Work(places.order, places.starts, places.tiles, top_k, num, in_turn=is_small)
     up, down = (
         expert_tile(rows, weight.words.shape[0] // num, weight.bits, num_pairs if work.few else num)
         for weight in (experts.gate_up, experts.down)
@@ -274,6 +279,48 @@ def slices_of(experts: PackedExperts, itemsize: int) -> list[tuple[int, int]]:
     """Experts whose numbers there is room for at a time, from the first of them to behind the last."""
     step = max(1, SCRATCH_BYTES // (2 * experts.hidden * experts.dim * itemsize))
     return [(first, min(first + step, experts.num_experts)) for first in range(0, experts.num_experts, step)]
+
+
+def sort_rows(
+    x: Tensor, chosen: Chosen, num_experts: int, tile: int, *, weighs_input: bool
+) -> tuple[Sorted, Tensor]:
+    """`sort_pairs` and `gather_pairs` in one, of up to MOST_SORTED pairs.
+
+    Of the tiles the first ones are each expert's first, so that who has a tile of these knows its expert.
+    """
+    num_pairs, dim, device = chosen.ids.numel(), x.shape[1], x.device
+    assert num_pairs <= MOST_SORTED and x.stride(1) == 1 and chosen.ids.is_contiguous(), (
+        num_pairs,
+        x.stride(),
+    )
+    num_tiles = most_tiles(num_pairs, num_experts, tile)
+    places = Sorted(
+        torch.empty(num_pairs, dtype=torch.int32, device=device),
+        torch.empty(num_experts + 1, dtype=torch.int32, device=device),
+        torch.empty((num_tiles, 2), dtype=torch.int32, device=device),
+    )
+    out = x.new_empty(num_pairs, dim)
+    sort_rows_kernel[(num_experts + 1 + num_pairs,)](
+        x,
+        chosen.ids,
+        chosen.weights if weighs_input else None,
+        places.order,
+        places.starts,
+        places.tiles,
+        out,
+        x.stride(0),
+        num_pairs,
+        num_tiles,
+        E=num_experts,
+        TILE=tile,
+        TOP_K=chosen.ids.shape[1],
+        DIM=dim,
+        PADDED=triton.next_power_of_2(dim),
+        BLOCK=max(128, triton.next_power_of_2(num_pairs)),
+        num_warps=4,
+        **dependent(),
+    )
+    return places, out
 
 
 def gather_pairs(x: Tensor, chosen: Chosen, places: Sorted, *, weighs_input: bool) -> Tensor:
@@ -379,6 +426,57 @@ def write_numbers(weight: PackedWeight, first: int, last: int, num_experts: int,
         **dependent(),
     )
     return out
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def sort_rows_kernel(
+    x_ptr,
+    ids_ptr,
+    weights_ptr,  # [P], what x is to be times, or None
+    order_ptr,
+    starts_ptr,
+    tiles_ptr,
+    out_ptr,
+    x_stride,
+    num_pairs,
+    num_tiles,
+    E: tl.constexpr,
+    TILE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program an expert, one for the tiles that are nobody's, and one a pair."""
+    let_next_start(DEPENDENT)
+    mine, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    wait(DEPENDENT)
+    ids = tl.load(ids_ptr + lane, mask=lane < num_pairs, other=E + 1)
+    if mine <= E:
+        start, count = tl.sum((ids < mine).to(tl.int32), 0), tl.sum((ids == mine).to(tl.int32), 0)
+        tl.store(starts_ptr + mine, start)
+        # Behind all first tiles every expert has room for its others, whatever the counts.
+        first, last = E + start // TILE, E + (start + count) // TILE
+        if mine == E:
+            count, last = 0, num_tiles
+        else:
+            tl.store(tiles_ptr + 2 * mine, tl.where(count > 0, mine, E))
+            tl.store(tiles_ptr + 2 * mine + 1, start)
+        at = first + lane
+        offset = (lane + 1) * TILE
+        tl.store(tiles_ptr + 2 * at, tl.where(offset < count, mine, E), mask=at < last)
+        tl.store(tiles_ptr + 2 * at + 1, start + offset, mask=at < last)
+    else:
+        pair = mine - E - 1
+        column = tl.arange(0, PADDED)
+        x = tl.load(x_ptr + (pair // TOP_K).to(tl.int64) * x_stride + column, mask=column < DIM, other=0.0)
+        own = tl.load(ids_ptr + pair)
+        place = tl.sum(((ids < own) | ((ids == own) & (lane < pair))).to(tl.int32), 0)
+        if weights_ptr is not None:
+            x = (x.to(tl.float32) * tl.load(weights_ptr + pair)).to(x.dtype)
+        tl.store(order_ptr + place, pair)
+        tl.store(out_ptr + place.to(tl.int64) * DIM + column, x, mask=column < DIM)
 
 
 @triton.jit(do_not_specialize=["num_experts"])

@@ -5,12 +5,14 @@
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 """Grouped products of experts whose weights are packed, on Hopper GPUs, for any number of rows.
 
-As `packed_hopper.py`, whose way of making numbers of codes this is: one warp copies steps of codes and of x
-by the TMA unit, groups of four warps unpack 64 outputs each in registers and multiply them with all rows of
-the tile.  A program is a tile of rows of one expert and a block of its outputs; nobody shares a sum.  Rows
-of an expert lie side by side in x, since the TMA unit copies no others; what else its box holds, other
-experts' rows, is multiplied for nobody.  Of few tokens a tile is a pair, and nothing is sorted.  Down follows
-gates and ups, and nothing else, so its codes are on their way before these have ended.
+As `packed_hopper.py`, whose way of making numbers of codes this is: one warp copies steps of codes, of their
+scales and of x by the TMA unit, groups of four warps unpack 64 outputs each in registers and multiply them
+with all rows of the tile, or with half of them where its expert has no more.  A program is a tile of rows of
+one expert and a block of its outputs; nobody shares a sum.  Rows of an expert lie side by side in x, since
+the TMA unit copies no others; what else its box holds, other experts' rows, is multiplied for nobody.  Of few
+tokens a tile is a pair, and nothing is sorted.  Down follows gates and ups, and nothing else, so its codes
+are on their way before these have ended; so are those of gates and ups, where the first tiles are the
+experts' own, whatever rows there are.
 The reference is `mix_packed_ref`.
 
 Legend: E experts, P pairs, N outputs of an expert, gates and ups by turns of eight, K inputs, G groups.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -30,20 +33,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
-from pellucid.kernels.hopper_matmul import EIGHT, LINE_BYTES, LINES, rounded, seen_as
+from pellucid.kernels.hopper_matmul import EIGHT, HAS_REINTERPRET, LINE_BYTES, LINES, rounded, seen_as
 from pellucid.kernels.hopper_prefill import barrier, boxes_of, copy_box
 from pellucid.kernels.packed_hopper import (
     CODES,
     HALF,
-    ask_for,
+    HALVES,
+    LANES,
+    STEP,
+    WORDS,
     assembly,
-    in_pairs,
-    load_all,
     middle_of,
     numbers_of,
-    places_of,
     type_of,
 )
 from pellucid.kernels.packed_weight import PackedWeight
@@ -54,6 +58,7 @@ MULTIPROCESSORS = 132  # of a Hopper GPU
 STAGES = 4  # of steps: more were slower
 REGISTERS = 65_536  # of a multiprocessor
 COPYING = gl.constexpr(40)  # registers of the copying warp
+MOST_SCALES = 1024  # bytes of a step's scales for 64 outputs
 
 
 class ExpertTile(NamedTuple):
@@ -68,7 +73,7 @@ class ExpertTile(NamedTuple):
 class Work(NamedTuple):
     """What the programs of a grouped product are told.
 
-    few: tiles are pairs, and `tiles` has the expert of each.
+    few: tiles are pairs, and `tiles` has the expert of each.  in_turn: the first tiles are the experts' own.
     """
 
     order: Tensor  # as `Sorted` has them
@@ -77,6 +82,23 @@ class Work(NamedTuple):
     top_k: int
     num_experts: int
     few: bool = False
+    in_turn: bool = False
+
+
+def boxes_of_groups(lanes: Tensor | None, group: int) -> TensorDescriptor | None:
+    """Scales, say, [tiles, G, 64] for copies of the groups of a step."""
+    if lanes is None:
+        return None
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    pairs = lanes.view(torch.int32).view(-1, LANES.value)
+    return TensorDescriptor.from_tensor(pairs, [groups_of_step(group), LANES.value], layout)
+
+
+def groups_of_step(group: int) -> int:
+    """How many groups of inputs a step may touch."""
+    if group <= HALF.value:
+        return STEP.value // group
+    return 1 if group % STEP.value == 0 else 2
 
 
 def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int) -> ExpertTile:
@@ -93,7 +115,7 @@ def expert_tile(rows: int, num_blocks: int, bits: int, num_tiles: int) -> Expert
     else:
         groups, programs = 3 if num_blocks % 3 == 0 else 2, 1
     codes = CODES.value * bits // 4
-    stage = groups * codes + 2 * rows * LINE_BYTES.value
+    stage = groups * (codes + MOST_SCALES) + 2 * rows * LINE_BYTES.value
     whole = max(1, rows * LINE_BYTES.value // codes)  # steps that make room for results
     room = min(RING_BYTES // programs // stage, 8 if programs == 2 and groups == 1 else STAGES)
     return ExpertTile(rows, groups, max(whole, room // whole * whole), programs)
@@ -143,9 +165,7 @@ def packed_experts_hopper(
     packed_experts_hopper_kernel[(num * triton.cdiv(num_blocks, tile.groups),)](
         boxes_of(x, [part_of(tile.rows), HALF.value]),
         boxes_of(weight.words.view(-1, 32), [8 * weight.bits, 32]),
-        in_pairs(weight.scale),
-        in_pairs(weight.zero),
-        in_pairs(weight.offset),
+        *(boxes_of_groups(each, weight.group) for each in (weight.scale, weight.zero, weight.offset)),
         bias,
         out,
         work.order,
@@ -166,10 +186,10 @@ def packed_experts_hopper(
         BITS=weight.bits,
         GROUP=weight.group,
         NUM_GROUPS=num_groups,
-        PADDED=triton.next_power_of_2(num_groups),
         NUM_BLOCKS=num_blocks,
         TOP_K=work.top_k,
         FEW=work.few,
+        IN_TURN=work.in_turn,
         ROWS=tile.rows,
         GROUPS=tile.groups,
         STAGES=tile.stages,
@@ -187,7 +207,7 @@ def packed_experts_hopper(
 def place_of(
     work, num_experts,
     NUM_BLOCKS: gl.constexpr, GROUPS: gl.constexpr, TOP_K: gl.constexpr,
-    FEW: gl.constexpr, GATED: gl.constexpr,
+    FEW: gl.constexpr, IN_TURN: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Of this program: expert, first block of outputs, first row of x, first place, where its expert's end.
 
@@ -201,9 +221,15 @@ def place_of(
         row = tile // TOP_K if GATED else tile
         return expert, block, row, tile, tile + 1
     else:
-        expert = gl.load(tiles_ptr + 2 * tile, cache_modifier=".cg")
-        first = gl.load(tiles_ptr + 2 * tile + 1, cache_modifier=".cg")
-        last = gl.load(starts_ptr + gl.minimum(expert + 1, num_experts), cache_modifier=".cg")
+        is_own = tile < (num_experts if IN_TURN else 0)
+        if is_own:
+            first = gl.load(starts_ptr + tile, cache_modifier=".cg")
+            last = gl.load(starts_ptr + tile + 1, cache_modifier=".cg")
+            expert = gl.where(first < last, tile, num_experts)
+        else:
+            expert = gl.load(tiles_ptr + 2 * tile, cache_modifier=".cg")
+            first = gl.load(tiles_ptr + 2 * tile + 1, cache_modifier=".cg")
+            last = gl.load(starts_ptr + gl.minimum(expert + 1, num_experts), cache_modifier=".cg")
         return expert, block, first, first, last
 
 
@@ -226,13 +252,75 @@ def copy_rows(
 
 @gluon.jit
 def copy_codes(
-    words, parts, full, stage, tile, first_block, num_tiles, is_step,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
+    words, tables, parts, table_parts, full, stage, tile, first_block, num_tiles, is_step,
+    BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy a step of this program's codes; of which group, then which stage is a part."""
+    """Copy a step of this program's codes and scales; of which group, then which stage is a part."""
     for group in gl.static_range(GROUPS):
         line = ((first_block + group) * num_tiles + tile) * (4 * BITS)
-        copy_box(words, [line, 0], full, parts.index(group * STAGES + stage), pred=is_step)
+        part = group * STAGES + stage
+        copy_box(words, [line, 0], full, parts.index(part), pred=is_step)
+        line = (first_block + group) * NUM_GROUPS + tile * HALF // GROUP
+        for i in gl.static_range(3):
+            if tables[i] is not None:
+                copy_box(tables[i], [line, 0], full, table_parts[i].index(part), pred=is_step)
+
+
+@gluon.constexpr_function
+def layout_of_groups(num):
+    """Of [groups, 32]: those that a thread's four words have, in each thread of its row."""
+    registers = {1: [[0, 0], [0, 0]], 2: [[1, 0]], 4: [[1, 0], [2, 0]]}[num]
+    lanes = [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 8], [0, 16]], [], [num, 32])
+
+
+@gluon.jit
+def pairs_of(
+    table, parts, part, half, chunk: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
+    """A table's pairs of a chunk, for each warp and lane.  half: of all steps' halves."""
+    CHUNK: gl.constexpr = HALF * 4 // BITS
+    NUM: gl.constexpr = CHUNK // GROUP if GROUP < CHUNK else 1
+    if table is None:
+        return gl.zeros([1], gl.int32, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, WORDS))))
+    else:
+        LAYOUT: gl.constexpr = HALVES if NUM == 2 else WORDS
+        SHAPE: gl.constexpr = [parts.shape[0] * parts.shape[1] // NUM, NUM, 32]
+        if HAS_REINTERPRET:
+            chunks = parts.reinterpret(gl.int32, SHAPE, parts.layout)
+        else:
+            chunks = parts._reinterpret(gl.int32, SHAPE, parts.layout)
+        first = part * (parts.shape[1] // NUM)
+        if GROUP <= HALF:
+            first += (half % 2 * HALF + chunk * CHUNK) // (GROUP * NUM)
+        elif GROUP % STEP != 0:
+            first += half * HALF // GROUP - half // 2 * STEP // GROUP
+        pairs = chunks.index(first).load(layout_of_groups(NUM)).reshape([NUM, 4, 8])
+        pairs = pairs.permute((1, 2, 0)).reshape([4, 8, 1, NUM])
+        return gl.convert_layout(pairs, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def pairs_of_chunk(
+    tables, table_parts, part, half, chunk: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
+    """Those of scales, zeros and offsets."""
+    return (
+        pairs_of(tables[0], table_parts[0], part, half, chunk, BITS, GROUP),
+        pairs_of(tables[1], table_parts[1], part, half, chunk, BITS, GROUP),
+        pairs_of(tables[2], table_parts[2], part, half, chunk, BITS, GROUP),
+    )
+
+
+@gluon.jit
+def pairs_of_half(tables, table_parts, part, half, BITS: gl.constexpr, GROUP: gl.constexpr):
+    """Those of half a step: of its only chunk, or of both."""
+    first = pairs_of_chunk(tables, table_parts, part, half, 0, BITS, GROUP)
+    if BITS == 4:
+        return first, first
+    else:
+        return first, pairs_of_chunk(tables, table_parts, part, half, 1, BITS, GROUP)
 
 
 @gluon.jit
@@ -248,44 +336,71 @@ def begin(GATED: gl.constexpr, DEPENDENT: gl.constexpr):
 
 @gluon.jit
 def copy_steps(
-    operands, work, num_experts, num_tiles,
-    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, GATED: gl.constexpr,
-    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr,
+    operands, tables, table_parts, work, num_experts, num_tiles,
+    BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr,
+    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, IN_TURN: gl.constexpr,
+    GATED: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: codes of the first steps, as many as have room, and their x; then the others."""
+    """The copying warp: codes of the first steps, as many as have room, and their x; then the others.
+
+    What is copied for an expert whom no row has chosen, which shows behind the wait, has to come, too.
+    """
     x, words, x_parts, w_parts, bars = operands
     PART: gl.constexpr = x.block_shape[0]
-    BYTES: gl.constexpr = 2 * PART * LINE_BYTES + GROUPS * CODES * BITS // 4
-    begin(GATED, DEPENDENT)
+    NUM_TABLES: gl.constexpr = 1 + (tables[1] is not None) + (tables[2] is not None)
+    SCALES: gl.constexpr = tables[0].block_shape[0] * LINE_BYTES * NUM_TABLES
+    BYTES: gl.constexpr = 2 * PART * LINE_BYTES + GROUPS * (CODES * BITS // 4 + SCALES)
+    num_steps = (num_tiles + 1) // 2
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=ROWS // PART)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
-    expert, block, row, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
+    width = (NUM_BLOCKS + GROUPS - 1) // GROUPS
+    own = gl.program_id(0) // width
+    is_own = own < (num_experts if IN_TURN else 0)
+    if IN_TURN:
+        first_block = own * NUM_BLOCKS + gl.program_id(0) % width * GROUPS
+        for i in gl.static_range(STAGES):
+            is_step = is_own & (i < num_steps)
+            mbarrier.expect(bars.index(i), BYTES, pred=is_step)
+            copy_codes(
+                words, tables, w_parts, table_parts, bars.index(i), i, 2 * i, first_block, num_tiles,
+                is_step, BITS, GROUP, NUM_GROUPS, GROUPS, STAGES,
+            )  # fmt: skip
+    begin(GATED, DEPENDENT)
+    expert, block, row, place, end = place_of(
+        work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, IN_TURN, GATED
+    )  # fmt: skip
     is_anybodys, known = expert < num_experts, gl.minimum(expert, num_experts - 1)
     first_block = known * NUM_BLOCKS + block
-    num_steps = (num_tiles + 1) // 2
     for i in gl.static_range(STAGES):
         is_step = is_anybodys & (i < num_steps)
+        if IN_TURN:
+            is_step = is_step & (own >= num_experts)
         mbarrier.expect(bars.index(i), BYTES, pred=is_step)
         copy_codes(
-            words, w_parts, bars.index(i), i, 2 * i, first_block, num_tiles, is_step, GROUPS, STAGES, BITS,
+            words, tables, w_parts, table_parts, bars.index(i), i, 2 * i, first_block, num_tiles, is_step,
+            BITS, GROUP, NUM_GROUPS, GROUPS, STAGES,
         )  # fmt: skip
     if not GATED:
         wait(DEPENDENT)
     for i in gl.static_range(STAGES):
-        is_step = is_anybodys & (i < num_steps)
-        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, end - place, is_step, ROWS, PART)
+        is_step = (is_anybodys | is_own) & (i < num_steps)
+        num_rows = gl.maximum(end - place, 1)
+        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, num_rows, is_step, ROWS, PART)
+    if IN_TURN:
+        for i in gl.static_range(STAGES):
+            mbarrier.wait(bars.index(i), 0, pred=is_own & (expert == num_experts) & (i < num_steps))
     if is_anybodys:
         for step in range(STAGES, num_steps):
             stage, tile = step % STAGES, 2 * step
             mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
             mbarrier.expect(bars.index(stage), BYTES)
             copy_codes(
-                words, w_parts, bars.index(stage), stage, tile, first_block, num_tiles, True,
-                GROUPS, STAGES, BITS,
+                words, tables, w_parts, table_parts, bars.index(stage), stage, tile, first_block, num_tiles,
+                True, BITS, GROUP, NUM_GROUPS, GROUPS, STAGES,
             )  # fmt: skip
             copy_rows(x, x_parts, bars.index(stage), stage, tile, row, end - place, True, ROWS, PART)
 
@@ -334,77 +449,96 @@ def store_tile(
 
 
 @gluon.jit
-def multiply_tile(
-    GROUP_OF_WARPS: gl.constexpr, operands, tables, results, work, sizes,
-    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
-    BITS: gl.constexpr, GROUP: gl.constexpr, NUM_GROUPS: gl.constexpr, PADDED: gl.constexpr,
-    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr,
-    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+def multiply_rows(
+    USED: gl.constexpr, GROUP_OF_WARPS: gl.constexpr, operands, tables, table_parts, results, order_ptr,
+    sizes, expert, block, place, end,
+    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr,
+    FEW: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     GATED: gl.constexpr, ACT: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """A multiplying group of warps: its 64 outputs with all rows of the tile.
+    """64 outputs with the first USED rows of the tile.
 
     While one half of a step is multiplied, the numbers of the next one are made.
     """
     x, words, x_parts, w_parts, bars = operands
-    scale_ptr, zero_ptr, offset_ptr = tables
     bias_ptr, out_ptr = results
     num_experts, num_out, num_tiles, limit, alpha = sizes
     dtype: gl.constexpr = x_parts.dtype
+    own_block = block + GROUP_OF_WARPS
+    num_steps = (num_tiles + 1) // 2
+    EACH: gl.constexpr = ROWS // USED
+    rows = seen_as(x_parts, dtype, 2 * STAGES * EACH, USED, HALF)
+    tiles = seen_as(w_parts, gl.int32, BITS // 2 * GROUPS * STAGES, 16, 32)
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, USED, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    HAS_ZERO: gl.constexpr = tables[1] is not None
+    HAS_OFFSET: gl.constexpr = tables[2] is not None
+    y = gl.zeros([LINES, USED], gl.float32, PRODUCT)
+    mbarrier.wait(bars.index(0), 0)
+    own: gl.constexpr = GROUP_OF_WARPS * STAGES
+    pairs = pairs_of_half(tables, table_parts, own, 0, BITS, GROUP)
+    w = numbers_of(
+        tiles, 2 * own, pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+    )  # fmt: skip
+    for step in range(num_steps):
+        stage, next_stage = step % STAGES, (step + 1) % STAGES
+        y = warpgroup_mma(w, rows.index(2 * stage * EACH).permute((1, 0)), y, is_async=True)
+        pairs = pairs_of_half(tables, table_parts, own + stage, 2 * step + 1, BITS, GROUP)
+        other = numbers_of(
+            tiles, 2 * (own + stage) + 1, pairs,
+            HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
+        y, w = warpgroup_mma_wait(0, deps=[y, w])
+        y = warpgroup_mma(other, rows.index((2 * stage + 1) * EACH).permute((1, 0)), y, is_async=True)
+        mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
+        pairs = pairs_of_half(tables, table_parts, own + next_stage, 2 * step + 2, BITS, GROUP)
+        w = numbers_of(
+            tiles, 2 * (own + next_stage), pairs,
+            HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
+        y, other = warpgroup_mma_wait(0, deps=[y, other])
+        mbarrier.arrive(bars.index(STAGES + stage))
+    if not GATED:
+        wait(DEPENDENT)
+    barrier()
+    WIDTH: gl.constexpr = LINES // 2 if GATED else LINES
+    rooms: gl.constexpr = STAGES * CODES * BITS // 4 // (USED * WIDTH * 2)
+    room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, USED, WIDTH)
+    store_tile(
+        y, room.index(GROUP_OF_WARPS * rooms), place, gl.minimum(end, place + USED), own_block, expert,
+        order_ptr, bias_ptr, out_ptr, num_out, limit, alpha, FEW, GATED, ACT,
+    )  # fmt: skip
+
+
+@gluon.jit
+def multiply_tile(
+    GROUP_OF_WARPS: gl.constexpr, operands, tables, table_parts, results, work, sizes,
+    ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr,
+    BITS: gl.constexpr, GROUP: gl.constexpr,
+    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, IN_TURN: gl.constexpr,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """A multiplying group of warps: its 64 outputs with the tile's rows, or half of them if that is all."""
+    bars = operands[4]
+    num_experts = sizes[0]
     begin(GATED, DEPENDENT)
     mbarrier.wait(bars.index(2 * STAGES), 0)
-    expert, block, _, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, GATED)
+    expert, block, _, place, end = place_of(work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, IN_TURN, GATED)
+    HALVED: gl.constexpr = (ROWS == 32) | (ROWS == 64)
     if expert < num_experts:
-        own_block = block + GROUP_OF_WARPS
-        known_block = expert * NUM_BLOCKS + gl.minimum(own_block, NUM_BLOCKS - 1)
-        num_steps = (num_tiles + 1) // 2
-        rows = seen_as(x_parts, dtype, 2 * STAGES, ROWS, HALF)
-        tiles = seen_as(w_parts, gl.int32, BITS // 2 * GROUPS * STAGES, 16, 32)
-        PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-        OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
-        HAS_ZERO: gl.constexpr = zero_ptr is not None
-        HAS_OFFSET: gl.constexpr = offset_ptr is not None
-        y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
-        ask_for(scale_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
-        ask_for(zero_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
-        ask_for(offset_ptr, known_block, 0, NUM_GROUPS - 1, NUM_GROUPS, PADDED)
-        at = places_of(known_block, NUM_GROUPS, GROUP, BITS)
-        # Scales are asked for two steps ahead: they come from the L2 cache.
-        pairs, other_pairs = load_all(tables, at, 0, NUM_GROUPS, GROUP, BITS)
-        next_pairs, next_others = load_all(tables, at, 1, NUM_GROUPS, GROUP, BITS)
-        mbarrier.wait(bars.index(0), 0)
-        own: gl.constexpr = GROUP_OF_WARPS * STAGES
-        w = numbers_of(
-            tiles, 2 * own, pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
-        )  # fmt: skip
-        for step in range(num_steps):
-            stage, next_stage = step % STAGES, (step + 1) % STAGES
-            y = warpgroup_mma(w, rows.index(2 * stage).permute((1, 0)), y, is_async=True)
-            later_pairs, later_others = load_all(tables, at, step + 2, NUM_GROUPS, GROUP, BITS)
-            other = numbers_of(
-                tiles, 2 * (own + stage) + 1, other_pairs,
-                HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        if HALVED and end - place <= ROWS // 2:
+            multiply_rows(
+                ROWS // 2, GROUP_OF_WARPS, operands, tables, table_parts, results, work[0], sizes,
+                expert, block, place, end,
+                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES, GATED, ACT, DEPENDENT,
             )  # fmt: skip
-            y, w = warpgroup_mma_wait(0, deps=[y, w])
-            y = warpgroup_mma(other, rows.index(2 * stage + 1).permute((1, 0)), y, is_async=True)
-            mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
-            w = numbers_of(
-                tiles, 2 * (own + next_stage), next_pairs,
-                HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        else:
+            multiply_rows(
+                ROWS, GROUP_OF_WARPS, operands, tables, table_parts, results, work[0], sizes,
+                expert, block, place, end,
+                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES, GATED, ACT, DEPENDENT,
             )  # fmt: skip
-            other_pairs, next_pairs, next_others = next_others, later_pairs, later_others
-            y, other = warpgroup_mma_wait(0, deps=[y, other])
-            mbarrier.arrive(bars.index(STAGES + stage))
-        if not GATED:
-            wait(DEPENDENT)
-        barrier()
-        WIDTH: gl.constexpr = LINES // 2 if GATED else LINES
-        rooms: gl.constexpr = STAGES * CODES * BITS // 4 // (ROWS * WIDTH * 2)
-        room = seen_as(w_parts, out_ptr.dtype.element_ty, GROUPS * rooms, ROWS, WIDTH)
-        store_tile(
-            y, room.index(GROUP_OF_WARPS * rooms), place, gl.minimum(end, place + ROWS), own_block, expert,
-            work[0], bias_ptr, out_ptr, num_out, limit, alpha, FEW, GATED, ACT,
-        )  # fmt: skip
     elif not GATED:
         wait(DEPENDENT)
 
@@ -413,9 +547,9 @@ def multiply_tile(
 def packed_experts_hopper_kernel(
     x,  # descriptor of [P or T, K], in boxes [`part_of`(ROWS), 64]
     words,  # descriptor of [tiles * 4 BITS, 32], in boxes [8 BITS, 32]
-    scale_ptr,  # int32 [E * NUM_BLOCKS, NUM_GROUPS, 32], as are the next two
-    zero_ptr,
-    offset_ptr,
+    scales,  # descriptor of int32 [E * NUM_BLOCKS * NUM_GROUPS, 32], in boxes of a step's groups
+    zeros,  # as scales, or None
+    offsets,
     bias_ptr,  # [E, num_out]
     out_ptr,
     order_ptr,
@@ -432,10 +566,10 @@ def packed_experts_hopper_kernel(
     BITS: gl.constexpr,
     GROUP: gl.constexpr,  # inputs that share a scale
     NUM_GROUPS: gl.constexpr,
-    PADDED: gl.constexpr,  # a power of two of groups, at least as many as there are
     NUM_BLOCKS: gl.constexpr,  # of 64 outputs of an expert
     TOP_K: gl.constexpr,
     FEW: gl.constexpr,
+    IN_TURN: gl.constexpr,  # who has one of the first tiles knows its expert
     ROWS: gl.constexpr,
     GROUPS: gl.constexpr,  # of four warps
     STAGES: gl.constexpr,
@@ -448,24 +582,36 @@ def packed_experts_hopper_kernel(
     PART: gl.constexpr = x.block_shape[0]
     x_parts = gl.allocate_shared_memory(x.dtype, [2 * STAGES * ROWS // PART, PART, HALF], x.layout)
     w_parts = gl.allocate_shared_memory(gl.int32, [GROUPS * STAGES, 8 * BITS, 32], words.layout)
+    s_parts = gl.allocate_shared_memory(
+        gl.int32, [GROUPS * STAGES, scales.block_shape[0], LANES], scales.layout
+    )
+    z_parts, o_parts = s_parts, s_parts  # nobody looks at what is not there
+    if zeros is not None:
+        z_parts = gl.allocate_shared_memory(
+            gl.int32, [GROUPS * STAGES, zeros.block_shape[0], LANES], zeros.layout
+        )
+    if offsets is not None:
+        o_parts = gl.allocate_shared_memory(
+            gl.int32, [GROUPS * STAGES, offsets.block_shape[0], LANES], offsets.layout
+        )
     # First those that say "full", then those that say "empty", and that all of these are prepared.
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bars.index(2 * STAGES), count=1)
     fence_async_shared()
     operands, work = (x, words, x_parts, w_parts, bars), (order_ptr, starts_ptr, tiles_ptr)
-    tables, results = (scale_ptr, zero_ptr, offset_ptr), (bias_ptr, out_ptr)
+    tables, table_parts, results = (scales, zeros, offsets), (s_parts, z_parts, o_parts), (bias_ptr, out_ptr)
     sizes = num_experts, num_out, num_tiles, limit, alpha
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (multiply_tile, (
-                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (copy_steps, (
-                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
-                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                    operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
             ],
             [1],
@@ -475,18 +621,18 @@ def packed_experts_hopper_kernel(
         gl.warp_specialize(
             [
                 (multiply_tile, (
-                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (multiply_tile, (
-                    gl.constexpr(1), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(1), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (copy_steps, (
-                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
-                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                    operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
             ],
             [4, 1],
@@ -496,23 +642,23 @@ def packed_experts_hopper_kernel(
         gl.warp_specialize(
             [
                 (multiply_tile, (
-                    gl.constexpr(0), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (multiply_tile, (
-                    gl.constexpr(1), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(1), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (multiply_tile, (
-                    gl.constexpr(2), operands, tables, results, work, sizes, ASM, ADD, MIDDLE,
-                    BITS, GROUP, NUM_GROUPS, PADDED, NUM_BLOCKS, TOP_K, FEW, ROWS, GROUPS, STAGES,
+                    gl.constexpr(2), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
+                    BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
                     GATED, ACT, DEPENDENT,
                 )),
                 (copy_steps, (
-                    operands, work, num_experts, num_tiles, NUM_BLOCKS, TOP_K, FEW, GATED,
-                    ROWS, GROUPS, STAGES, BITS, DEPENDENT,
+                    operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
             ],
             [4, 4, 1],

@@ -15,6 +15,9 @@ straight to registers: a warp has DEPTH chunks of them under way, of a thread 4 
 scales.  With sums, x and what unpacking takes that is 77 registers for a depth of 8 (95 to 111 for long rows,
 groups of 16 or 32): a multiprocessor holds six programs of four warps, among them those of the kernel behind
 this one, which ask for their first chunks before they wait.
+Numbers of a table are looked up two at a time: all 256 pairs lie in shared memory, 32 KB, once for each lane,
+whose bank of it is its own.  That takes 16 instructions for eight codes, of which 8 are the integer unit's;
+to choose bytes of the table in registers takes 22 of that unit, which starts one in two clocks.
 The reference is `packed_matmul_ref`.
 
 Legend: N outputs, K inputs, G groups of inputs.
@@ -33,13 +36,14 @@ from triton.experimental.gluon import language as gl
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_matmul import HAS_REINTERPRET
-from pellucid.kernels.packed_hopper import REGISTERS, in_pairs, middle_of, unpacking
+from pellucid.kernels.packed_hopper import REGISTERS, from_table, in_pairs, middle_of, unpacking
 from pellucid.kernels.packed_weight import Numbers, PackedWeight
 from pellucid.kernels.silu_mul import gate
 
 OUTPUTS = gl.constexpr(16)  # of a program
 PART = gl.constexpr(128)  # words of a chunk of 16 outputs
 LANES = gl.constexpr(32)  # int32 of scales of 64 outputs
+PAIRS = gl.constexpr(256 * 32)  # int32 of a table's pairs of numbers, for each lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ def packed_gemv(
             has_offset=weight.offset is not None,
             group=min(4, weight.group * weight.bits // 64),
         ),
+        WRITE_PAIRS=pairs_of(weight.table_bits, tile.num_warps) if weight.numbers is Numbers.TABLE else None,
         BITS=weight.bits,
         GROUP=weight.group,
         NUM_GROUPS=weight.scale.shape[1],
@@ -92,9 +97,13 @@ def packed_gemv(
     return out
 
 
-def gemv_tile(num_in: int) -> GemvTile:
-    """What is fastest for each of Qwen3-8B's products on an H200; long rows of x take more registers."""
-    return GemvTile(4 if num_in <= 16_384 else 8, 8)
+def gemv_tile(num_in: int, numbers: Numbers) -> GemvTile:
+    """What is fastest for each of Qwen3-8B's products on an H200; long rows of x take more registers.
+
+    Pairs of a table and a long row leave room for few programs.
+    """
+    most = 8192 if numbers is Numbers.TABLE else 16_384
+    return GemvTile(4 if num_in <= most else 8, 8)
 
 
 @cache
@@ -112,14 +121,15 @@ def products(
     """PTX that adds up a chunk: four words of each thread of a warp, times x, eight times.
 
     Results: four float32.  Arguments, four registers each: words, scales, zeros, offsets, x (of 4 bits two
-    times), and what there is to be added to.  group: words that have the same scales.
+    times), what there is to be added to, and of a table where the lane's pairs begin.  group: words that have
+    the same scales.
     """
     words, scales, zeros, offsets, x = (4 * (1 + i) for i in range(5))
     sums = x + (8 if bits == 4 else 4)
     type = "bf16" if dtype == torch.bfloat16 else "f16"
     one = 0x3F803F80 if type == "bf16" else 0x3C003C00
     product = f"mma.sync.aligned.m16n8k16.row.col.f32.{type}.{type}.f32"
-    made = unpacking(numbers, bits, dtype, table_bits)
+    made = looked_up(sums + 4) if numbers is Numbers.TABLE else unpacking(numbers, bits, dtype, table_bits)
     # The compiler moves no load across this: it would ask for the next chunks when it has no other work.
     lines = ["bar.warp.sync 0xffffffff;"]
     lines += [REGISTERS, ".reg .b32 m<2>, middle, one;", ".reg .b16 h<2>;"]
@@ -151,6 +161,39 @@ def products(
             before = f"${i}" if first else f"${sums + i}"
             lines += [f"fma.rn.f32 ${i}, c{i}, factor{i // 2}, {before};"]
             lines += [f"fma.rn.f32 ${i}, d{i}, minus{i // 2}, ${i};"] if has_offset else []
+    return "{" + " ".join(lines) + "}"
+
+
+def looked_up(place: int) -> list[str]:
+    """PTX that makes n0 to n3 of `word`: of each byte, whose codes are of two rows, a pair of the table."""
+    lines = [f"prmt.b32 u{i}, word, 0, {0x4440 + i:#x};" for i in range(4)]
+    lines += [f"mad.lo.u32 u{i}, u{i}, 128, ${place};" for i in range(4)]
+    lines += [f"ld.shared.b32 u{i}, [u{i}];" for i in range(4)]
+    orders = "0x5410", "0x7632"
+    return lines + [
+        f"prmt.b32 n{2 * i + j}, u{i}, u{i + 2}, {orders[j]};" for i in range(2) for j in range(2)
+    ]
+
+
+@cache
+def pairs_of(table_bits: tuple[int, ...], num_warps: int) -> str:
+    """PTX that writes a thread's share of the table's pairs, and gives where its lane's begin: $0.
+
+    The pair of a byte lies at its number, the lower four bits' number below the other's.  $1: the thread.
+    """
+    assert num_warps in (4, 8), num_warps
+    # Before, the first codes are asked for.
+    lines = ["bar.warp.sync 0xffffffff;", REGISTERS, ".reg .pred is_last;"]
+    lines += ["mov.u32 u7, global_smem;", "shr.u32 word, $1, 3;", "and.b32 word, word, 15;"]
+    lines += from_table(table_bits)  # n0: of the code `word`, and above it of 0
+    lines += ["and.b32 n0, n0, 0xffff;", "and.b32 u6, $1, 127;", "shl.b32 u6, u6, 4;", "add.u32 u6, u6, u7;"]
+    rounds = num_warps // 4  # of 16 pairs each, that all threads write at once
+    lines += ["setp.gt.u32 is_last, $1, 127;", "@is_last add.u32 u6, u6, 2048;"] if rounds > 1 else []
+    for first in range(0, 16, rounds):
+        lines += [f"mov.b32 s, {table_bits[first] << 16:#x};"]
+        lines += [f"@is_last mov.b32 s, {table_bits[first + 1] << 16:#x};"] if rounds > 1 else []
+        lines += ["or.b32 s, s, n0;", f"st.shared.v4.b32 [u6+{2048 * first}], {{s, s, s, s}};"]
+    lines += ["and.b32 u6, $1, 31;", "shl.b32 u6, u6, 2;", "add.u32 $0, u6, u7;"]
     return "{" + " ".join(lines) + "}"
 
 
@@ -228,14 +271,14 @@ def spread(pairs, like):
 
 
 @gluon.jit
-def multiply(ASM: gl.constexpr, loaded, xs, y):
+def multiply(ASM: gl.constexpr, loaded, xs, y, lane_pairs):
     """The sums and the products of a step."""
     words, scales, zeros, offsets = loaded
     args = (words, spread(scales, words), spread(zeros, words), spread(offsets, words)) + xs + (y,)
     return gl.inline_asm_elementwise(
         ASM,
-        "=&f,=&f,=&f,=&f" + ",r" * (16 + 4 * len(xs)) + ",f,f,f,f",
-        args,
+        "=&f,=&f,=&f,=&f" + ",r" * (16 + 4 * len(xs)) + ",f,f,f,f" + ",r,r,r,r" * len(lane_pairs),
+        args + lane_pairs,
         dtype=gl.float32,
         is_pure=False,
         pack=4,
@@ -243,10 +286,27 @@ def multiply(ASM: gl.constexpr, loaded, xs, y):
 
 
 @gluon.jit
-def keep_x(x_parts, x_ptr, K: gl.constexpr, BITS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr):
-    """Copy x to shared memory: what a thread multiplies in a step side by side, zeros past the last."""
-    NUM_STEPS: gl.constexpr = x_parts.shape[0]
-    STEPS: gl.constexpr = NUM_STEPS & -NUM_STEPS  # at once: a power of two
+def write_pairs(WRITE_PAIRS: gl.constexpr, thread, like):
+    """Write the table's pairs to where shared memory begins; where the lane's lie, if there are any."""
+    if WRITE_PAIRS is None:
+        return ()
+    else:
+        at = gl.inline_asm_elementwise(WRITE_PAIRS, "=&r,r", [thread], dtype=gl.int32, is_pure=False, pack=1)
+        return (gl.broadcast(at[:, None], like)[0],)
+
+
+@gluon.jit
+def keep_x(
+    x_parts, x_ptr, FIRST: gl.constexpr,
+    K: gl.constexpr, BITS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr,
+):  # fmt: skip
+    """Copy x to shared memory: what a thread multiplies in a step side by side, zeros past the last.
+
+    FIRST: the part that is the first step's.
+    """
+    NUM_PARTS: gl.constexpr = x_parts.shape[0]
+    NUM_STEPS: gl.constexpr = NUM_PARTS - FIRST
+    STEPS: gl.constexpr = (NUM_STEPS | FIRST) & -(NUM_STEPS | FIRST)  # at once: a power of two
     SIZE: gl.constexpr = STEPS * WARPS * 128 // BITS
     LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     loaded = ()
@@ -256,7 +316,7 @@ def keep_x(x_parts, x_ptr, K: gl.constexpr, BITS: gl.constexpr, WARPS: gl.conste
             loaded = loaded + (gl.load(x_ptr + k),)
         else:
             loaded = loaded + (gl.load(x_ptr + k, mask=k < K // 2, other=0),)
-    SHAPE: gl.constexpr = [NUM_STEPS // STEPS, STEPS * WARPS * 4, 32 // BITS]
+    SHAPE: gl.constexpr = [NUM_PARTS // STEPS, STEPS * WARPS * 4, 32 // BITS]
     if HAS_REINTERPRET:
         parts = x_parts.reinterpret(gl.int32, SHAPE, x_parts.layout)
     else:
@@ -264,7 +324,7 @@ def keep_x(x_parts, x_ptr, K: gl.constexpr, BITS: gl.constexpr, WARPS: gl.conste
     for part in gl.static_range(NUM_STEPS // STEPS):
         x = loaded[part].reshape([STEPS * WARPS, 4, 8 // BITS, 4])  # step and warp, word, half, thread
         x = x.permute((0, 3, 1, 2)).reshape([STEPS * WARPS * 4, 32 // BITS])
-        parts.index(part).store(x)
+        parts.index(FIRST // STEPS + part).store(x)
 
 
 @gluon.constexpr_function
@@ -311,6 +371,7 @@ def packed_gemv_kernel(
     out_ptr,
     num_out,
     ASM: gl.constexpr,  # adds up a chunk
+    WRITE_PAIRS: gl.constexpr,  # to shared memory, of a table's numbers; or nothing
     BITS: gl.constexpr,
     GROUP: gl.constexpr,  # inputs that share a scale
     NUM_GROUPS: gl.constexpr,
@@ -329,8 +390,10 @@ def packed_gemv_kernel(
     WHOLE: gl.constexpr = EVEN and K % 64 == 0
     HALVES: gl.constexpr = 8 // BITS
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
+    # Pairs, then the steps of x: one piece, so that it begins where shared memory does.
+    FIRST: gl.constexpr = 0 if WRITE_PAIRS is None else PAIRS // (WARPS * 16 * HALVES)
     x_parts = gl.allocate_shared_memory(
-        gl.int32, [LOOPS * DEPTH, WARPS * 4, 4 * HALVES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.int32, [FIRST + LOOPS * DEPTH, WARPS * 4, 4 * HALVES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     thread = gl.arange(0, 32 * WARPS, gl.SliceLayout(1, LAYOUT))
     word = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))[None, :]
@@ -343,18 +406,21 @@ def packed_gemv_kernel(
     ring = ()
     for early in gl.static_range(DEPTH):
         ring = ring + (load_step(words_at, tables, lane, early, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT),)
+    lane_pairs = write_pairs(WRITE_PAIRS, thread, ring[0][0])
     wait(DEPENDENT)
-    keep_x(x_parts, x_ptr, K, BITS, WARPS, WHOLE)
+    keep_x(x_parts, x_ptr, FIRST, K, BITS, WARPS, WHOLE)
     y = gl.zeros([32 * WARPS, 4], gl.float32, LAYOUT)
     for loop in range(LOOPS - 1):
         for i in gl.static_range(DEPTH):
             step = loop * DEPTH + i
-            y = multiply(ASM, ring[0], x_of(x_parts.index(step), WARPS, HALVES, LAYOUT), y)
+            y = multiply(
+                ASM, ring[0], x_of(x_parts.index(FIRST + step), WARPS, HALVES, LAYOUT), y, lane_pairs
+            )
             later = load_step(words_at, tables, lane, step + DEPTH, warp, CHUNKS, BITS, GROUP, EVEN, LAYOUT)
             ring = ring[1:] + (later,)
     for last in gl.static_range(DEPTH):
-        x = x_of(x_parts.index((LOOPS - 1) * DEPTH + last), WARPS, HALVES, LAYOUT)
-        y = multiply(ASM, ring[last], x, y)
+        x = x_of(x_parts.index(FIRST + (LOOPS - 1) * DEPTH + last), WARPS, HALVES, LAYOUT)
+        y = multiply(ASM, ring[last], x, y, lane_pairs)
     store_sums(y, num_out, bias_ptr, out_ptr, WARPS, ACT)
 
 

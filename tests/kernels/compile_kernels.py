@@ -83,11 +83,17 @@ from pellucid.kernels.noise import noise_kernel
 from pellucid.kernels.packed_experts import (
     gather_pairs_kernel,
     packed_grouped_kernel,
+    sort_rows_kernel,
     write_numbers_kernel,
 )
-from pellucid.kernels.packed_experts_hopper import expert_tile, packed_experts_hopper_kernel, part_of
+from pellucid.kernels.packed_experts_hopper import (
+    expert_tile,
+    groups_of_step,
+    packed_experts_hopper_kernel,
+    part_of,
+)
 from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
-from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, products
+from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, pairs_of, products
 from pellucid.kernels.packed_hopper import assembly as assembly_of
 from pellucid.kernels.packed_hopper import packed_hopper_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
@@ -905,7 +911,6 @@ def compile_packed_hopper() -> None:
 
 def compile_packed_gemv() -> None:
     """The same for a row: gated, and with whole steps and not."""
-    tile = gemv_tile(4096)
     types = dict.fromkeys(("x_ptr", "words_ptr", "scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
     types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
     types["num_out"] = "i32"
@@ -924,7 +929,10 @@ def compile_packed_gemv() -> None:
             has_offset="offset_ptr" in given, group=min(4, group * bits // 64),
         )  # fmt: skip
         constants = {"ASM": assembly, "BITS": bits, "GROUP": group, "NUM_GROUPS": 4096 // group, "K": num_in}
+        tile = gemv_tile(num_in, numbers)
         constants |= {"WARPS": tile.num_warps, "DEPTH": tile.depth}
+        pairs = pairs_of(tuple(range(16)), tile.num_warps) if numbers is Numbers.TABLE else None
+        constants["WRITE_PAIRS"] = pairs
         constants |= {"ACT": act} | dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
         size = compiled(packed_gemv_kernel, types, constants, num_warps=tile.num_warps).metadata.shared
         sys.stdout.write(f"hopper_packed_gemv {numbers.name} {num_in} {size}\n")
@@ -958,6 +966,10 @@ def compile_packed_experts() -> None:
     own = {"DIM": 2880, "TOP_K": 4, "BLOCK": 1024} | follows(HOPPER)
     size = compiled(gather_pairs_kernel, types, own, HOPPER, num_warps=4).metadata.shared
     sys.stdout.write(f"gather_pairs_kernel {HOPPER.arch} {size}\n")
+    own = {"DIM": 2880, "PADDED": 4096, "TOP_K": 4, "E": 32, "TILE": 16, "BLOCK": 1024} | follows(HOPPER)
+    types |= dict.fromkeys(("ids_ptr",), "*i32") | dict.fromkeys(("num_pairs", "num_tiles"), "i32")
+    size = compiled(sort_rows_kernel, types, own, HOPPER, num_warps=4).metadata.shared
+    sys.stdout.write(f"sort_rows_kernel {HOPPER.arch} {size}\n")
 
 
 def compile_packed_experts_hopper() -> None:
@@ -965,7 +977,7 @@ def compile_packed_experts_hopper() -> None:
     half = LINE_BYTES.value // DTYPE.itemsize
     kinds = (
         (Numbers.E2M1, 4, 32, {"bias_ptr"}),
-        (Numbers.INTEGER, 4, 128, {"zero_ptr"}),
+        (Numbers.INTEGER, 4, 128, {"zeros"}),
         (Numbers.E4M3, 8, 128, set()),
     )
     of_few = ((8, 90, kinds[0]), (128, 90, kinds[1]), (16, 32, kinds[2]))
@@ -976,23 +988,25 @@ def compile_packed_experts_hopper() -> None:
         layouts = [gl.NVMMASharedLayout(128, width, 2) for width in (16, 32)]
         types = {"x": f"tensordesc<bf16{[part_of(rows), half]},{layouts[0]!r}>"}
         types |= {"words": f"tensordesc<i32{[8 * bits, 32]},{layouts[1]!r}>"}
-        types |= dict.fromkeys(("scale_ptr", "zero_ptr", "offset_ptr"), "*i32")
+        groups = f"tensordesc<i32{[groups_of_step(group), 32]},{gl.NVMMASharedLayout(0, 32, 2)!r}>"
+        types |= dict.fromkeys(("scales", "zeros", "offsets"), groups)
         types |= dict.fromkeys(("order_ptr", "starts_ptr", "tiles_ptr"), "*i32")
         types |= dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16")
         types |= dict.fromkeys(("num_experts", "num_out", "num_tiles"), "i32")
         types |= dict.fromkeys(("limit", "alpha"), "fp32")
         assembly = assembly_of(numbers, bits, DTYPE, tuple(range(16)), is_folded=numbers is Numbers.E2M1)
         constants = {"ASM": assembly, "ADD": "add.rn.bf16x2 $0, $1, $2;", "MIDDLE": 0x43084308, "BITS": bits}
-        constants |= {"GROUP": group, "NUM_GROUPS": 2880 // group, "PADDED": 128, "NUM_BLOCKS": num_blocks}
+        constants |= {"GROUP": group, "NUM_GROUPS": 2880 // group, "NUM_BLOCKS": num_blocks}
         constants |= {
             "TOP_K": 4,
             "FEW": rows == 8,
+            "IN_TURN": rows in (16, 64),
             "ROWS": rows,
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
         }
         constants |= {"GATED": num_blocks == 90, "ACT": None}
-        constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
+        constants |= dict.fromkeys({"zeros", "offsets", "bias_ptr"} - given)
         at_first, constants["REGISTERS"] = registers_of_experts(tile)
         made = compiled(packed_experts_hopper_kernel, types, constants, num_warps=4, maxnreg=at_first)
         sys.stdout.write(

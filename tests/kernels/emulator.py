@@ -219,7 +219,7 @@ class Shared:
         """[blocks, lines.., numbers of a line's block]"""
         width = self.shape[-1]
         swizzled = self.layout.swizzle_byte_width // self.dtype.torch.itemsize
-        width = min(width, swizzled)
+        width = min(width, swizzled or width)
         return self.flat.view(self.dtype.torch).view(self.shape[-1] // width, *self.shape[:-1], width)
 
     @property
@@ -298,6 +298,7 @@ class Thread:
         self.stores: list[Callable[[], None]] = []
         self.group: list[Callable[[], None]] = []  # copies of Ampere's kind
         self.groups: list[list[Callable[[], None]]] = []
+        self.memory: Tensor | None = None  # what shared memory begins with
         self.turn = threading.Event()
         self.is_done = False
         self._run = run
@@ -561,6 +562,7 @@ def allocate(dtype: DType, shape: Sequence[int], layout: Any) -> Shared | Barrie
     if layout is MBarrierLayout:
         return Barriers(Barrier() for _ in range(shape[0]))
     garbage = torch.full((prod(shape) * dtype.torch.itemsize,), 0xFF, dtype=torch.uint8)  # NaN of any type
+    HERE.thread.memory = garbage if HERE.thread.memory is None else HERE.thread.memory
     return Shared(garbage, dtype, [int(n) for n in shape], layout)
 
 
@@ -665,9 +667,17 @@ def bits_of(numbers: Tensor) -> Tensor:
 def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[Tensor]:
     """PTX on numbers of 32 bits: the instructions that unpack codes, one after the other."""
     places = {f"${num_results + i}": bits for i, bits in enumerate(inputs)}
+    places["global_smem"] = torch.tensor(0)
 
     def of(name: str) -> Tensor:
         return places[name] if name in places else torch.tensor(int(name, 0))
+
+    def shared(name: str) -> tuple[Tensor, Tensor]:
+        """(shared memory, which of its words)"""
+        base, _, offset = name.strip("[]").partition("+")
+        memory = HERE.thread.memory
+        assert memory is not None, "a program has no shared memory"
+        return memory.view(torch.int32), (of(base) + int(offset or 0)) // 4
 
     def in_halves(operate: Callable[..., Tensor], type: torch.dtype, *names: str) -> Tensor:
         operands = [halves(of(name)) for name in names]
@@ -678,10 +688,22 @@ def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[
         if not line.strip() or ".reg" in line or "bar.warp" in line:
             continue
         instruction, _, rest = line.strip().partition(" ")
+        condition = None
+        if instruction.startswith("@"):
+            condition = of(instruction[1:])
+            instruction, _, rest = rest.partition(" ")
         names = [name.strip(" {}") for name in rest.split(",")]
         target, first, *others = names
         kind, type = instruction.split(".")[0], instruction.split(".")[-1]
-        if kind == "mma":
+        before = places.get(target)
+        if kind == "st":
+            memory, at = shared(target)
+            for i, name in enumerate([first, *others]):
+                memory[at + i] = of(name).to(torch.uint32).view(torch.int32)
+        elif kind == "ld":
+            memory, at = shared(first)
+            places[target] = memory[at].long() & 0xFFFFFFFF
+        elif kind == "mma":
             of_a = torch.bfloat16 if ".bf16." in instruction else torch.float16
             places.update(zip(names[:4], multiplied_by_warps(list(map(of, names[4:])), of_a), strict=True))
         elif kind == "cvt":
@@ -703,6 +725,10 @@ def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[
         else:
             places[target] = {
                 "mov": lambda a: a,
+                "add": lambda a, b: a + b & 0xFFFFFFFF,
+                "mad": lambda a, b, c: a * b + c & 0xFFFFFFFF,
+                "setp": lambda a, b: a > b,
+                "or": torch.bitwise_or,
                 "and": torch.bitwise_and,
                 "xor": torch.bitwise_xor,
                 "shl": lambda a, n: a << n & 0xFFFFFFFF,
@@ -711,6 +737,9 @@ def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[
                 "lop3": lambda a, b, c, table: a & b | c,
             }[kind](*map(of, (first, *others)))
             assert kind != "lop3" or others[-1] == "0xea", line
+            assert kind != "setp" or ".gt.u32" in instruction, line
+        if condition is not None and before is not None:
+            places[target] = places[target].where(condition, before)
     results = torch.broadcast_tensors(*(places[f"${i}"] for i in range(num_results)))
     return list(results)
 

@@ -19,11 +19,12 @@ from pellucid.kernels.packed_experts import (
     mix_packed,
     mix_packed_ref,
     pack_experts,
+    sort_rows,
     unpacked_ref,
     write_numbers,
 )
 from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen
+from pellucid.kernels.routing import Chosen, sort_pairs_ref
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import DEVICE, KINDS, Kind, codes
 
@@ -46,7 +47,8 @@ def make(
             for name in ("q", "scale", "zero", "offset")
         }
         return GroupCodes(
-            **some, numbers=made.numbers, bits=made.bits, group=made.group, middle=made.middle,
+            **some,  # pyright: ignore[reportArgumentType]
+            numbers=made.numbers, bits=made.bits, group=made.group, middle=made.middle,
             table=made.table,
         )  # fmt: skip
 
@@ -132,6 +134,28 @@ def test_no_tokens_give_none() -> None:
     assert mix_packed(rows(0, 32, torch.float32), chosen, experts, SILU).shape == (0, 32)
 
 
+@pytest.mark.parametrize(("num_tokens", "tile"), [(1, 16), (9, 16), (40, 16), (200, 64)])
+def test_rows_are_sorted_as_the_reference_sorts_pairs(num_tokens: int, tile: int) -> None:
+    x, chosen, num = rows(num_tokens, 72, torch.float32), choose(num_tokens, 7, 5), 7
+    places, sorted_x = sort_rows(x, chosen, num, tile, weighs_input=True)
+    expected = sort_pairs_ref(chosen, num, tile)
+    assert torch.equal(places.starts, expected.starts)
+    known = int(expected.starts[-1])
+    order = places.order[:known].long()
+    assert torch.equal(order, expected.order[:known].long())
+    assert torch.equal(sorted_x[:known], x[order // 5] * chosen.weights.flatten()[order, None])
+    first, others = places.tiles[:num], places.tiles[num:]
+    counts = expected.starts.diff()
+    assert torch.equal(first[:, 0], torch.arange(num).int().where(counts > 0, num))
+    assert torch.equal(first[:, 1], expected.starts[:-1])
+    assert bool((others[:, 0] <= num).all())
+
+    def of_anybody(tiles: Tensor) -> list[list[int]]:
+        return sorted(tiles[tiles[:, 0] < num].tolist())
+
+    assert of_anybody(places.tiles) == of_anybody(expected.tiles)
+
+
 def played(monkeypatch: pytest.MonkeyPatch, *faults: tuple[str, str], seed: int = 0) -> None:
     """Have Hopper's kernel run where a CPU plays such a GPU."""
     own = emulated("packed_experts_hopper", *faults, seed=seed)
@@ -153,6 +177,15 @@ def test_hoppers_kernel_matches_where_it_is_played(
     experts = make(kind, 3, 136, 48, torch.bfloat16, biased=True)
     assert (experts.down.raised > 0) == (kind == MXFP4)
     assert_mixed_alike(rows(num_tokens, 136, torch.bfloat16), choose(num_tokens, 3, 2), experts, gating)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_codes_that_were_copied_for_nobody_are_waited_for(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    played(monkeypatch, seed=seed)
+    experts, ids = make(MXFP4, 5, 136, 48, torch.bfloat16), torch.full((20, 1), 2, dtype=torch.int32)
+    chosen = Chosen(ids, torch.rand(20, 1))
+    assert_mixed_alike(rows(20, 136, torch.bfloat16), chosen, experts, SILU)
 
 
 FAULTS = {
