@@ -12,6 +12,8 @@ from pellucid import LLM, LLMEngine, RequestOutput, SamplingParams
 from tests.llm.test_invariance import BASE, NGRAM, random_requests
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 ABORT_EVERY, ABORT_AFTER = 5, 8  # requests, steps
 Layout = tuple[int, int, int]  # tensor, pipeline and data parallel size
 MODELS = {

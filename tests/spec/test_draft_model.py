@@ -130,8 +130,8 @@ def test_a_model_accepts_all_that_it_drafts_itself(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, options: dict, vary: bool
 ) -> None:
     """Greedy and sampled, with every filter, penalty and bias: any hole in its KV would show."""
-    prompts, params = random_requests(40, seed=6)
-    prompts, params = prompts + random_prompts(20, 50), params + random_wishes(20)
+    prompts, params = random_requests(24, seed=6)
+    prompts, params = prompts + random_prompts(12, 50), params + random_wishes(12)
     with LLM(str(tiny), **(BASE | options), **drafting(tiny)) as llm:
         scheduler = engine_of(llm).scheduler
         if vary:
