@@ -322,7 +322,7 @@ def test_a_decode_gives_the_same_bits_alone_and_in_company() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "window"), [(1, None), (5, None), (20, None), (264, None), (5, 300), (264, 300)]
+    ("programs", "window"), [(1, None), (7, None), (20, None), (264, None), (5, 300), (264, 300)]
 )
 def test_chunks_match_whoever_takes_them(
     programs: int, window: int | None, monkeypatch: pytest.MonkeyPatch
