@@ -341,6 +341,11 @@ class SpeculativeConfig:
         return self.method == BY_CHECKPOINT or self.method in HEADS and not self.num_speculative_tokens
 
     @property
+    def num_extra(self) -> int:
+        """Places of a row, beyond those of its drafts, that are written to make them."""
+        return int(self.method == "dflash")  # a block begins with the newest token
+
+    @property
     def token_tree(self) -> tuple[tuple[int, ...], ...] | None:
         """The paths of a tree's nodes; None: drafts are a chain."""
         return None if self.speculative_token_tree is None else _read_tree(self.speculative_token_tree)
@@ -581,9 +586,10 @@ MAX_TOPK = 8  # nodes at a depth behind which a drafter is asked: queries of a s
 TREE_DEPTH = 5  # of trees that grow, if it is not said: SGLang's
 GROW = ("eagle", "eagle3", "mtp")  # methods that grow trees
 BY_CHECKPOINT = "as the model's checkpoint says"  # no name of a method
-HEADS = ("eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
+HEADS = ("dflash", "eagle", "eagle3", "medusa", "mtp")  # methods whose checkpoint says how much to draft, too
 ARE_CERTAIN = ("grammar", "ngram", "suffix")  # methods whose drafts are not drawn
-READS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "pard")  # from the checkpoint that `model` names
+# Methods that read the checkpoint which `model` names.
+READS_MODEL = ("dflash", "draft_model", "eagle", "eagle3", "medusa", "pard")
 # vLLM's other names of methods.
 SAME_METHODS = {
     "ngram_gpu": "ngram",

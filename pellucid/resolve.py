@@ -74,8 +74,8 @@ class Resolved:
 
     @property
     def max_chunk(self) -> int:
-        """Most tokens of a row, and of the drafts behind it."""
-        return self.max_num_batched_tokens + self.num_spec
+        """Most places of a row, and of the drafts behind it."""
+        return self.max_num_batched_tokens + self.num_spec + self.speculative.num_extra
 
     @property
     def num_workers(self) -> int:

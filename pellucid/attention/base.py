@@ -102,6 +102,10 @@ class QKNorm(NamedTuple):
     weight: Tensor  # [num_heads + num_kv_heads, head_dim]
     eps: float
 
+    def of_last(self, num: int) -> QKNorm:
+        """The same of so many last heads alone: with num_kv_heads, of keys."""
+        return QKNorm(self.weight[-num:], self.eps)
+
 
 class AttentionLayer(Protocol):
     """What a backend may read of the layer that calls it."""
@@ -186,6 +190,10 @@ class AttentionBackend(Backend[AttentionSpec], Protocol):
         All rows write before any row reads, so rows of one step may share blocks.
         Returns [T, num_heads * head_dim].  The last layer's may be anything where fwd.wanted does not look.
         """
+        ...
+
+    def write(self, kv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> None:
+        """The first half of `forward` alone: from [T, 2 * num_kv_heads * head_dim] to the cache."""
         ...
 
 

@@ -93,6 +93,20 @@ class TorchAttention:
             out *= layer.v_scale
         return out.flatten(1)
 
+    def write(self, kv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> None:
+        """Write k, v of kv [T, 2K * H] to the cache."""
+        metadata = fwd.attn[layer.table]
+        assert isinstance(metadata, TorchMetadata)
+        _, _, num_kv_heads, _, head_dim = layer.kv_cache.shape
+        norm = None if layer.qk_norm is None else layer.qk_norm.of_last(num_kv_heads)
+        how = {"norm": norm, "rope": layer.rope, "interleaved": layer.interleaved}
+        _, k, v = qkv_heads(kv, fwd.positions, num_kv_heads, head_dim, **how)
+        shape = Shape.of(layer, k)
+        begun = metadata.begun(shape)
+        if begun is not None:
+            plain(layer.kv_cache).index_fill_(0, begun, 0)
+        write(k, v, layer, metadata.write_lines(shape))
+
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy keys and values from places [B, n] to others; all are read before any is written."""
         cache, size = plain(kv_cache), kv_cache.shape[3]
@@ -113,17 +127,7 @@ class TorchMetadata:
 
     def work_for(self, layer: AttentionLayer, q: Tensor) -> Work:
         """The step's work for layers of this shape: made for the first of them, shared by the rest."""
-        _, _, num_kv_heads, block_size, _ = layer.kv_cache.shape
-        shape = Shape(
-            num_kv_heads=num_kv_heads,
-            group_size=q.shape[1] // num_kv_heads,
-            block_size=block_size,
-            block_bytes=layer.kv_cache[0].nbytes,
-            window=layer.window,
-            chunk=layer.chunk,
-            dtype=q.dtype,
-        )
-        return self.work_of(shape)
+        return self.work_of(Shape.of(layer, q))
 
     def work_of(self, shape: Shape) -> Work:
         """The same, of layers whose shape is known."""
@@ -297,6 +301,20 @@ class Shape:
     dtype: torch.dtype  # of the queries
     sides: int = 2  # of a block: keys and values; 1: what stands for both
     chunk: int | None = None
+
+    @classmethod
+    def of(cls, layer: AttentionLayer, heads: Tensor) -> Self:
+        """heads: [T, num, H], its queries or keys."""
+        _, _, num_kv_heads, block_size, _ = layer.kv_cache.shape
+        return cls(
+            num_kv_heads=num_kv_heads,
+            group_size=heads.shape[1] // num_kv_heads,
+            block_size=block_size,
+            block_bytes=layer.kv_cache[0].nbytes,
+            window=layer.window,
+            chunk=layer.chunk,
+            dtype=heads.dtype,
+        )
 
     @property
     def sees_all(self) -> bool:

@@ -149,6 +149,16 @@ class TritonAttention:
             self.prefill_attention(q, layer.kv_cache, step.long, tiles=tiles, **how, out=out)
         return out.flatten(1)
 
+    def write(self, kv: Tensor, layer: AttentionLayer, fwd: ForwardInput) -> None:
+        """Write k, v of kv [T, 2K * H] to the cache."""
+        step = fwd.attn[layer.table]
+        assert isinstance(step, TritonMetadata)
+        norm = None if layer.qk_norm is None else layer.qk_norm.of_last(layer.kv_cache.shape[2])
+        self.qkv_rope(
+            kv, layer.kv_cache, fwd.positions, step.slot_mapping, norm=norm, rope=layer.rope,
+            interleaved=layer.interleaved, k_scale=layer.k_scale, v_scale=layer.v_scale,
+        )  # fmt: skip
+
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy keys and values from places [B, n] to others, a row's in order."""
         self.kv_move(kv_cache, sources, targets)

@@ -97,6 +97,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         pp=resolved.num_pipeline_stages,
         num_spec=capacity.num_spec,
         tree_depth=resolved.speculative.tree_depth,
+        num_extra=resolved.speculative.num_extra,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
         drafter=capacity.drafter,
         policy=user.scheduler.scheduling_policy,

@@ -39,6 +39,7 @@ def qkv_rope(
 ) -> Tensor:
     """Normalize and turn the heads of qkv [T, (N + 2K) * H], write k and v to the cache, return q [T, N, H].
 
+    N may be 0, where tokens are kept and do not attend.
     kv_cache: [num_blocks, 2, K, block_size, H]; it gets k / k_scale and v / v_scale, an FP8 one
     saturates.  positions: [T], below the table's length.  slot_mapping: [T], block * block_size +
     offset of each token; tokens may share a place only in the padding block, where it does not matter which
@@ -49,7 +50,7 @@ def qkv_rope(
     """
     (num_tokens, width), (_, two, num_kv_heads, block_size, head_dim) = qkv.shape, kv_cache.shape
     num_heads = width // head_dim - 2 * num_kv_heads
-    assert two == 2 and num_heads > 0 and width % head_dim == 0, (qkv.shape, kv_cache.shape)
+    assert two == 2 and num_heads >= 0 and width % head_dim == 0, (qkv.shape, kv_cache.shape)
     assert qkv.stride(1) == 1 and kv_cache.is_contiguous(), (qkv.stride(), kv_cache.stride())
     assert positions.shape == slot_mapping.shape == (num_tokens,), (positions.shape, slot_mapping.shape)
     rotary_dim = head_dim // 2 * 2 if rope is None else rope.shape[-1]

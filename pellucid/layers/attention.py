@@ -62,3 +62,8 @@ class Attention(nn.Module):
         assert self.backend is not None, "no attention backend is bound"
         assert (self.q_norm is None) == (self.qk_norm is None), "finish() was not called after loading"
         return self.backend.forward(qkv, self, fwd)
+
+    def keep(self, kv: Tensor, fwd: ForwardInput) -> None:
+        """Write keys and values [T, 2 * num_kv_heads * head_dim] of tokens that do not attend."""
+        assert self.backend is not None, "no attention backend is bound"
+        self.backend.write(kv, self, fwd)

@@ -210,6 +210,19 @@ class Builder:
             norm.serve(qkv)
         return qkv
 
+    def queries(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
+        """Of what `qkv` projects to, queries alone."""
+        local = self._local(heads)
+        return self._linear(
+            name, self._shape(dim, (local.num * local.dim,), "out"), bias, (self.context.coords,)
+        )
+
+    def keys_values(self, name: str, dim: int, heads: Heads, *, bias: bool = False) -> Linear | Unmerged:
+        """And keys and values alone, packed in this order."""
+        local, kv_coords = self._local(heads), self._kv_coords(heads.num_kv)
+        shape = self._shape(dim, (local.num_kv * local.dim,) * 2, "out")
+        return self._linear(name, shape, bias, (kv_coords,) * 2)
+
     def row(
         self,
         name: str,
@@ -248,6 +261,11 @@ class Builder:
     ) -> Linear | Unmerged:
         """A projection that every rank computes whole: small, or nothing that can be split."""
         return self._linear(name, self._shape(in_features, (out_features,), "out"), bias, (WHOLE,), kind)
+
+    def vector(self, name: str, dim: int) -> Weight:
+        """`dim` features of which every rank has all, in the tensor `name`."""
+        spec = ParamSpec(shape=(dim,), dtype=self.context.dtype, place=Replicated())
+        return self._weight(spec, name)
 
     def integers(self, name: str, num: int) -> Weight:
         """A list of `num` numbers, zeros if the checkpoint has none."""

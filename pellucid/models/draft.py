@@ -14,10 +14,13 @@ from pellucid.models.fields import Fields
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 NO_METHODS = {
     "mlp_speculator": "MLP speculators are not supported",
-    "dflash": "block diffusion drafts (DFlash) are not supported",
+    "dflash2": "DFlash2 drafts are not supported",
     "dspark": "DSpark drafts are not supported",
     "peagle": "parallel EAGLE drafts are not supported",
 }
+# As architectures are called; the longer name of two first.
+KINDS_BY_NAME = ("eagle3", "medusa", "dflash2", "dflash", "dspark", "peagle", "eagle", "mtp")
+DEFAULT_BLOCK = 16  # tokens, of a block diffusion head whose config does not say
 DEFAULT_DRAFTS = 3  # of a head whose config does not say
 
 
@@ -110,9 +113,7 @@ def kind_of(draft: Checkpoint) -> str:
         kind = fields.str("model_type")
     for name in architectures if not kind else ():
         lower = name.lower()
-        kind = next(
-            (k for k in ("eagle3", "medusa", "dflash", "dspark", "peagle", "eagle", "mtp") if k in lower), ""
-        )
+        kind = next((k for k in KINDS_BY_NAME if k in lower), "")
     if not kind and "eagle" in draft.name.lower():
         kind = "eagle3" if fields.has("draft_vocab_size") else "eagle"
     if kind in NO_METHODS:
@@ -126,11 +127,24 @@ def most_drafts(method: str, fields: Fields) -> int:
         return fields.int("medusa_num_heads", 0)
     if method == "mtp":
         return next((fields.int(name) for name in MTP_LAYERS if fields.has(name)), 0)
+    if method == "dflash":
+        return block_size(fields) - 1
     if fields.has("speculators_config"):
         proposals = fields.part("speculators_config").config.get("proposal_methods")
         if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict):
             return Fields(proposals[0]).int("speculative_tokens", 0)
     return 0
+
+
+def of_block(fields: Fields, name: str) -> Fields:
+    """Where a key of a block diffusion head stands: in `dflash_config`, or beside it."""
+    inner = fields.part("dflash_config") if fields.has("dflash_config") else fields
+    return inner if inner.has(name) else fields
+
+
+def block_size(fields: Fields) -> int:
+    """Tokens that a block diffusion head fills in at once, the newest one among them."""
+    return of_block(fields, "block_size").size("block_size", DEFAULT_BLOCK)
 
 
 def normalized(draft: Checkpoint) -> Checkpoint:
@@ -140,4 +154,6 @@ def normalized(draft: Checkpoint) -> Checkpoint:
         return draft
     layer = fields.part("transformer_layer_config").config
     outer = {name: value for name, value in draft.config.items() if name != "transformer_layer_config"}
-    return replace(draft, config={**layer, "num_hidden_layers": 1, **outer})
+    if fields.str("speculators_model_type") == "eagle3":
+        layer = {**layer, "num_hidden_layers": 1}
+    return replace(draft, config={**layer, **outer})

@@ -114,10 +114,14 @@ class BuiltHead:
 
     def run(self, fwd: ForwardInput, states: Tensor) -> Tensor:
         """[T, F]; `fwd` stays as it is."""
+        return self.model(self.planned(fwd), states)
+
+    def planned(self, fwd: ForwardInput) -> ForwardInput:
+        """The same with this head's attention planned; no part of it is tapped."""
         attn = ()
         if self.attention_layers:
             attn = tuple(self.backend.metadata(fwd, table) for table in range(len(fwd.block_tables)))
-        return self.model(replace(fwd, attn=attn, taps=Taps()), states)
+        return replace(fwd, attn=attn, taps=Taps())
 
 
 def whole(x: Tensor | Addend) -> Tensor:

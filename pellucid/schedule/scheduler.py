@@ -227,7 +227,7 @@ class Scheduler:
         if np.count_nonzero(planned > t.due[slots]):
             slots = self._unfinished(slots)
             planned = t.planned[slots] + 1
-            capacity = self.kv.capacity[slots] - 2 * self.options.num_spec
+            capacity = self.kv.capacity[slots] - self.options.num_spec - self.options.num_behind
             step.is_short = bool(np.count_nonzero(planned > capacity))
         if step.is_short:
             slots = self._attend(step, slots)
@@ -295,7 +295,7 @@ class Scheduler:
         if not step.is_short:
             return draft
         t, capacity = self.table, self.kv.capacity
-        behind = t.planned[slots] + self.options.num_spec
+        behind = t.planned[slots] + self.options.num_behind
         written = behind + draft
         written = np.minimum(written, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, written):
@@ -344,7 +344,7 @@ class Scheduler:
         end = min(num_known, start + step.budget)
         self._pass_windows(np.array([slot]))
         has_more = end == num_known and self._grow_one_ahead(step, seq, end)
-        if not has_more and not self._reserve(step, seq, end + self.options.num_spec):
+        if not has_more and not self._reserve(step, seq, end + self.options.num_behind):
             return
         step.add_chunk(Row(slot, end - start, 0, seq.num_logits(start, end, num_known)))
         t.planned[slot] = end
@@ -389,7 +389,7 @@ class Scheduler:
 
         Sequences of lower priority make room; equals do not.
         """
-        num_tokens = len(seq.tokens) + self.options.num_spec
+        num_tokens = len(seq.tokens) + self.options.num_behind
         while (lacking := self.kv.lacking(hit, num_tokens, self.watermark)) > 0:
             running = reversed(self._running)
             lower = [v for v in running if v.key[0] > seq.key[0] and not step.has_chunk(v.slot)]
@@ -449,7 +449,7 @@ class Scheduler:
         if self._grow_ahead(step, slots):
             return slots
         t, capacity = self.table, self.kv.capacity
-        wanted = t.planned[slots] + 1 + self.options.num_spec  # law 3
+        wanted = t.planned[slots] + 1 + self.options.num_behind  # law 3
         wanted = np.minimum(wanted, t.limit[slots] + self.options.num_spec)
         if self._grow(step, slots, wanted):
             return slots
@@ -490,7 +490,8 @@ class Scheduler:
         if new is None:
             return False
         step.grow(new)
-        t.due[slots] = np.minimum(capacity[slots] - 2 * self.options.num_spec, t.limit[slots] - 1)
+        reach = self.options.num_spec + self.options.num_behind
+        t.due[slots] = np.minimum(capacity[slots] - reach, t.limit[slots] - 1)
         return True
 
     def _grow_first(self, step: Step, slots: Column, num_tokens: Column) -> tuple[Column, Column]:
@@ -509,7 +510,8 @@ class Scheduler:
         if new is None:
             return False
         step.grow(new)
-        t.due[slot] = min(int(capacity[slot]) - 2 * self.options.num_spec, int(t.limit[slot]) - 1)
+        reach = self.options.num_spec + self.options.num_behind
+        t.due[slot] = min(int(capacity[slot]) - reach, int(t.limit[slot]) - 1)
         return True
 
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:

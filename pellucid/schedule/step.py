@@ -33,6 +33,7 @@ class SchedulerOptions:
     pp: int = 1  # pipeline stages: what plan t samples is there for plan t + pp
     num_spec: int = 0  # most drafts a row may carry
     tree_depth: int = 0  # of the deepest of them, if they are trees
+    num_extra: int = 0  # places beyond those of the drafts behind a row, written to make them
     policy: str = "fcfs"  # or "priority": lower first
     watermark: float = 0.01  # share of the pages that an admission leaves free while others run
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
@@ -46,8 +47,13 @@ class SchedulerOptions:
 
     @property
     def max_chunk(self) -> int:
-        """Most tokens of a row, and of the drafts behind it."""
-        return self.max_num_batched_tokens + self.num_spec
+        """Most places of a row, and of the drafts behind it."""
+        return self.max_num_batched_tokens + self.num_behind
+
+    @property
+    def num_behind(self) -> int:
+        """Most places of the drafts behind a row."""
+        return self.num_spec + self.num_extra
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 2:

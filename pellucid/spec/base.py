@@ -115,8 +115,8 @@ class Proposer(Protocol):
         hidden: [T, D] behind the last norm, if it is needed.  taps: [T, len(needs.taps) * D], in that order.
 
         Part of what is recorded as a CUDA graph: reads nothing back and waits for nothing.  KV of its own may
-        be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on: there
-        are blocks for so many.
+        be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on, and
+        of as many more as SpeculativeConfig.num_extra says: there are blocks for so many.
         """
         ...
 
@@ -168,7 +168,7 @@ def check_needs(needs: Needs, method: str, model: object, *, num_stages: int) ->
     if not all(0 <= tap <= model.num_layers for tap in needs.taps):
         raise ValueError(
             f"speculative method {method!r} reads what enters layers {taps}, but the model has "
-            f"{model.num_layers}; check eagle_aux_hidden_state_layer_ids in the draft's config.json"
+            f"{model.num_layers}; check which of its layers the draft's config.json names"
         )
 
 

@@ -11,13 +11,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pellucid.forward import ForwardInput
+from pellucid.forward import ForwardInput, MakeTiles, TreeMask
 from pellucid.kernels.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
 from pellucid.kernels.gather_rows import owners
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.base import Known
 from pellucid.taps import Taps
+
+MOST_IN_BLOCK = 64  # queries, the bits of a TreeMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,10 @@ class Passes:
     ahead: int = 0  # 1: a place is fed the token behind it, so the newest known one was fed with the step
 
     @classmethod
-    def behind(cls, fwd: ForwardInput, known: Known, *, num_query: int = 1, ahead: int = 0) -> Self:
-        """As many passes as drafts are wanted.
+    def behind(
+        cls, fwd: ForwardInput, known: Known, *, num_query: int = 1, ahead: int = 0, num_more: int = 0
+    ) -> Self:
+        """As many passes as drafts are wanted, and `num_more`.
 
         num_query: n, 1 or 2 tokens that are fed first, the newest known one the last.  With 2 a row that has
         nothing new goes on behind what the step has fed: it never goes back to what is published.
@@ -46,7 +50,7 @@ class Passes:
             block_tables=fwd.block_tables,
             block_size=fwd.block_size,
         )
-        return cls(fwd, num_query, make(behind, num_query, known.num_wanted), ahead)
+        return cls(fwd, num_query, make(behind, num_query, known.num_wanted + num_more), ahead)
 
     @staticmethod
     def over(fwd: ForwardInput, known: Known) -> ForwardInput:
@@ -82,8 +86,16 @@ class Passes:
             query_lens=[num] * num_rows,
             num_sampled=[num] * num_rows,
             max_query=num,
-            tiles=None,
+            tiles=EvenTiles(num_rows, num, device),
         )
+
+    def block(self, mask: int) -> ForwardInput:
+        """The same, where all queries of a row see each other."""
+        fwd, num = self.at_once(mask), len(self.places.positions)
+        assert num <= MOST_IN_BLOCK, f"a block of {num} queries, for which there are {MOST_IN_BLOCK} bits"
+        all_bits = (1 << num) - 1 if num < MOST_IN_BLOCK else -1
+        ancestors = torch.full_like(fwd.positions, all_bits)
+        return replace(fwd, tree=TreeMask(ancestors, self.places.positions[0].int()))
 
     def drawn(self, index: int) -> Tensor:
         """[B] int64: the positions of the tokens that pass `index` is to draw."""
@@ -125,6 +137,23 @@ def straightened(fwd: ForwardInput, sampled: SampleOutput, known: Known) -> tupl
         stands = is_token & (depth > 0) & (depth < sampled.num_new[row])
         source = (token - depth + node).where(stands, token)
     return replace(fwd, positions=places, tree=None, attn=()), source
+
+
+@dataclass(frozen=True, slots=True)
+class EvenTiles:
+    """Tiles of rows that have equally many queries, made on the device, since a recording copies nothing."""
+
+    num_rows: int
+    num_query: int
+    device: torch.device
+
+    def get(self, tile_queries: int, make: MakeTiles, *, all_wanted: bool) -> Tensor:
+        """[num_tiles, 2] int32, in the order of `prefill_tiles`."""
+        num = -(-self.num_query // tile_queries)
+        starts = torch.arange(num - 1, -1, -1, dtype=torch.int32, device=self.device) * tile_queries
+        rows = torch.arange(self.num_rows, dtype=torch.int32, device=self.device)
+        both = rows[:, None].expand(-1, num), starts.expand(self.num_rows, -1)
+        return torch.stack(both, dim=-1).flatten(0, 1)
 
 
 def last_standing(fwd: ForwardInput, sampled: SampleOutput, known: Known) -> Tensor:

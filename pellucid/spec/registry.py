@@ -10,6 +10,7 @@ PROPOSERS: Registry[type[Proposer]] = Registry(
     "speculative method",
     {
         "none": "pellucid.spec.base:NullProposer",
+        "dflash": "pellucid.spec.dflash:DFlashProposer",
         "draft_model": "pellucid.spec.draft_model:DraftModelProposer",
         "eagle": "pellucid.spec.eagle:EagleProposer",
         "eagle3": "pellucid.spec.eagle3:Eagle3Proposer",

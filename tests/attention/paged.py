@@ -43,6 +43,7 @@ class Rows:
     is_last: bool = False
     parents: tuple[int, ...] = ()  # of the trees that `num_drafts` drafts of each row are
     num_drafts: list[int] | None = None
+    is_mutual: bool = False  # the queries of each row see each other
 
     @property
     def qkv(self) -> Tensor:
@@ -67,6 +68,8 @@ class Rows:
 
     def seen(self, row: int, place: int) -> list[int]:
         """The places that the query at a place of a row sees."""
+        if self.is_mutual:
+            return [*range(max(0, place + 1 - (self.window or place + 1)), self.seq_lens[row])]
         num_drafts = self.num_drafts[row] if self.num_drafts else 0
         root = self.seq_lens[row] - num_drafts - 1
         path = paths_of(self.parents)[max(0, place - root)]
@@ -74,6 +77,15 @@ class Rows:
         oldest = 0 if self.window is None else max(0, position - self.window + 1)
         oldest = oldest if self.chunk is None else position // self.chunk * self.chunk
         return [*range(oldest, min(place, root) + 1), *(root + draft for draft in path)]
+
+    def open(self) -> Rows:
+        """Let all queries of each row see each other."""
+        self.is_mutual, device = True, self.q.device
+        bits = [(1 << num) - 1 for num in self.query_lens for _ in range(num)]
+        firsts = [seq_len - num for num, seq_len in zip(self.query_lens, self.seq_lens, strict=True)]
+        first_drafts = torch.tensor(firsts, dtype=torch.int32, device=device)
+        self.fwd.tree = TreeMask(torch.tensor(bits, device=device), first_drafts)
+        return self
 
     def plant(self, parents: tuple[int, ...], num_drafts: list[int]) -> Rows:
         """Let the last `num_drafts` queries of each row be the first drafts of such trees."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.attention.base import ATTENTION_BACKENDS, AttentionSpec, choose_backend
+from pellucid.attention.base import ATTENTION_BACKENDS, AttentionSpec, QKNorm, choose_backend
 from pellucid.attention.torch import TorchAttention
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
@@ -68,6 +68,22 @@ def test_drafts_of_a_tree_see_their_ancestors_alone(block_size: int, window: int
     lens = [(1, 1), (6, 40), (6, 33), (4, 37), (1, 100), (11, 60), (20, 20)]
     rows = make_settled_rows(lens, block_size=block_size, window=window)
     assert_right(rows.plant(TREE, [0, 5, 5, 3, 0, 10, 0]))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_queries_of_a_block_see_each_other(window: int | None) -> None:
+    lens = [(4, 40), (8, 33), (2, 17), (16, 50), (1, 9)]
+    assert_right(make_settled_rows(lens, window=window).open())
+
+
+def test_what_is_kept_alone_is_what_attending_keeps() -> None:
+    ours, theirs = (make_settled_rows([(1, 40), (3, 33), (20, 20)]) for _ in range(2))
+    for rows in (ours, theirs):
+        rows.qk_norm = QKNorm(torch.linspace(0.5, 1.5, 6 * 16).view(6, 16), 1e-6)
+        rows.fwd.attn = (TorchAttention().metadata(rows.fwd, 0),)
+    TorchAttention().write(ours.qkv[:, 4 * 16 :], ours, ours.fwd)
+    TorchAttention().forward(theirs.qkv, theirs, theirs.fwd)
+    assert torch.equal(ours.kv_cache, theirs.kv_cache)
 
 
 def test_kept_drafts_move_together_and_the_rest_stays() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid import LLM, SamplingParams
-from pellucid.attention.base import AttentionBackend, AttentionSpec, choose_backend
+from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm, choose_backend
 from pellucid.attention.torch import TorchAttention
 from pellucid.attention.triton import TritonAttention
 from pellucid.kernels.prefill_plan import PromptTiles
@@ -51,6 +51,25 @@ def test_draft_trees_match_naive_attention(window: int | None) -> None:
     rows.plant((0, 0, 1, 1, 2, 3, 0, 7, 8, 8, 10), [0, 5, 2, 11, 0])
     out = attend(TritonAttention(), rows).double().cpu()
     torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 25])
+def test_queries_of_a_block_see_each_other(window: int | None) -> None:
+    lens = [(4, 40), (8, 33), (16, 300)]
+    rows = make_rows(lens, block_size=64, window=window, device=DEVICE).open()
+    out = attend(TritonAttention(), rows).double().cpu()
+    torch.testing.assert_close(out, rows.expected(), atol=3e-6, rtol=0)
+
+
+def test_what_is_kept_alone_is_what_attending_keeps() -> None:
+    ours, theirs = (make_rows(DECODES + CHUNKS, block_size=64, stale=0.0, device=DEVICE) for _ in range(2))
+    for rows in (ours, theirs):
+        weight = torch.linspace(0.5, 1.5, 6 * 16, device=DEVICE).view(6, 16)
+        rows.qk_norm = QKNorm(weight, 1e-6)
+    ours.fwd.attn = (TritonAttention().metadata(ours.fwd, 0),)
+    TritonAttention().write(ours.qkv[:, 4 * 16 :], ours, ours.fwd)
+    attend(TritonAttention(), theirs)
+    assert torch.equal(ours.kv_cache, theirs.kv_cache)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_tree.py has it on a GPU")

@@ -45,6 +45,7 @@ SHAPES = [
     Shape(4, 2, 16, 16, True, is_wide=True),
     Shape(4, 2, 24, 12, True, interleaved=True),
     Shape(5, 1, 64, 64, False, interleaved=True),
+    Shape(0, 2, 64, 64, True),  # what is kept and does not attend
 ]
 
 

@@ -142,7 +142,7 @@ def test_nothing_is_compiled_once_the_engine_is_ready(
     assert_nothing_is_compiled(options, caplog)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp"])
+@pytest.mark.parametrize("method", ["dflash", "eagle", "eagle3", "medusa", "mtp"])
 def test_nothing_is_compiled_with_a_head(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -145,7 +145,7 @@ def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone,
 
 
 HEAD_COMPANIES = {
-    "eagle": {"num_gpu_blocks_override": 17, "depth": 2},
+    "dflash": {"num_gpu_blocks_override": 17, "depth": 2},
     "eagle3": {"depth": 3, "max_num_batched_tokens": 24},
     "eagle3, trees": {"depth": 3, "max_num_batched_tokens": 40, "num_gpu_blocks_override": 20},
     "medusa": {"max_num_seqs": 3, "block_size": 64, "scheduling_policy": "priority"},

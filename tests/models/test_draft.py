@@ -28,6 +28,8 @@ def test_the_method_and_the_number_are_the_checkpoints(tiny: Path, tmp_path: Pat
     assert kind(tiny, heads.write_eagle3(tmp_path / "2")) == ("eagle3", 3)
     assert kind(tiny, heads.write_speculators(tmp_path / "3")) == ("eagle3", 4)
     assert kind(tiny, heads.write_medusa(tmp_path / "4", is_exported=True)) == ("medusa", 4)
+    assert kind(tiny, heads.write_dflash(tmp_path / "6")) == ("dflash", 5)
+    assert kind(tiny, heads.write_dflash_speculators(tmp_path / "7")) == ("dflash", 5)
     model = heads.write_with_mtp(tmp_path / "5", "deepseek")
     assert opened(model, method="deepseek_mtp").config == SpeculativeConfig(
         method="mtp", num_speculative_tokens=1
@@ -44,7 +46,7 @@ def test_a_model_of_few_layers_is_a_draft_model(tiny: Path, tiny_draft: Path) ->
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["DFlashDraftModel"]}, "block diffusion drafts"),
+        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2 drafts"),
         ({"speculators_model_type": "dspark", "transformer_layer_config": {}}, "DSpark drafts"),
         ({"model_type": "mlp_speculator"}, "MLP speculators"),
         (

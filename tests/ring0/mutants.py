@@ -59,9 +59,13 @@ ENOUGH = (
 SUBMITTED = "        self.flights.append(flight)\n"
 
 FAULTS: dict[str, list[Edit]] = {
-    "3 no blocks for what a prompt drafts": [("scheduler", "end + self.options.num_spec):", "end):")],
+    "3 no blocks for what a prompt drafts": [("scheduler", "end + self.options.num_behind):", "end):")],
     "3 no room for what an admission drafts": [
-        ("scheduler", "num_tokens = len(seq.tokens) + self.options.num_spec", "num_tokens = len(seq.tokens)")
+        (
+            "scheduler",
+            "num_tokens = len(seq.tokens) + self.options.num_behind",
+            "num_tokens = len(seq.tokens)",
+        )
     ],
     "3 tokens behind a stop are kept": [
         ("sequence", "update.new_token_ids = update.new_token_ids[: i + 1]", "pass")
@@ -346,22 +350,22 @@ FAULTS: dict[str, list[Edit]] = {
     "3 no blocks for what a decode drafts": [
         (
             "scheduler",
-            "wanted = t.planned[slots] + 1 + self.options.num_spec  # law 3",
+            "wanted = t.planned[slots] + 1 + self.options.num_behind  # law 3",
             "wanted = t.planned[slots] + 1",
         ),
-        ("scheduler", "behind = t.planned[slots] + self.options.num_spec", "behind = t.planned[slots]"),
+        ("scheduler", "behind = t.planned[slots] + self.options.num_behind", "behind = t.planned[slots]"),
         (
             "scheduler",
             "soon = np.minimum(t.planned[slots] + (UPKEEP + 1) * (1 + num_spec), most)",
             "soon = np.minimum(t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
-        ("scheduler", "capacity[slots] - 2 * self.options.num_spec, t.limit", "capacity[slots], t.limit"),
+        ("scheduler", "capacity[slots] - reach, t.limit", "capacity[slots], t.limit"),
     ],
     "3 blocks for the drafts that are wanted, not for all": [
         (
             "scheduler",
-            "= t.planned[slots] + 1 + self.options.num_spec",
+            "= t.planned[slots] + 1 + self.options.num_behind",
             "= t.planned[slots] + 1 + t.want[slots]",
         ),
         (
@@ -370,7 +374,10 @@ FAULTS: dict[str, list[Edit]] = {
             "t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
-        ("scheduler", "capacity[slots] - 2 * self.options.num_spec, t.limit", "capacity[slots], t.limit"),
+        ("scheduler", "capacity[slots] - reach, t.limit", "capacity[slots], t.limit"),
+    ],
+    "3 no block for what is written beyond the drafts": [
+        ("step", "return self.num_spec + self.num_extra", "return self.num_spec"),
     ],
     "3 drafts that nobody has wanted are verified": [
         ("scheduler", "t.drafts[sampled] = want", "t.drafts[sampled] = self.options.num_spec"),
@@ -391,7 +398,7 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a block is due a token late": [
         (
             "scheduler",
-            "capacity = self.kv.capacity[slots] - 2 * self.options.num_spec",
+            "capacity = self.kv.capacity[slots] - self.options.num_spec - self.options.num_behind",
             "capacity = self.kv.capacity[slots] + 1",
         ),
     ],
@@ -399,7 +406,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "if np.count_nonzero(planned > t.due[slots]):", "if False:"),
     ],
     "3 nobody looks whether drafts have blocks": [
-        ("scheduler", "= self.kv.capacity[slots] - 2 *", "= self.kv.capacity[slots] -"),
+        ("scheduler", "= self.kv.capacity[slots] - self.options.num_spec -", "= self.kv.capacity[slots] -"),
     ],
     "3 who gets no block decodes all the same": [
         (

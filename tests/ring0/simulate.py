@@ -256,6 +256,7 @@ def random_config(rng: random.Random) -> Config:
         budget=rng.choice([2, 5, 11, 16, 64]),
         laziness=rng.choice([0, 0.3, 0.9]),
         death=death,
+        extra=rng.choice([0, 1]),
     )
     caching = rng.random() < 0.9
     return Config(
@@ -278,7 +279,7 @@ def random_config(rng: random.Random) -> Config:
 def num_pages(worker: WorkerConfig, spare: float) -> int:
     """Law 10's least, and a share of it beside."""
     kinds, num_spec = worker.kinds, worker.num_spec
-    least = most_pages(kinds, MAX_LEN + num_spec, worker.budget + num_spec)
+    least = most_pages(kinds, MAX_LEN + num_spec, worker.budget + num_spec + worker.num_extra)
     return least + int(spare * least)
 
 
@@ -396,6 +397,7 @@ class Simulation:
             max_num_batched_tokens=worker.budget,
             pp=worker.pp,
             num_spec=worker.num_spec,
+            num_extra=worker.num_extra,
             policy=config.policy,
             watermark=config.watermark,
             cheap_tokens=config.cheap_tokens,

@@ -104,6 +104,11 @@ class WorkerConfig:
     budget: int = 64  # tokens a step
     laziness: float = 0.0
     death: tuple[str, int] | None = None  # ("submit" or "result", plan id)
+    extra: int = 0  # places that a drafter writes beyond those of its drafts
+
+    @property
+    def num_extra(self) -> int:
+        return self.extra if self.num_spec else 0
 
     @property
     def num_spec(self) -> int:
@@ -263,7 +268,7 @@ class Stage:
         seen = [entries[:end] for end in range(slot.num_computed + 1, num_known + 1)]
         for path in self.pipeline.paths[1 : row.num_draft + 1]:
             seen.append(entries[:num_known] + [entries[num_known - 1 + node] for node in path])
-        return [attend(layer, e, self.config.windows[layer]) for e in seen]
+        return [attend(layer, e, self.config.windows[layer]) for e in seen]  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -448,10 +453,11 @@ class ToyExecutor:
     def propose(self, slot: Slot, last: int, num_propose: int) -> list[int]:
         """A good but unreliable drafter: right with probability 0.7 below a right parent.
 
-        It has KV of its own, of the tokens from `last` on but for the last draft's; and a recorded step has
-        all drafts, however few are wanted.  Sometimes it finds fewer than that: the others are no tokens.
+        It has KV of its own, of the tokens from `last` on, perhaps but for the last draft's; and a recorded
+        step has all drafts, however few are wanted.  Sometimes it finds fewer than that: the others are no
+        tokens.
         """
-        most = len(self.parents) - 1
+        most = len(self.parents) - 1 + self.config.num_extra
         num_held = self.rng.choice([num_propose, self.rng.randint(0, num_propose)])
         assert last + most <= self.config.block_size * len(slot.blocks), "no block for a draft's KV"
         truth = self.oracle[(slot.seed, *slot.token_ids[: slot.prompt_len])]

@@ -21,7 +21,8 @@ from tests.tiny import CONFIG, write_checkpoint
 
 DIM, VOCAB, HEAD, NUM_Q, NUM_KV = 48, 320, 16, 4, 2
 EPS, THETA = 1e-6, 10000.0
-OWN = 200  # tokens of EAGLE-3's own vocabulary, and of Medusa's
+OWN = 200  # tokens of EAGLE-3's own vocabulary, and of others'
+MASK = VOCAB - 1
 TAPS = (0, 1, 2)  # of two layers: what enters both, and what leaves the second
 LAYER = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": DIM,
@@ -165,7 +166,52 @@ def write_with_mtp(folder: Path, form: str, seed: int = 4) -> Path:
     return folder
 
 
+WINDOW = 12  # tokens
+
+
+def write_dflash(
+    folder: Path, seed: int = 5, *, has_own: bool = False, num_layers: int = 2, **changes: object
+) -> Path:
+    """As z-lab publishes them: Qwen3's layers.  has_own: an embedding of masks, a vocabulary."""
+    n = Numbers(seed)
+    config = LAYER | {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": num_layers,
+        "num_target_layers": 2, "block_size": 6, "attention_bias": False,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1]},
+    }  # fmt: skip
+    tensors = {"fc.weight": n.matrix(DIM, 2 * DIM), "hidden_norm.weight": n.norm(), "norm.weight": n.norm()}
+    for i in range(num_layers):
+        tensors |= n.layer(f"layers.{i}.") | {
+            f"layers.{i}.input_layernorm.weight": n.norm(),
+            f"layers.{i}.self_attn.q_norm.weight": n.norm(HEAD),
+            f"layers.{i}.self_attn.k_norm.weight": n.norm(HEAD),
+        }
+    if has_own:
+        own = torch.randperm(VOCAB, generator=n.generator)[:OWN].sort().values
+        config |= {"draft_vocab_size": OWN}
+        tensors |= {
+            "mask_embedding": n.matrix(1, DIM)[0] * 5, "lm_head.weight": n.matrix(OWN, DIM),
+            "d2t": own - torch.arange(OWN), "t2d": torch.isin(torch.arange(VOCAB), own),
+        }  # fmt: skip
+    return write_head(folder / "tiny-dflash", config | changes, tensors)
+
+
+def write_dflash_speculators(folder: Path) -> Path:
+    """The same as the speculators project writes it."""
+    made = write_dflash(folder / "made")
+    layer = {name: value for name, value in LAYER.items() if name not in ("architectures", "torch_dtype")}
+    config = {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "draft_vocab_size": VOCAB,
+        "aux_hidden_state_layer_ids": [1, 2], "mask_token_id": MASK, "block_size": 6,
+        "torch_dtype": "float32",
+        "transformer_layer_config": layer | {"model_type": "qwen3", "num_hidden_layers": 2},
+        "speculators_config": {"algorithm": "dflash", "proposal_methods": [{"speculative_tokens": 5}]},
+    }  # fmt: skip
+    return write_head(folder / "speculators", config, load_file(made / "model.safetensors"))
+
+
 METHODS = (
+    "dflash",
     "eagle",
     "eagle, trees",
     "eagle3",
@@ -193,7 +239,7 @@ def drafts_of(method: str, tiny: Path, folder: Path) -> tuple[Path, dict[str, ob
     if method == "pard":  # a whole model, of one layer
         model = write_checkpoint(folder / "pard", num_hidden_layers=1, pard_token=VOCAB - 1)
         return tiny, {"model": str(model), "num_speculative_tokens": 3, "adaptive": False}
-    write = {"eagle": write_eagle, "eagle3": write_eagle3}.get(method, write_medusa)
+    write = {"dflash": write_dflash, "eagle": write_eagle, "eagle3": write_eagle3}.get(method, write_medusa)
     drafts: dict[str, object] = {"model": str(write(folder))}
     if method == "medusa, a tree":
         return tiny, drafts | {"speculative_token_tree": "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"}
@@ -211,6 +257,10 @@ def dummy_of(method: str, folder: Path, shape: str) -> dict[str, object]:
             "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000
         },
         "medusa": {"model_type": "medusa", "medusa_num_heads": 3, "medusa_num_layers": 1},
+        "dflash": {
+            "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 16,
+            "dflash_config": {"mask_token_id": 0, "target_layer_ids": [1, 4]},
+        },
     }[method]  # fmt: skip
     folder = folder / f"{method}-dummy"
     folder.mkdir()
@@ -384,3 +434,44 @@ def medusa_logits(x: Tensor, w: Tensors, head: int) -> Tensor:
     wide = torch.full((VOCAB,), -torch.inf)
     wide[w["token_map"]] = w[f"lm_heads.{head}.weight"] @ x
     return wide
+
+
+def attend_in_block(x: Tensor, context: Tensor, w: Tensors, prefix: str, kind: str) -> Tensor:
+    """Attention of a block x [m, D] over itself and what `context` [n, D] before it is projected to.
+
+    kind: both ways with all, or with a window causally.
+    """
+    at = f"{prefix}self_attn."
+    q = (x @ w[f"{at}q_proj.weight"].T).view(len(x), -1, HEAD)
+    both = torch.cat((context, x))
+    k, v = ((both @ w[f"{at}{name}_proj.weight"].T).view(len(both), -1, HEAD) for name in "kv")
+    q, k = rms(q, w[f"{at}q_norm.weight"]), rotate(rms(k, w[f"{at}k_norm.weight"]))
+    q = rotate(torch.cat((q.new_zeros(len(context), NUM_Q, HEAD), q)))[len(context) :]
+    k, v = (t.repeat_interleave(NUM_Q // NUM_KV, dim=1) for t in (k, v))
+    distance = torch.arange(len(context), len(both))[:, None] - torch.arange(len(both))
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if kind == "sliding_attention":
+        seen = (distance >= 0) & (distance < WINDOW)
+    q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return out.transpose(0, 1).flatten(1) @ w[f"{at}o_proj.weight"].T
+
+
+def dflash(*kinds: str) -> Reference:
+    """The reference for layers of these kinds."""
+
+    def draft(text: list[int], states: list[Tensor], target: Tensors, w: Tensors, num: int) -> list[int]:
+        table = target["model.embed_tokens.weight"]
+        context = rms(torch.cat((states[1], states[2]), dim=-1) @ w["fc.weight"].T, w["hidden_norm.weight"])
+        masks = w.get("mask_embedding", table[MASK]).expand(num, -1)
+        x = torch.cat((table[text[-1:]], masks))
+        for i, kind in enumerate(kinds):
+            normed = rms(x, w[f"layers.{i}.input_layernorm.weight"])
+            x = feed(x + attend_in_block(normed, context, w, f"layers.{i}.", kind), w, f"layers.{i}.")
+        hidden = rms(x[1:], w["norm.weight"])
+        if "lm_head.weight" not in w:
+            return (hidden @ target["lm_head.weight"].T).argmax(-1).tolist()
+        own = (hidden @ w["lm_head.weight"].T).argmax(-1)
+        return (own + w["d2t"][own]).tolist()
+
+    return draft

@@ -28,11 +28,11 @@ DRAFTERS = {
     **dict.fromkeys(("suffix", "medusa", "medusa, a tree"), Drafter.STATELESS),
 }  # fmt: skip
 # In a pipeline the last stage has neither other layers' streams nor the model's embedding.
-REFUSED = {"eagle3": "pipeline stage", "mtp": "pipeline stage"}
+REFUSED = {"dflash": "pipeline stage", "eagle3": "pipeline stage", "mtp": "pipeline stage"}
 OFTEN = {  # in every run of the suite, the others with `make test-parallel`
     ("ngram", "an FP8 cache"), ("suffix", "hits and small chunks"), ("draft_model", "two stages"),
     ("pard", "hits and small chunks"), ("eagle", "two stages"), ("eagle3", "two ranks"),
-    ("eagle3", "an FP8 cache"),
+    ("dflash", "an FP8 cache"),
     ("medusa", "hits and small chunks"), ("medusa, a tree", "two ranks"), ("mtp", "hits and small chunks"),
     ("eagle, trees", "two stages"), ("mtp, trees", "hits and small chunks"),
 }  # fmt: skip

@@ -1,12 +1,14 @@
-"""Train draft heads for sprout, all at once on the same batches: EAGLE-3, MTP and Medusa.
+"""Train draft heads for sprout, all at once on the same batches: EAGLE-3, MTP and Medusa; DFlash if it is named.
 
     python tools/sprout/heads.py --seconds 240 --out pellucid/assets
+    python tools/sprout/heads.py --seconds 120 --heads dflash --out pellucid/assets
 
 sprout stays as it is; the heads learn its distributions (soft labels).  EAGLE-3 and MTP are unrolled as they
 will run: at depth j a head is fed its own features of depth j - 1 and the text's next token, and attends to what
-it made of sprout's states, and behind that to its own features (EAGLE-3's training-time test).  Time is the only
-budget: the learning rate follows the clock, so the heads are whole whenever it ends.
-Shapes: W windows, L tokens of each, D model dim, N heads, K key-value heads, H head dim, V vocabulary.
+it made of sprout's states, and behind that to its own features (EAGLE-3's training-time test).  DFlash fills
+in blocks behind places that are drawn.  Time is the only budget: the learning rate follows the clock, so the heads
+are whole whenever it ends.
+Shapes: W windows, L tokens of each, A anchors of each, n places of a block, D model dim, N heads, K key-value heads, H head dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import get_context
@@ -40,7 +42,9 @@ TAPS = (2, SPROUT.layers // 2, SPROUT.layers - 3)
 DEPTH = 4  # drafts in a row that are learned
 OWN_EAGLE, OWN_MEDUSA, MEDUSA_HEADS = 1536, 1024, 3
 EAGLE_INNER = 640
-FADING = 0.8  # weight of a draft's loss beside the one before it
+DFLASH_LAYERS, DFLASH_INNER, DFLASH_BLOCK = 2, 384, 6
+ANCHORS = 48  # of a window: where blocks begin
+FADING, BLOCK_FADING = 0.8, 0.78  # weight of a draft's loss beside the one before it
 # Tables, the second and third of SOURCES, are soon learned; Python, the last, is what is hard to guess.
 FACTORS = (1.0, 0.4, 0.4, *(1.0,) * (len(SOURCES) - 4), 8.0)
 
@@ -259,6 +263,91 @@ class Medusa(nn.Module):
         return linear(x, self.lm_heads[head].weight)
 
 
+class BlockAttention(nn.Module):
+    """Attention of blocks over a context that does not attend, and over themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dim, head = SPROUT.hidden, SPROUT.head_dim
+        self.q_proj = Weight(SPROUT.heads * head, dim, std=dim**-0.5)
+        self.k_proj = Weight(SPROUT.kv_heads * head, dim, std=dim**-0.5)
+        self.v_proj = Weight(SPROUT.kv_heads * head, dim, std=dim**-0.5)
+        self.o_proj = Weight(dim, SPROUT.heads * head, std=0.0)
+        self.q_norm, self.k_norm = RMSNorm(head, SPROUT.rms_eps), RMSNorm(head, SPROUT.rms_eps)
+
+    def forward(self, x: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """x [W, A * n, D], context [W, L, D].  rotary: of the context, then of x.  mask: [W, A * n, L + A * n]."""
+        num, heads = context.shape[1], SPROUT.heads
+        q = linear(x, self.q_proj.weight).unflatten(-1, (heads, -1))
+        both = linear(torch.cat((context, x), dim=1), self.k_proj.weight, self.v_proj.weight)
+        k, v = both.unflatten(-1, (2 * SPROUT.kv_heads, -1)).chunk(2, dim=-2)
+        cos, sin = rotary
+        q, k = rotate(self.q_norm(q), (cos[:, num:], sin[:, num:])), rotate(self.k_norm(k), rotary)
+        k, v = (t.repeat_interleave(heads // SPROUT.kv_heads, dim=-2) for t in (k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2)
+        return linear(out.flatten(-2), self.o_proj.weight)
+
+
+class BlockLayer(nn.Module):
+    """A decoder layer by its public names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn, self.mlp = BlockAttention(), MLP(DFLASH_INNER)
+
+    def forward(self, x: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, rotary, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DFlash(nn.Module):
+    """pellucid/spec/dflash.py, as it is trained."""
+
+    def __init__(self, teacher: Qwen3) -> None:
+        super().__init__()
+        dim = SPROUT.hidden
+        self.fc = Weight(dim, len(TAPS) * dim, std=(len(TAPS) * dim) ** -0.5)
+        self.hidden_norm, self.norm = norm(), norm()
+        self.layers = nn.ModuleList(BlockLayer() for _ in range(DFLASH_LAYERS))
+        self.mask_embedding = nn.Parameter(torch.randn(dim) * 0.1)
+        self.head = [teacher]  # in a list, so that it is no part of this
+
+    def forward(
+        self, windows: Windows, anchors: Tensor, num: int, table: Tensor, rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[W, A, num - 1, D] of the masked places of blocks that begin at `anchors` [W, A].
+
+        table: sprout's embeddings.  rotary: of all positions.
+        """
+        context = self.hidden_norm(linear(windows.taps, self.fc.weight))
+        first = F.embedding(windows.ids.gather(1, anchors), table).to(context.dtype)[:, :, None]
+        masks = self.mask_embedding.to(context.dtype).expand(*anchors.shape, num - 1, -1)
+        x = torch.cat((first, masks), dim=2).flatten(1, 2)
+        steps = torch.arange(num, device=anchors.device)
+        behind = windows.positions.gather(1, anchors)[:, :, None] + steps
+        at = torch.cat((windows.positions, behind.flatten(1)), dim=1).clamp(max=CONTEXT - 1)
+        turns = rotary[0][at].unsqueeze(-2), rotary[1][at].unsqueeze(-2)
+        mask = self.mask(windows, anchors, num)
+        for layer in self.layers:
+            x = layer(x, context, turns, mask)
+        return self.norm(x).unflatten(1, (-1, num))[:, :, 1:]
+
+    @staticmethod
+    def mask(windows: Windows, anchors: Tensor, num: int) -> Tensor:
+        """[W, A * num, L + A * num]: a block sees what of its document lies before it, and itself."""
+        places = torch.arange(windows.ids.shape[1], device=anchors.device)
+        owner = windows.documents.gather(1, anchors)
+        context = (places < anchors[:, :, None]) & (windows.documents[:, None] == owner[:, :, None])
+        blocks = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)
+        own = blocks.repeat_interleave(num, 0).repeat_interleave(num, 1).expand(len(anchors), -1, -1)
+        return torch.cat((context.repeat_interleave(num, 1), own), dim=-1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.head[0].logits(x)
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """What a head says at some places, and what sprout does."""
@@ -281,8 +370,12 @@ class Guess:
 class Heads:
     """All of them, on the same windows."""
 
-    def __init__(self, teacher: Teacher, own: Tensor, capacity: int) -> None:
-        """own: tokens by how often sprout says them.  capacity: places of a batch that are learned."""
+    def __init__(self, teacher: Teacher, own: Tensor, capacity: int, wanted: Sequence[str]) -> None:
+        """own: tokens by how often sprout says them.  capacity: places of a batch that are learned.
+
+        wanted: which of them.
+        """
+        self.wanted, self.num_filled = wanted, 0
         self.teacher, self.capacity, device = teacher, capacity, teacher.device
         embedding = teacher.model.model.embed_tokens.weight.float()
         of_eagle, of_medusa = (own[:num].sort().values for num in (OWN_EAGLE, OWN_MEDUSA))
@@ -290,15 +383,22 @@ class Heads:
         self.eagle3.lm_head.weight.data.copy_(embedding[of_eagle])
         self.mtp = Mtp(teacher.model).to(device)
         self.medusa = Medusa(of_medusa, embedding[of_medusa]).to(device)
+        self.dflash = DFlash(teacher.model).to(device)
         cos, sin = rotary_table(SPROUT)
         self.cos, self.sin = cos.to(device, teacher.dtype), sin.to(device, teacher.dtype)
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"eagle3": self.eagle3, "mtp": self.mtp, "medusa": self.medusa}
+        """By name, those that are wanted."""
+        known = {"eagle3": self.eagle3, "mtp": self.mtp, "medusa": self.medusa, "dflash": self.dflash}
+        return {name: known[name] for name in self.wanted}
 
     def guesses(self, windows: Windows, name: str) -> Iterator[tuple[Tensor, Guess]]:
         """Of each depth: places [n], and what is guessed there of the token depth + 2 further."""
-        head, mask = self.modules()[name], windows.mask()
+        head = self.modules()[name]
+        if isinstance(head, DFlash):
+            yield from self._filled(head, windows)
+            return
+        mask = windows.mask()
         embed = self.teacher.model.model.embed_tokens.weight
         x = None if isinstance(head, Medusa) else head.begin(windows)
         before: list[tuple[Tensor, Tensor]] = []
@@ -315,11 +415,28 @@ class Heads:
             states = windows.ahead(windows.hidden, 1 + depth).flatten(0, 1)[places]
             yield places, Guess(logits, self.teacher.chances(states), head.own)
 
+    def _filled(self, head: DFlash, windows: Windows) -> Iterator[tuple[Tensor, Guess]]:
+        """The same of blocks behind drawn anchors, which are by turns shorter: engines draft fewer, too."""
+        self.num_filled += 1
+        num = DFLASH_BLOCK - self.num_filled % 3 if head.training else 1 + DEPTH
+        num_windows, length = windows.ids.shape
+        drawn = torch.rand(num_windows, length - num, device=windows.ids.device).argsort(1)
+        anchors = drawn[:, :ANCHORS].sort(1).values
+        table = self.teacher.model.model.embed_tokens.weight
+        filled = head(windows, anchors, num, table, (self.cos, self.sin))
+        first = anchors + torch.arange(num_windows, device=anchors.device)[:, None] * length
+        for depth in range(num - 1):
+            known = windows.has(1 + depth).gather(1, anchors)
+            states = windows.hidden.flatten(0, 1)[first[known] + depth]
+            guess = Guess(head.logits(filled[:, :, depth][known]), self.teacher.chances(states), None)
+            yield first[known], guess
+
     def _places(self, windows: Windows, depth: int) -> Tensor:
         return windows.has(2 + depth).flatten().nonzero()[:, 0][: self.capacity]
 
     def loss(self, windows: Windows, name: str) -> Tensor:
-        return sum(FADING**i * guess.loss() for i, (_, guess) in enumerate(self.guesses(windows, name)))
+        fading = BLOCK_FADING if name == "dflash" else FADING
+        return sum(fading**i * guess.loss() for i, (_, guess) in enumerate(self.guesses(windows, name)))
 
     @torch.no_grad()
     def acceptance(self, batches: list[Windows], name: str) -> list[float]:
@@ -327,8 +444,10 @@ class Heads:
         num, hits = 0, [0.0] * DEPTH
         for windows in batches:
             standing = windows.has(2 + (MEDUSA_HEADS if name == "medusa" else DEPTH) - 1).flatten()
-            num += int(standing.sum())
             for depth, (places, guess) in enumerate(self.guesses(windows, name)):
+                if depth == 0:
+                    standing &= torch.zeros_like(standing).index_fill(0, places, True)
+                    num += int(standing.sum())
                 right = torch.zeros_like(standing)
                 right[places] = guess.hits()
                 standing = standing & right
@@ -392,7 +511,8 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     )
     stream = drawn_ahead(shards, options.workers)
     torch.manual_seed(options.seed)
-    heads = Heads(teacher, common_tokens(teacher, list(held)), options.batch_tokens // 3)
+    own = common_tokens(teacher, list(held))
+    heads = Heads(teacher, own, options.batch_tokens // 3, options.heads)
     optimizer = Optimizer(heads, options.lr)
     LOG.info("%.0f s to begin", time.time() - began)
     start, step = time.time(), 0
@@ -413,7 +533,8 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     export(heads, options.model, options.out)
     stream.close()
     for task, batches in {"mixture": held, "python": python}.items():
-        for name in heads.modules():
+        for name, head in heads.modules().items():
+            head.eval()
             rates = heads.acceptance([teacher.read(codes) for codes in batches[:2]], name)
             length = 1 + sum(rates)
             LOG.info("%s %s: %.2f tokens, %s", task, name, length, " ".join(f"{rate:.1%}" for rate in rates))
@@ -421,33 +542,49 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def export(heads: Heads, model: Path, out: Path) -> None:
-    """Write every head in its public layout, and MTP's tensors beside sprout's own, with an index of both."""
+    """Write the heads in their public layouts, and MTP's tensors beside sprout's own, with an index of both."""
     own = json.loads((model / "config.json").read_text(encoding="utf-8"))
     layer = {name: own[name] for name in (
         "dtype", "torch_dtype", "head_dim", "hidden_act", "hidden_size", "max_position_embeddings",
         "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta", "vocab_size",
     )}  # fmt: skip
-    eagle3 = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **layer, "num_hidden_layers": 1,
-        "intermediate_size": EAGLE_INNER, "draft_vocab_size": OWN_EAGLE, "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPS), "use_aux_hidden_state": True},
-    }  # fmt: skip
-    tensors = plain(heads.eagle3)
-    ids = heads.eagle3.own.cpu()
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    write(out / "sprout-eagle3", eagle3, tensors)
-    medusa = {
-        "model_type": "medusa", "medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": 1,
-        "truncated_vocab_size": OWN_MEDUSA, "hidden_size": SPROUT.hidden, "vocab_size": SPROUT.vocab,
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    tensors = {
-        name.replace(".weight", ".layers.0.weight") if name.startswith("blocks.") else name: tensor
-        for name, tensor in plain(heads.medusa).items()
-    }
-    tensors["token_map"] = heads.medusa.own.cpu()
-    write(out / "sprout-medusa", medusa, tensors)
-    folder = out / "sprout"
+    if "eagle3" in heads.wanted:
+        eagle3 = {
+            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **layer, "num_hidden_layers": 1,
+            "intermediate_size": EAGLE_INNER, "draft_vocab_size": OWN_EAGLE, "tie_word_embeddings": False,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPS), "use_aux_hidden_state": True},
+        }  # fmt: skip
+        tensors = plain(heads.eagle3)
+        ids = heads.eagle3.own.cpu()
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        write(out / "sprout-eagle3", eagle3, tensors)
+    if "medusa" in heads.wanted:
+        medusa = {
+            "model_type": "medusa", "medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": 1,
+            "truncated_vocab_size": OWN_MEDUSA, "hidden_size": SPROUT.hidden, "vocab_size": SPROUT.vocab,
+            "torch_dtype": "bfloat16",
+        }  # fmt: skip
+        tensors = {
+            name.replace(".weight", ".layers.0.weight") if name.startswith("blocks.") else name: tensor
+            for name, tensor in plain(heads.medusa).items()
+        }
+        tensors["token_map"] = heads.medusa.own.cpu()
+        write(out / "sprout-medusa", medusa, tensors)
+    if "dflash" in heads.wanted:
+        dflash = {
+            "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **layer, "attention_bias": False,
+            "num_hidden_layers": DFLASH_LAYERS, "intermediate_size": DFLASH_INNER, "tie_word_embeddings": False,
+            "num_target_layers": SPROUT.layers, "block_size": DFLASH_BLOCK, "dflash_config": {
+                "mask_token_id": SPROUT.vocab, "target_layer_ids": [tap - 1 for tap in TAPS],
+            },
+        }  # fmt: skip
+        write(out / "sprout-dflash", dflash, plain(heads.dflash))
+    if "mtp" in heads.wanted:
+        export_mtp(heads, model, out / "sprout")
+
+
+def export_mtp(heads: Heads, model: Path, folder: Path) -> None:
+    """Beside sprout's own tensors, with an index of both."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"mtp.{name}": tensor for name, tensor in plain(heads.mtp).items()}
     save(tensors, folder / "mtp.safetensors")
@@ -479,6 +616,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("pellucid/assets/sprout"))
     parser.add_argument("--out", type=Path, default=Path("pellucid/assets"))
     parser.add_argument("--seconds", type=float, default=240.0, help="of all but the last figures")
+    parser.add_argument("--heads", nargs="+", default=["eagle3", "mtp", "medusa"], help="or dflash")
     parser.add_argument("--steps", type=int, default=10**9, help="at most")
     parser.add_argument("--batch-tokens", type=int, default=1 << 16)
     parser.add_argument(
