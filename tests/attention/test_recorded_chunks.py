@@ -95,7 +95,9 @@ SYNTHETIC = {
 
 
 @pytest.mark.parametrize(
-    "config", [None, NGRAM, STANDARD, SYNTHETIC], ids=["none", "ngram", "standard", "synthetic"]
+    "config",
+    [None, NGRAM, STANDARD, pytest.param(SYNTHETIC, marks=pytest.mark.matrix)],
+    ids=["none", "ngram", "standard", "synthetic"],
 )
 def test_padded_chunks_give_the_same_tokens(
     tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, config: dict | None
