@@ -195,8 +195,10 @@ class Scheduler:
         if len(self._decoding):
             self._plan_decodes(step, kept)
         if kept:
-            self._limit_prompts(step)
-            self._plan_chunks(step)
+            if self._num_streams:
+                self._limit_prompts(step)
+            if len(self._prefilling):
+                self._plan_chunks(step)
             self._admit_waiting(step)
             if step.joining:
                 self._decoding = np.concatenate((self._decoding, step.joining))
@@ -317,12 +319,11 @@ class Scheduler:
     def _limit_prompts(self, step: Step) -> None:
         """Streams wait for the whole step: prompts get of it what these can bear."""
         t = self.table
-        if self._num_streams:
-            start = int(t.planned[self._prefilling.oldest.slot]) if len(self._prefilling) else 0
-            num_waiting = len(self._prefilling) + len(self._waiting)
-            num_draft = min(int(t.drafts[step.decodes].sum()), step.budget)
-            room = self.prefill_budget.room(step.num_tokens + num_draft, start, num_waiting)
-            step.max_tokens = min(step.max_tokens, step.num_tokens + room)
+        start = int(t.planned[self._prefilling.oldest.slot]) if len(self._prefilling) else 0
+        num_waiting = len(self._prefilling) + len(self._waiting)
+        num_draft = min(int(t.drafts[step.decodes].sum()), step.budget)
+        room = self.prefill_budget.room(step.num_tokens + num_draft, start, num_waiting)
+        step.max_tokens = min(step.max_tokens, step.num_tokens + room)
 
     def _tell_prefill_budget(self, step: Step) -> None:
         reach = 0
