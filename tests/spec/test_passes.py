@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from pellucid.forward import ForwardInput
 from pellucid.spec.base import Known
-from pellucid.spec.passes import Passes
+from pellucid.spec.passes import EvenTiles, Passes
 from pellucid.taps import Taps
 
 TEXTS = torch.arange(4 * 24, dtype=torch.int32).view(4, 24)  # token 24 s + p at place p of slot s
@@ -95,3 +96,12 @@ def test_a_row_that_has_nothing_new_goes_on_behind_what_the_step_has_fed() -> No
     ahead = passes([3, 10, 3], num_query=2)
     assert ahead.first().positions.tolist() == [4, 5, 9, 10, 2, 3]
     assert ahead.drawn(0).tolist() == [3, 10, 3], "what it draws is nobody's"
+
+
+@pytest.mark.parametrize("num_query", [1, 9, 16, 33, 64])
+def test_tiles_of_rows_that_are_even_are_those_of_any(num_query: int) -> None:
+    """Made on the device, in the order in which the host makes them."""
+    prefill = pytest.importorskip("pellucid.kernels.prefill_attention")
+    tiles = EvenTiles(3, num_query, torch.device("cpu"))
+    made = tiles.get(16, prefill.prefill_tiles, all_wanted=True)
+    assert made.tolist() == prefill.prefill_tiles([num_query] * 3, 16).tolist()
