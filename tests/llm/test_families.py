@@ -42,8 +42,7 @@ POINTED = [  # in every run of the tests; the others where all layouts are asked
     ("chunks and drafts", "smollm3 with windows, biases, untied"),  # layers without positions
     ("chunks and drafts", "gptoss"),  # sinks
     ("chunks and drafts", "deepseek v2 with experts in groups"),  # latents
-    ("two ranks", "olmo2"),  # norms over the whole width
-    ("two ranks", "olmo2 with biases, one kv head"),  # of which keys have a copy on every rank
+    ("two ranks", "olmo2 with biases, one kv head"),  # norms over the whole width; keys on every rank
     ("two ranks", "gptoss"),  # sinks, biases of experts
     ("two ranks", "deepseek v3"),  # latents, and experts beside a shared one
     ("two stages", "gemma2"),  # norms on both sides, windows

@@ -84,9 +84,10 @@ def llm() -> Generator[LLM, None, None]:
 
 
 def texts(llm: LLM, **changes: Any) -> list[str]:
-    """Of every kind and of none, all at once."""
+    """Of every kind and of none, all at once; some of them are cut."""
+    changes = {"max_tokens": 60} | changes
     params = [sampling(kind, seed, **changes) for seed, kind in enumerate([*WISHES] * 2)]
-    params += [SamplingParams(seed=7, max_tokens=40, **changes)]
+    params += [SamplingParams(seed=7, **changes)]
     prompts = [PROMPTS[i % 3] for i in range(len(params))]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     for kind, output in zip([*WISHES] * 2, outputs, strict=False):
