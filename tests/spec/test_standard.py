@@ -135,11 +135,17 @@ def deviation(texts: np.ndarray, sampling: SamplingParams) -> float:
     return chi_square_z(pool(observed), pool(expected))
 
 
-@pytest.mark.parametrize("q", [FAR, torch.softmax(MODEL, -1), None], ids=["far", "the target's", "certain"])
+NEAR = torch.softmax(MODEL, -1)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7, "presence_penalty": 1.0}, {"min_p": 0.2}],
-    ids=str,
+    ("options", "q"),
+    [
+        *(({}, q) for q in (FAR, NEAR, None)),
+        *(({"top_p": 0.7, "presence_penalty": 1.0}, q) for q in (FAR, None)),
+        *(({"temperature": 0.5}, FAR), ({"top_k": 3}, NEAR), ({"top_k": 3}, None), ({"min_p": 0.2}, FAR)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_texts_have_the_targets_distribution(options: dict, q: Tensor | None) -> None:
     sampling = SamplingParams(**options)
