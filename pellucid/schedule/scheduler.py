@@ -464,7 +464,7 @@ class Scheduler:
         return slots[wanted <= capacity[slots]]
 
     def _grow_ahead(self, step: Step, slots: Column) -> bool:
-        """Two blocks for those that would soon lack one; False, and none, if there are few."""
+        """What lacks until the next upkeep, and a block more; False, and none, if there are few."""
         t, num_spec = self.table, self.options.num_spec
         if not self._has_plenty(len(slots)):
             return False

@@ -145,7 +145,9 @@ class InputBuilder:
             is_same = counts.num_propose == num_propose and generation == self.slots.generation
             is_same &= counts.riders.bits == riders.bits
             if is_same and (rows.slots is counts.slots or np.array_equal(rows.slots, counts.slots)):
-                return counts  # decodes all, the same as before: the slots have nothing to be told
+                # Decodes all, the same as before: the slots have nothing to be told.  `max_keys` may be
+                # of fewer blocks: it is asked of chunks alone.
+                return counts
         counts = self._count(rows, num_propose, riders)
         is_steady = rows.num_query is None and (counts.num_sampled == 1).all()
         self._last = (counts, self.slots.generation) if is_steady else None
