@@ -33,7 +33,7 @@ print(len(output.outputs[0].token_ids), flush=True)
 @pytest.mark.parametrize(
     "way,options",
     [
-        ("a script", "tensor_parallel_size=2"),
+        pytest.param("a script", "tensor_parallel_size=2", marks=pytest.mark.matrix),
         ("a script", "data_parallel_size=2"),
         ("a pipe", "tensor_parallel_size=2"),
         ("a prompt", "data_parallel_size=2"),
@@ -69,7 +69,10 @@ def run(folder: Path, program: str, way: str = "a script") -> subprocess.Complet
 REGISTER = 'from pellucid.models.registry import MODELS; MODELS.register("Qwen3ForCausalLM", "{path}")'
 
 
-@pytest.mark.parametrize("options", ["tensor_parallel_size=2", "data_parallel_size=2"])
+@pytest.mark.parametrize(
+    "options",
+    ["tensor_parallel_size=2", pytest.param("data_parallel_size=2", marks=pytest.mark.matrix)],
+)
 def test_a_class_in_a_module_beside_the_script_is_known_to_its_members(
     tiny: Path, tmp_path: Path, options: str
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_small_pool_preempts(mostly: Path, alone) -> None:
         assert llm.llm_engine.stats.num_preemptions > 0 and llm.llm_engine.stats.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("window", [None, WINDOW, 9])
+@pytest.mark.parametrize("window", [None, pytest.param(WINDOW, marks=pytest.mark.matrix), 9])
 def test_nor_on_what_a_smaller_model_drafts_with_windows_of_its_own(
     mostly: Path, tmp_path: Path, alone, window: int | None
 ) -> None:
