@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_NAMED = 5  # tensors listed in an error
+LARGE = 64 << 20  # bytes of a weight, from which on it is worth the wait to give them back
 
 
 class Loadable(Protocol):
@@ -121,17 +122,31 @@ def fill_dummy(model: Loadable, seed: int) -> None:
 def fill_each(model: object, fill: Callable[[Weight], None]) -> None:
     """Allocate and fill the weights of one layer after the other, and let it repack before the next.
 
-    So no more is held than what is finished and one layer.
+    So no more is held than what is finished and one layer.  What a large one lets go of goes back to the GPU:
+    cut up for what stays, it would hold room that nothing else has use for.
     """
     filled = set[int]()  # a weight that two layers share is filled once
     for module in inner_first(torch_module(model)):
-        for weight in module.parameters(recurse=False):
-            if isinstance(weight, Weight) and id(weight) not in filled:
-                filled.add(id(weight))
-                weight.allocate()
-                fill(weight)
+        lets_go = fill_own(module, fill, filled)
         if isinstance(module, Finishing):
             module.finish()
+        if lets_go:
+            torch.cuda.empty_cache()
+
+
+def fill_own(module: nn.Module, fill: Callable[[Weight], None], filled: set[int]) -> bool:
+    """Allocate and fill what a layer has itself.  Returns whether much of a GPU's memory is let go of later.
+
+    filled: what has been, which is noted here.  Holds none of them afterwards.
+    """
+    lets_go = False
+    for weight in module.parameters(recurse=False):
+        if isinstance(weight, Weight) and id(weight) not in filled:
+            filled.add(id(weight))
+            weight.allocate()
+            fill(weight)
+            lets_go |= weight.is_cuda and weight.spec.kept_bits is not None and weight.nbytes > LARGE
+    return lets_go
 
 
 def inner_first(module: nn.Module) -> Iterator[nn.Module]:
