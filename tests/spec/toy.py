@@ -28,6 +28,7 @@ WRONG = 299  # tokens; a wrong draft is some other one of these
 class TreeProposer(NullProposer):
     """Of a right node's children at most one is right; which one, and whether any, is left to chance."""
 
+    needs = Needs()
     parents: ClassVar[tuple[int, ...]] = ()
     texts: ClassVar[list[list[int]]] = []  # whole ones, prompts included
 
