@@ -92,6 +92,10 @@ def check_operands(
     assert latent.shape == (num_tokens, rank + rotary_dim) and latent.stride(1) == 1, (latent.shape, rank)
     assert kv_cache.shape[2] == rank + rotary_dim and kv_cache.is_contiguous(), (kv_cache.shape, rank)
     assert positions.shape == slot_mapping.shape == (num_tokens,), (positions.shape, slot_mapping.shape)
+    assert positions.is_contiguous() and slot_mapping.is_contiguous(), (
+        positions.stride(),
+        slot_mapping.stride(),
+    )
     assert rope.is_contiguous() and weight.is_contiguous(), (rope.stride(), weight.stride())
 
 

@@ -52,7 +52,9 @@ def tree_arguments(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
     tree = rows.tree
     if tree is None:
         return rows.seq_lens, rows.seq_lens, rows.seq_lens
-    return tree.positions, tree.ancestors, tree.first_drafts
+    arguments = tree.positions, tree.ancestors, tree.first_drafts
+    assert all(each.is_contiguous() for each in arguments), [each.stride() for each in arguments]
+    return arguments
 
 
 @cache

@@ -365,7 +365,7 @@ def prefill_kernel(
         lines,
         kv_head * BLOCK_SIZE,
         tl.minimum(prefix + first_query, first_draft - 1),
-        prefix + end_query - 1,
+        seq_len - 1 if TREE else prefix + end_query - 1,  # a draft may see later ones, as bits say
         0,
         seq_len,
         position,

@@ -53,6 +53,10 @@ def qkv_rope(
     assert two == 2 and num_heads >= 0 and width % head_dim == 0, (qkv.shape, kv_cache.shape)
     assert qkv.stride(1) == 1 and kv_cache.is_contiguous(), (qkv.stride(), kv_cache.stride())
     assert positions.shape == slot_mapping.shape == (num_tokens,), (positions.shape, slot_mapping.shape)
+    assert positions.is_contiguous() and slot_mapping.is_contiguous(), (
+        positions.stride(),
+        slot_mapping.stride(),
+    )
     rotary_dim = head_dim // 2 * 2 if rope is None else rope.shape[-1]
     assert rope is None or (rope.is_contiguous() and rotary_dim <= head_dim), (rope.shape, head_dim)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)

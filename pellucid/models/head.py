@@ -67,7 +67,11 @@ class Lender:
                 "use pipeline_parallel_size=1, or a head with embed_tokens of its own"
             )
         table = model.head.param("weight")
-        assert isinstance(table, Weight), type(table)
+        if not isinstance(table, Weight):
+            raise ValueError(
+                "the draft head borrows the model's embedding, which is kept in codes; leave lm_head and "
+                "embedding out of quantization, or use a head with embed_tokens of its own"
+            )
         alone = self.group.size == 1
         return (VocabEmbedding(table) if alone else SplitVocabEmbedding(table, self.group)).forward
 

@@ -92,6 +92,7 @@ class Grower:
         logits = self.logits(features.flatten(0, 1)).float()
         best = logits.topk(self.width, dim=1)
         chances = (best.values - logits.logsumexp(1, keepdim=True)).clamp(max=0)
+        chances = chances.nan_to_num(nan=-torch.inf)  # which would be sorted before the nodes above it
         shape = (*scores.shape, self.width)
         return Named(
             best.indices.view(shape).flatten(1),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pellucid.forward import TreeMask
 from pellucid.kernels import cache_lines, decode_merge
 from pellucid.kernels import decode_attention as decode_module
 from pellucid.kernels.decode_attention import (
@@ -137,6 +138,16 @@ def test_short_rows_with_trees_match(window: int | None) -> None:
 def test_long_rows_with_trees_match(heads: tuple[int, int], window: int | None) -> None:
     rows = make_rows([(65, 100), (30, 64), (33, 33)], heads=heads, window=window, device=DEVICE)
     rows.plant(deep_tree(64), [64, 20, 0])
+    assert_matches_reference(prefill(rows), rows)
+
+
+def test_tiles_of_a_block_see_what_lies_behind_them() -> None:
+    """Queries that see each other both ways: with 16 heads a KV head, 8 of them are a tile."""
+    rows = make_rows([(16, 21), (12, 40)], heads=(16, 1), device=DEVICE)
+    rows.fwd.tree = TreeMask(
+        torch.tensor([(1 << 16) - 1] * 16 + [(1 << 12) - 1] * 12, device=DEVICE),
+        torch.tensor([5, 28], dtype=torch.int32, device=DEVICE),
+    )
     assert_matches_reference(prefill(rows), rows)
 
 

@@ -12,7 +12,7 @@ import torch
 from pellucid.config import SpeculativeConfig, SpeculativeOptions
 from pellucid.forward import ForwardInput
 from pellucid.spec.base import Known
-from pellucid.spec.grow import Named, best_of, branches
+from pellucid.spec.grow import Grower, Named, best_of, branches
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,16 @@ def test_the_best_nodes_of_all_depths_are_the_tree() -> None:
     drafts = best_of([first, second, third], 6)
     assert drafts.tokens.tolist() == [[5, 7, 3, 8, 6, 9]]
     assert drafts.parents is not None and drafts.parents.tolist() == [[0, 1, 2, 1, 0, 5]]
+
+
+def test_nodes_of_a_head_that_is_not_a_number_come_behind_those_above_them() -> None:
+    grower = Grower(run=lambda fwd, x: x, logits=lambda x: x, width=2, depth=2)
+    zero = torch.zeros(1, 1)
+    first = grower._name(torch.tensor([[[1.0, 0.5, 0.0]]]), zero, zero.long())
+    broken = torch.tensor([[[torch.nan] * 3, [0.1, 0.2, 0.3]]])
+    second = grower._name(broken, first.scores, torch.tensor([[1, 2]]))
+    parents = best_of([first, second], 6).parents
+    assert parents is not None and (parents < torch.arange(1, 7)).all()
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
