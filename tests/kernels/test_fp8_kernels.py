@@ -159,7 +159,14 @@ GEMVS = [Gemv(4, 128, 4), Gemv(2, 256, 2)]
 
 @pytest.mark.parametrize("tile", GEMVS, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 3, 4])
-@pytest.mark.parametrize(("num_outputs", "num_inputs", "has_bias"), [(70, 256, True), (33, 336, False)])
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "has_bias"),
+    [
+        (70, 256, True),
+        (33, 336, False),
+        *(pytest.param(*case, marks=pytest.mark.matrix) for case in [(70, 256, False), (33, 336, True)]),
+    ],
+)
 @roundings
 def test_a_row_is_multiplied_with_every_output(
     tile: Gemv, num_rows: int, num_outputs: int, num_inputs: int, has_bias: bool, rounding: Rounding

@@ -144,6 +144,15 @@ NEAR = torch.softmax(MODEL, -1)
         *(({}, q) for q in (FAR, NEAR, None)),
         *(({"top_p": 0.7, "presence_penalty": 1.0}, q) for q in (FAR, None)),
         *(({"temperature": 0.5}, FAR), ({"top_k": 3}, NEAR), ({"top_k": 3}, None), ({"min_p": 0.2}, FAR)),
+        *(
+            pytest.param(options, q, marks=pytest.mark.matrix)
+            for options, q in [
+                ({"top_p": 0.7, "presence_penalty": 1.0}, NEAR),
+                *(({"temperature": 0.5}, q) for q in (NEAR, None)),
+                ({"top_k": 3}, FAR),
+                *(({"min_p": 0.2}, q) for q in (NEAR, None)),
+            ]
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
