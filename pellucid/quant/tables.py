@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.kernels.embedding import CodedTable
 from pellucid.quant.codes import E2M1, E4M3, S8, U4, Codes
 from pellucid.quant.layouts.base import LayerFormat
-from pellucid.quant.rounding import ROWS, rounded
+from pellucid.quant.rounding import in_slices, rounded
 
 NUM_CODES = 16  # of 4 bits
 SCALE_BITS = {E2M1: 16, U4: 16}  # of others 32
@@ -31,34 +31,30 @@ class RoundedTable:
 
 
 def coded_table(weight: Tensor, format: LayerFormat) -> CodedTable:
-    """The codes of a format that are nearest to weight [L, D], ROWS of it at a time.
+    """The codes of a format that are nearest to weight [L, D].
 
     Raises ValueError for rows that are not whole groups.
     """
-    first, *others = weight.split(ROWS)
-    head = in_table(rounded(first, format), format)
-    if not others:
-        return head
-    codes, scales = (part.new_empty(len(weight), part.shape[1]) for part in head[:2])
-    start = 0
-    for rows in (first, *others):
-        part = head if start == 0 else in_table(rounded(rows, format), format)
-        codes[start : start + len(rows)], scales[start : start + len(rows)] = part.codes, part.scales
-        start += len(rows)
-    return CodedTable(codes, scales, head.numbers)
+    codes, scales = in_slices(weight, lambda rows: in_rows(rounded(rows, format)))
+    numbers = None if format.code in (S8, E4M3) else numbers_of(rounded(weight[:1], format))
+    return CodedTable(codes, scales, numbers)
 
 
-def in_table(codes: Codes, format: LayerFormat) -> CodedTable:
-    """Codes as a table keeps them, what each scale is taken from beside them."""
-    assert codes.scale is not None and codes.scale.outer is None and codes.offset is None, format
-    scales = codes.scale.values
-    if format.code in (S8, E4M3):
-        assert codes.zero is None, format
-        return CodedTable(codes.q.contiguous(), scales.contiguous())
-    if format.code == E2M1:
+def in_rows(codes: Codes) -> tuple[Tensor, Tensor]:
+    """Codes and scales as a table keeps them."""
+    assert codes.scale is not None and codes.scale.outer is None and codes.offset is None, codes.code
+    scales = codes.scale.values.contiguous()
+    if codes.code in (S8, E4M3):
+        assert codes.zero is None, codes.code
+        return codes.q.contiguous(), scales
+    if codes.code == E2M1:
         scales = scales.to(torch.bfloat16)  # powers of two, which it has exactly
+    low, high = codes.q.unflatten(1, (-1, 2)).unbind(-1)
+    return low | high << 4, scales
+
+
+def numbers_of(codes: Codes) -> Tensor:
+    """float32 [16]: what each code of 4 bits means before its scale, in all rows and groups alike."""
     every = torch.arange(NUM_CODES, dtype=torch.uint8, device=codes.q.device)
     zero = None if codes.zero is None else type(codes.zero)(codes.zero.values[:1, :1])
-    meant = Codes(q=every[None], code=format.code, zero=zero, table=codes.table)  # by all groups alike
-    low, high = codes.q.unflatten(1, (-1, 2)).unbind(-1)
-    return CodedTable(low | high << 4, scales.contiguous(), meant.dequantized()[0].contiguous())
+    return Codes(q=every[None], code=codes.code, zero=zero, table=codes.table).dequantized()[0].contiguous()

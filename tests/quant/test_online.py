@@ -120,7 +120,7 @@ def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPat
 def test_a_table_in_codes_gives_their_numbers_and_a_tied_head_is_as_it(
     tmp_path: Path, tied: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pellucid.quant.tables.ROWS", 40)
+    monkeypatch.setattr("pellucid.quant.rounding.ROWS", 40)
     folder = write_checkpoint(tmp_path, tie_word_embeddings=tied, hidden_size=64)
     plain = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     model = load(folder, max_model_len=32, quantization={"embedding": way}).model  # type: ignore[arg-type]
