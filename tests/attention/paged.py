@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from pellucid.attention.base import QKNorm
 from pellucid.forward import ForwardInput, TreeMask
-from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
+from tests.trees import ancestor_bits, depths_of, paths_of
 
 
 @dataclass(kw_only=True)

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 from pellucid.kernels.gather_rows import gather_rows_ref
 from pellucid.kernels.trees import tree_places, tree_places_ref, verify_tree, verify_tree_ref
 from pellucid.rows import StepRows, Trees
-from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
 from pellucid.worker.inputs import trailing
 from tests.kernels.test_gather_rows import DEVICE, NUM_SLOTS, held, rows_of
+from tests.trees import ancestor_bits, depths_of, paths_of
 
 
 def random_trees(rng: np.random.Generator, slots: Tensor, num_drafts: int, depth: int) -> Trees:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pellucid import LLM, RequestOutput, SamplingParams
-from pellucid.spec.tree import ancestor_bits, depths_of, paths_of
 from tests.llm.test_invariance import BASE, random_requests
 from tests.spec.test_ngram import random_prompts, random_wishes
 from tests.spec.toy import tree_config, want_at_random
+from tests.trees import ancestor_bits, depths_of, paths_of
 
 BUSH = (0, 0, 1, 1, 2)
 DEEP = (0, 1, 0, 3, 3, 2, 6)

@@ -20,7 +20,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs, NullProposer
 from pellucid.spec.registry import PROPOSERS
-from pellucid.spec.tree import depths_of
+from tests.trees import depths_of
 
 WRONG = 299  # tokens; a wrong draft is some other one of these
 
