@@ -56,9 +56,8 @@ class SlotViews:
 class Trees:
     """The trees that some rows' drafts are, each its own: node 0 is the last token before them."""
 
-    parents: (
-        Tensor  # [slots, N] int8: of a slot's drafts 1, 2, .. the node before each, which comes before it
-    )
+    # [slots, N] int8: of a slot's drafts 1, 2, .. the node before each, which comes before it.
+    parents: Tensor
     slots: Tensor  # [B] int64
     depth: int  # of the deepest draft that a tree may have
 

@@ -229,7 +229,7 @@ class Scheduler:
         if np.count_nonzero(planned > t.due[slots]):
             slots = self._unfinished(slots)
             planned = t.planned[slots] + 1
-            capacity = self.kv.capacity[slots] - self.options.num_spec - self.options.num_behind
+            capacity = self.kv.capacity[slots] - self.options.reach
             step.is_short = bool(np.count_nonzero(planned > capacity))
         if step.is_short:
             slots = self._attend(step, slots)
@@ -491,8 +491,7 @@ class Scheduler:
         if new is None:
             return False
         step.grow(new)
-        reach = self.options.num_spec + self.options.num_behind
-        t.due[slots] = np.minimum(capacity[slots] - reach, t.limit[slots] - 1)
+        t.due[slots] = np.minimum(capacity[slots] - self.options.reach, t.limit[slots] - 1)
         return True
 
     def _grow_first(self, step: Step, slots: Column, num_tokens: Column) -> tuple[Column, Column]:
@@ -511,8 +510,7 @@ class Scheduler:
         if new is None:
             return False
         step.grow(new)
-        reach = self.options.num_spec + self.options.num_behind
-        t.due[slot] = min(int(capacity[slot]) - reach, int(t.limit[slot]) - 1)
+        t.due[slot] = min(int(capacity[slot]) - self.options.reach, int(t.limit[slot]) - 1)
         return True
 
     def _grow_one_ahead(self, step: Step, seq: Sequence, end: int) -> bool:

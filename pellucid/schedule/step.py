@@ -55,6 +55,11 @@ class SchedulerOptions:
         """Most places of the drafts behind a row."""
         return self.num_spec + self.num_extra
 
+    @property
+    def reach(self) -> int:
+        """Most places that a decode writes behind its token: of drafts to verify, and of those made next."""
+        return self.num_spec + self.num_behind
+
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 2:
             raise ValueError(
