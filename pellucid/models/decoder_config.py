@@ -132,11 +132,14 @@ def heads_of(
 ) -> Heads:
     """The heads in config.json, and the family's where it is silent.
 
-    By default as many heads of keys as of queries, and heads that share the model's width.
+    By default as many heads of keys as of queries, and heads that share the model's width, as they do where
+    head_dim is null.
     """
     num = config.size("num_attention_heads", num)
     num_kv = config.size("num_key_value_heads", num_kv or num)
-    return Heads(num, num_kv, config.size("head_dim", dim or config.size("hidden_size") // num))
+    if dim is None or "head_dim" in config.config:
+        dim = config.size("hidden_size") // num
+    return Heads(num, num_kv, config.size("head_dim", dim))
 
 
 def layer_types(config: Fields, default: Sequence[str] | None = None) -> list[str]:

@@ -14,7 +14,7 @@ class SeedOss(Decoder):
     def declare(config: Fields) -> DecoderConfig:
         mixers = grouped_layers(
             config,
-            heads_of(config, num_kv=8, dim=None if "head_dim" in config.config else 128),  # null means shares
+            heads_of(config, num_kv=8, dim=128),
             qkv_bias=config.bool("attention_bias", True),
             o_bias=config.bool("attention_out_bias", False),
         )

@@ -91,8 +91,12 @@ def test_what_is_silent_is_the_familys() -> None:
     """As transformers has it: GPT-OSS stretches positions unless it is told not to, null shares the width."""
     assert declared("gpt-oss-120b", rope_scaling=...) == declared("gpt-oss-120b")
     assert declared("gpt-oss-120b", rope_scaling={"rope_type": "default"}) != declared("gpt-oss-120b")
-    for name, dim in [("seed-oss-36b-instruct", 64), ("ernie-4.5-0.3b-pt", 64)]:
-        for said, expected in ((None, dim), (..., 128)):
+    for name, shared, own in [
+        ("seed-oss-36b-instruct", 64, 128),
+        ("ernie-4.5-0.3b-pt", 64, 128),
+        ("gpt-oss-120b", 45, 64),
+    ]:
+        for said, expected in ((None, shared), (..., own)):
             mixer = declared(name, head_dim=said).layers[0].mixer
             assert isinstance(mixer, GQA) and mixer.heads.dim == expected, name
 
