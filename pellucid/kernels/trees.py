@@ -19,6 +19,7 @@ from torch import Tensor
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.gather_rows import owners
 from pellucid.kernels.language import tl, triton
+from pellucid.kernels.verify_chain import node_places
 from pellucid.rows import SlotRows, StepRows, Trees
 
 BLOCK = 128  # tokens of a row that a program looks at together
@@ -198,29 +199,25 @@ def verify_tree_ref(
     if not len(chosen):
         path = chosen.new_zeros((len(room), 1 + min(trees.depth, max_drafts)))
         return chosen.new_zeros(path.numel() + len(room)), path
-    start, count = cu_logits[:-1].long(), cu_logits.diff()
-    child = torch.arange(1, 1 + max_drafts, device=start.device)
+    count = cu_logits.diff()
+    child = torch.arange(1, 1 + max_drafts, device=count.device)
     parents = trees.parents[trees.slots, :max_drafts]
     is_there = child < count[:, None]
-    fed = inputs[_places(start, child, len(inputs))]
-    node, stands, num_new = torch.zeros_like(start), count > 0, torch.zeros_like(start)
+    fed = inputs[node_places(cu_logits, child, len(inputs))]
+    node = torch.zeros_like(count, dtype=torch.int64)
+    stands, num_new = count > 0, torch.zeros_like(node)
     path = []
     for _ in range(1 + min(trees.depth, max_drafts)):
         path.append(node)
         num_new = num_new + stands
-        target = chosen[_places(start, node[:, None], len(chosen))]
+        target = chosen[node_places(cu_logits, node[:, None], len(chosen))]
         agrees = (parents == node[:, None]) & (fed == target) & is_there & stands[:, None]
         stands = agrees.any(-1)
         node = torch.where(stands, 1 + agrees.int().argmax(-1), node)
     nodes = torch.stack(path, dim=1)
-    tokens = chosen[_places(start, nodes, len(chosen))]
+    tokens = chosen[node_places(cu_logits, nodes, len(chosen))]
     num_new = torch.minimum(num_new, room.clamp(min=0)) * samples
     return torch.cat([tokens.flatten(), num_new.int()]), nodes.int()
-
-
-def _places(start: Tensor, nodes: Tensor, num_logits: int) -> Tensor:
-    """[B, n] int64: the logits of `nodes` [B, n] or [n]; any valid place for nodes that do not exist."""
-    return (start[:, None] + nodes).clamp_(0, num_logits - 1)
 
 
 def verify_tree(

@@ -35,7 +35,7 @@ def verify_chain_ref(
     yields any.  max_new: K, at least any row's logits.
     """
     start, count = cu_logits[:-1].long(), cu_logits.diff()
-    places = node_places(cu_logits, len(chosen), max_new)
+    places = node_places(cu_logits, torch.arange(max_new, device=start.device), len(chosen))
     tokens = chosen[places] if len(chosen) else chosen.new_zeros(places.shape)
     num_new = torch.ones_like(start)
     if max_new > 1 and len(chosen):
@@ -47,13 +47,9 @@ def verify_chain_ref(
     return torch.cat([tokens.flatten(), num_new.int()])
 
 
-def node_places(cu_logits: Tensor, num_logits: int, max_new: int, path: Tensor | None = None) -> Tensor:
-    """[B, K] int64, the logits of each row's nodes; any valid one for nodes that it does not have.
-
-    path: [B, K] integers, of a tree which nodes; else the first K.
-    """
-    node = torch.arange(max_new, device=cu_logits.device) if path is None else path
-    return (cu_logits[:-1, None].long() + node).clamp_(max=num_logits - 1).clamp_(min=0)
+def node_places(cu_logits: Tensor, nodes: Tensor, num_logits: int) -> Tensor:
+    """[B, n] int64, the logits of `nodes` [B, n] or [n]; any valid one for nodes that a row does not have."""
+    return (cu_logits[:-1, None].long() + nodes).clamp_(max=num_logits - 1).clamp_(min=0)
 
 
 def verify_chain(

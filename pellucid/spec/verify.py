@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
@@ -122,7 +123,8 @@ def verify(sampled: Sampled, rows: VerifyRows) -> SampleOutput:
     tokens, num_new = flat.split([num_rows * max_new, num_rows])
     logprobs, is_stuck = sampled.logprobs, sampled.is_stuck
     if logprobs is not None or is_stuck is not None:
-        places = node_places(rows.cu_logits, len(chosen), max_new, path)
+        nodes = torch.arange(max_new, device=chosen.device) if path is None else path
+        places = node_places(rows.cu_logits, nodes, len(chosen))
         logprobs = None if logprobs is None else logprobs.take(places)
         is_stuck = None if is_stuck is None else is_stuck[places]
     return SampleOutput(
