@@ -97,6 +97,16 @@ def embed_codes_ref(input_ids: Tensor, table: CodedTable, first: int, dtype: tor
     return numbers.flatten(1).to(dtype).masked_fill_(is_elsewhere[:, None], 0)
 
 
+@triton.jit
+def place_of(ids_ptr, first, share, dim, BLOCK: tl.constexpr):
+    """This program's token and features, which are there, the row that they have here, and which have one."""
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = feature < dim
+    index = tl.zeros((BLOCK,), tl.int64) + tl.load(ids_ptr + token) - first
+    return token, feature, inside, index, inside & (index >= 0) & (index < share)
+
+
 @triton.jit(do_not_specialize=["first"])
 def embed_codes_kernel(
     ids_ptr,
@@ -114,11 +124,7 @@ def embed_codes_kernel(
     """One program a token and block of features."""
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = feature < dim
-    index = tl.zeros((BLOCK,), tl.int64) + tl.load(ids_ptr + token) - first
-    is_own = inside & (index >= 0) & (index < share)
+    token, feature, inside, index, is_own = place_of(ids_ptr, first, share, dim, BLOCK)
     if numbers_ptr is not None:
         pair = tl.load(codes_ptr + index * (dim // 2) + feature // 2, mask=is_own, other=0)
         value = tl.load(numbers_ptr + ((pair >> (feature % 2 * 4).to(tl.uint8)) & 15))
@@ -149,10 +155,6 @@ def embed_share_kernel(
     """One program a token and block of features."""
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = feature < dim
-    index = tl.zeros((BLOCK,), tl.int64) + tl.load(ids_ptr + token) - first
-    is_own = inside & (index >= 0) & (index < share)
+    token, feature, inside, index, is_own = place_of(ids_ptr, first, share, dim, BLOCK)
     row = tl.load(table_ptr + index * dim + feature, mask=is_own, other=0.0)
     tl.store(out_ptr + token * dim + feature, row, mask=inside)

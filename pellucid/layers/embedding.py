@@ -36,6 +36,7 @@ class VocabEmbedding(nn.Module):
         self.lora = lora
         self.keep = keep
         self.codes: CodedTable | None = None
+        self.first = 0  # the token of row 0
         kernels = weight.device.type == "cuda" and has_triton()
         self.embed_share = embed_share if kernels else embed_share_ref
         self.embed_codes = embed_codes if kernels else embed_codes_ref
@@ -53,16 +54,19 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor, fwd: ForwardInput | None = None) -> Tensor | Addend:
         """input_ids [T] -> [T, D], for a norm.  Ids must lie in the vocabulary."""
-        if self.codes is None:
-            rows = F.embedding(input_ids, self.weight)
-        else:
-            rows = self.embed_codes(input_ids, self.codes, 0, self.weight.dtype)
-        return self._finished(rows, input_ids, fwd)
+        return self._embed(input_ids, fwd)
 
-    def _finished(self, rows: Tensor, input_ids: Tensor, fwd: ForwardInput | None) -> Tensor:
+    def _embed(self, input_ids: Tensor, fwd: ForwardInput | None) -> Tensor:
+        if self.codes is None:
+            rows = self._plain_rows(input_ids)
+        else:
+            rows = self.embed_codes(input_ids, self.codes, self.first, self.weight.dtype)
         if self.lora is not None and fwd is not None and fwd.adapters is not None:
             self.lora.add(rows, input_ids, fwd.adapters)
         return rows if self.scale == 1.0 else rows * self.scale
+
+    def _plain_rows(self, input_ids: Tensor) -> Tensor:
+        return F.embedding(input_ids, self.weight)
 
 
 class SplitVocabEmbedding(VocabEmbedding):
@@ -82,8 +86,7 @@ class SplitVocabEmbedding(VocabEmbedding):
 
     def forward(self, input_ids: Tensor, fwd: ForwardInput | None = None) -> Addend:
         # Of each row one rank has all and the others have zeros: what is scaled here is not rounded again.
-        if self.codes is None:
-            rows = self.embed_share(input_ids, self.weight, self.first)
-        else:
-            rows = self.embed_codes(input_ids, self.codes, self.first, self.weight.dtype)
-        return Addend(self._finished(rows, input_ids, fwd), self.group)
+        return Addend(self._embed(input_ids, fwd), self.group)
+
+    def _plain_rows(self, input_ids: Tensor) -> Tensor:
+        return self.embed_share(input_ids, self.weight, self.first)
