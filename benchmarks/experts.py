@@ -23,7 +23,7 @@ from pellucid.kernels.routing import Chosen
 from pellucid.native.library import library
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain
-from pellucid.quant.online import EXPERT_FORMATS
+from pellucid.quant.online import FORMATS
 from pellucid.quant.packed import dummy
 
 LAYERS, LAUNCHES = 3, 9
@@ -104,7 +104,7 @@ def on_gpu(launch: Callable[[int], Tensor]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--codes", choices=("plain", "torch", *EXPERT_FORMATS), default="mxfp4")
+    parser.add_argument("--codes", choices=("plain", "torch", *FORMATS), default="mxfp4")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 32, 256, 4096, 16384])
     parser.add_argument("--sizes", type=int, nargs=4, default=[32, 4, 2880, 2880], metavar="N",
                         help="experts, of a token, features of the model, of an expert")  # fmt: skip
@@ -114,7 +114,7 @@ def main() -> None:
     layers: list[Layer] = [
         plain_layer(num, dim, hidden, device, native=args.codes == "plain" and device == "cpu")
         if args.codes in ("plain", "torch")
-        else coded_layer(num, dim, hidden, EXPERT_FORMATS[args.codes], device)
+        else coded_layer(num, dim, hidden, FORMATS[args.codes], device)
         for _ in range(LAYERS)
     ]
     name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"

@@ -362,6 +362,33 @@ def test_the_architecture_has_every_hook() -> None:
         assert hooks - rest == told[side]
 
 
+def test_benchmarks_and_tools_import_what_is_there() -> None:
+    """No other test runs most of them."""
+    names = {f"pellucid.{name}": names_in(path) for name, path in modules()}
+    names["pellucid"] = names_in(ROOT / "__init__.py")
+    scripts = [*ROOT.parent.glob("benchmarks/*.py"), *ROOT.parent.glob("tools/**/*.py")]
+    for script in scripts:
+        for target in imports(script):
+            module, _, name = target.rpartition(".")
+            assert target in names or name in names[module], f"{script} imports {target}, which is not there"
+
+
+def names_in(path: Path) -> set[str]:
+    """What a module binds outside functions and classes, for whoever imports it."""
+    found, pending = set[str](), list[ast.AST](ast.parse(path.read_text(encoding="utf-8")).body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        if isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        pending += ast.iter_child_nodes(node)
+    return found
+
+
 def test_the_way_of_a_request_can_be_read_in_an_afternoon() -> None:
     """The files that ARCHITECTURE.md lists."""
     text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
