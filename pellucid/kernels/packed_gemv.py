@@ -83,7 +83,9 @@ def packed_gemv(
             has_offset=weight.offset is not None,
             group=min(4, weight.group * weight.bits // 64),
         ),
-        WRITE_PAIRS=pairs_of(weight.table_bits, tile.num_warps) if weight.numbers is Numbers.TABLE else None,
+        WRITE_PAIRS=(
+            writing_pairs(weight.table_bits, tile.num_warps) if weight.numbers is Numbers.TABLE else None
+        ),
         BITS=weight.bits,
         GROUP=weight.group,
         NUM_GROUPS=weight.scale.shape[1],
@@ -176,7 +178,7 @@ def looked_up(place: int) -> list[str]:
 
 
 @cache
-def pairs_of(table_bits: tuple[int, ...], num_warps: int) -> str:
+def writing_pairs(table_bits: tuple[int, ...], num_warps: int) -> str:
     """PTX that writes a thread's share of the table's pairs, and gives where its lane's begin: $0.
 
     The pair of a byte lies at its number, the lower four bits' number below the other's.  $1: the thread.

@@ -93,7 +93,7 @@ from pellucid.kernels.packed_experts_hopper import (
     part_of,
 )
 from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
-from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, pairs_of, products
+from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, products, writing_pairs
 from pellucid.kernels.packed_hopper import assembly as assembly_of
 from pellucid.kernels.packed_hopper import packed_hopper_kernel
 from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
@@ -931,7 +931,7 @@ def compile_packed_gemv() -> None:
         constants = {"ASM": assembly, "BITS": bits, "GROUP": group, "NUM_GROUPS": 4096 // group, "K": num_in}
         tile = gemv_tile(num_in, numbers)
         constants |= {"WARPS": tile.num_warps, "DEPTH": tile.depth}
-        pairs = pairs_of(tuple(range(16)), tile.num_warps) if numbers is Numbers.TABLE else None
+        pairs = writing_pairs(tuple(range(16)), tile.num_warps) if numbers is Numbers.TABLE else None
         constants["WRITE_PAIRS"] = pairs
         constants |= {"ACT": act} | dict.fromkeys({"zero_ptr", "offset_ptr", "bias_ptr"} - given)
         size = compiled(packed_gemv_kernel, types, constants, num_warps=tile.num_warps).metadata.shared
