@@ -81,8 +81,7 @@ class TorchAttention:
         how = {"norm": layer.qk_norm, "rope": layer.rope, "interleaved": layer.interleaved}
         q, k, v = qkv_heads(qkv, fwd.positions, num_kv_heads, head_dim, **how)
         work = metadata.work_for(layer, q)
-        if work.begun is not None:
-            plain(layer.kv_cache).index_fill_(0, work.begun, 0)
+        clear(layer.kv_cache, work.begun)
         write(k, v, layer, work.write_lines)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for batch in work.short:
@@ -102,9 +101,7 @@ class TorchAttention:
         how = {"norm": norm, "rope": layer.rope, "interleaved": layer.interleaved}
         _, k, v = qkv_heads(kv, fwd.positions, num_kv_heads, head_dim, **how)
         shape = Shape.of(layer, k)
-        begun = metadata.begun(shape)
-        if begun is not None:
-            plain(layer.kv_cache).index_fill_(0, begun, 0)
+        clear(layer.kv_cache, metadata.begun(shape))
         write(k, v, layer, metadata.write_lines(shape))
 
     def move(self, kv_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -435,6 +432,12 @@ def with_sinks(keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor) -> tup
     lead = torch.broadcast_shapes(bias.shape[:-1], sinks.shape[:-1])
     bias = torch.cat((bias.expand(*lead, -1), sinks.to(bias.dtype).expand(*lead, 1)), -1)
     return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
+
+
+def clear(kv_cache: Tensor, blocks: Tensor | None) -> None:
+    """Fill these blocks with zeros.  None: none."""
+    if blocks is not None:
+        plain(kv_cache).index_fill_(0, blocks, 0)
 
 
 def write(k: Tensor, v: Tensor, layer: AttentionLayer, lines: Tensor) -> None:

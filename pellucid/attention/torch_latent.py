@@ -26,6 +26,7 @@ from pellucid.attention.torch import (
     ShortRows,
     TorchAttention,
     TorchMetadata,
+    clear,
     plain,
 )
 from pellucid.forward import ForwardInput
@@ -73,8 +74,7 @@ class TorchLatent:
         metadata, spec, cache = fwd.attn[layer.table], layer.spec, layer.kv_cache
         assert isinstance(metadata, TorchMetadata)
         work = metadata.work_of(shape_of(spec, cache))
-        if work.begun is not None:
-            plain(cache).index_fill_(0, work.begun, 0)
+        clear(cache, work.begun)
         q_TNH = q.unflatten(1, (spec.num_heads, -1))
         latent_rope_ref(
             *(q_TNH, latent, cache, fwd.positions, fwd.slot_mappings[layer.table]),
