@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from pellucid.config import SpeculativeConfig
+from pellucid.sample.sampler import Sampler
 from pellucid.sample.state import READ_TEXT, SamplingState
 from pellucid.spec.base import Drafts, Known
 from pellucid.spec.draft_probs import DraftProbs
-from pellucid.spec.draws import DraftDraw, Drawn
+from pellucid.spec.draws import DraftDraw, Drawn, draw_for
 from pellucid.spec.passes import Passes
 
 # From the number of a draft and the one before it, [B] int32 or None for the first, to its logits [B, V].
@@ -27,6 +30,11 @@ class Chain:
 
     state: SamplingState
     choose: DraftDraw
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, sampler: Sampler) -> Self:
+        """sampler: draws the target's tokens."""
+        return cls(sampler.state, draw_for(config.rejection_sample_method, sampler))
 
     def draw(self, known: Known, passes: Passes, guess: Guess) -> Drafts:
         """As many drafts as are wanted."""

@@ -17,7 +17,6 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.layers.addend import Addend
 from pellucid.models.build import BuiltModel, ModelFactory
@@ -28,10 +27,10 @@ from pellucid.models.fields import Fields
 from pellucid.models.head import BuiltHead, HeadPlan, Lender, whole
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.base import Drafts, Known, Needs
 from pellucid.spec.chain import Chain
-from pellucid.spec.draws import draw_for
 from pellucid.spec.eagle import check_size, norm_of
+from pellucid.spec.loaded import LoadedProposer
 from pellucid.spec.own_vocabulary import OwnVocabulary
 from pellucid.spec.passes import MOST_IN_BLOCK, Passes
 
@@ -182,33 +181,12 @@ class DFlashHead(nn.Module):
         return self.vocabulary(self.lm_head(hidden))
 
 
-@dataclass(frozen=True, slots=True)
-class Drafter:
-    """The loaded head, and how its tokens are chosen."""
+class DFlashProposer(LoadedProposer):
+    """Proposes a chain whose drafts are made together."""
 
     built: BuiltHead
     head: DFlashHead
     chain: Chain
-
-
-class DFlashProposer:
-    """Proposes a chain whose drafts are made together."""
-
-    needs = Needs()
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.shape = DraftShape(config.num_speculative_tokens)
-        self._rejection_sample_method = config.rejection_sample_method
-        self._drafter: Drafter | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
-
-    @property
-    def drafter(self) -> Drafter:
-        assert self._drafter is not None, "load() was not called"
-        return self._drafter
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
         """Build the head that `model` in speculative_config names.  Raises ValueError if it does not fit."""
@@ -221,23 +199,21 @@ class DFlashProposer:
             )
         blocks, lender = Blocks.of(config), factory.lender(target)
         self.needs = Needs(taps=blocks.taps)
-        heads: list[DFlashHead] = []
 
         def make(config: Fields, b: Builder) -> DFlashHead:
-            heads.append(b.piece(lambda b: DFlashHead(config, blocks, b, lender)))
-            return heads[0]
+            self.head = b.piece(lambda b: DFlashHead(config, blocks, b, lender))
+            return self.head
 
         plan = HeadPlan(make=make, stacked=DFlashHead.stacked)
-        built = factory.build_head(plan, target, tree_depth=num_drafts)  # a block's masks are a tree's
-        chain = Chain(sampler.state, draw_for(self._rejection_sample_method, sampler))
-        self._drafter = Drafter(built, heads[0], chain)
-        return (built,)
+        self.built = factory.build_head(plan, target, tree_depth=num_drafts)  # a block's masks are a tree's
+        self.chain = Chain.of(self.config, sampler)
+        return (self.built,)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
         assert taps is not None, "the target shows its layers"
-        built, head, chain = self.drafter.built, self.drafter.head, self.drafter.chain
+        built, head = self.built, self.head
         built.run(fwd, taps)
         passes = Passes.behind(fwd, known, num_more=1)
         fed = passes.block(head.mask)
@@ -246,7 +222,7 @@ class DFlashProposer:
         causal = built.planned(replace(fed, tree=None)) if has_causal else blocks
         filled = head.fill_in(blocks, causal)
         by_draft = head.logits(filled.flatten(0, 1)).unflatten(0, filled.shape[:2])
-        return chain.draw(known, passes, lambda index, _: by_draft[:, index])
+        return self.chain.draw(known, passes, lambda index, _: by_draft[:, index])
 
 
 def taps_of(config: Fields) -> tuple[int, ...]:

@@ -12,24 +12,22 @@ Legend: B rows, T tokens, V vocab.  Leviathan, Kalman, Matias 2023; Chen et al. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.base import Drafts, Known
 from pellucid.spec.chain import Chain
-from pellucid.spec.draws import draw_for
+from pellucid.spec.loaded import LoadedProposer
 from pellucid.spec.padded_vocabulary import PaddedVocabulary
 from pellucid.spec.passes import Passes
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DraftModel:
     """The loaded model, and how its tokens are chosen."""
 
     built: BuiltModel
@@ -46,41 +44,27 @@ class Drafter:
         return self.vocabulary.logits(self.built.model.logits(fwd.sampled(hidden)))
 
 
-class DraftModelProposer:
+class DraftModelProposer(LoadedProposer):
     """Proposes a chain."""
 
-    needs = Needs()
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.shape = DraftShape(config.num_speculative_tokens)
-        self._rejection_sample_method = config.rejection_sample_method
-        self._drafter: Drafter | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
-
-    @property
-    def drafter(self) -> Drafter:
-        assert self._drafter is not None, "load() was not called"
-        return self._drafter
+    draft: DraftModel
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         """Build the checkpoint that `model` in speculative_config names."""
         built = factory.build_draft()
-        chain = Chain(sampler.state, draw_for(self._rejection_sample_method, sampler))
-        self._drafter = Drafter(built, chain, PaddedVocabulary(built.vocab_size, target.vocab_size))
+        vocabulary = PaddedVocabulary(built.vocab_size, target.vocab_size)
+        self.draft = DraftModel(built, Chain.of(self.config, sampler), vocabulary)
         return (built,)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        drafter = self.drafter
+        draft = self.draft
         if known.has_chunks:
-            drafter.follow(fwd)
+            draft.follow(fwd)
         passes = Passes.behind(fwd, known, num_query=1 if known.has_chunks else 2)
 
         def guess(index: int, tokens: Tensor | None) -> Tensor:
-            return drafter.logits(passes.first() if tokens is None else passes.next(index, tokens))
+            return draft.logits(passes.first() if tokens is None else passes.next(index, tokens))
 
-        return drafter.chain.draw(known, passes, guess)
+        return draft.chain.draw(known, passes, guess)

@@ -13,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.models.build import ModelFactory
 from pellucid.models.builder import Builder
@@ -99,9 +98,7 @@ class Eagle3Head(nn.Module):
 class Eagle3Proposer(HeadProposer):
     """Feeds it streams of three layers, fused."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        super().__init__(config)
-        self._head: Eagle3Head | None = None
+    head: Eagle3Head
 
     def plan(self, lender: Lender, factory: ModelFactory) -> HeadPlan:
         taps = taps_of(factory.draft_config, lender.config.size("num_hidden_layers"))
@@ -109,14 +106,14 @@ class Eagle3Proposer(HeadProposer):
 
         def make(config: Fields, b: Builder) -> Eagle3Head:
             has_embed = "embed_tokens.weight" in b.names
-            self._head = b.piece(lambda b: Eagle3Head(config, b, lender, len(taps), has_embed))
-            return self._head
+            self.head = b.piece(lambda b: Eagle3Head(config, b, lender, len(taps), has_embed))
+            return self.head
 
         return HeadPlan(make=make, stacked=Eagle3Head.stacked, rename=Eagle3Head.rename)
 
     def states(self, hidden: Tensor, taps: Tensor | None) -> Tensor:
-        assert self._head is not None and taps is not None, "nothing is loaded"
-        return self._head.fuse(taps)
+        assert taps is not None, "the target shows its layers"
+        return self.head.fuse(taps)
 
 
 def taps_of(config: Fields, num_layers: int) -> tuple[int, ...]:

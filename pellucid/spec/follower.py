@@ -10,7 +10,6 @@ Legend: B rows, T tokens, F features of a token.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
 
 from torch import Tensor
 
@@ -20,10 +19,10 @@ from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.models.head import BuiltHead, HeadPlan, Lender
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.base import Drafts, Known, Needs
 from pellucid.spec.chain import Chain
-from pellucid.spec.draws import draw_for
 from pellucid.spec.grow import Grower
+from pellucid.spec.loaded import LoadedProposer
 from pellucid.spec.passes import Passes, last_standing, straightened
 
 
@@ -32,7 +31,7 @@ class Follower:
 
     def __init__(self, built: BuiltHead, sampler: Sampler, config: SpeculativeConfig) -> None:
         self.built = built
-        self.chain = Chain(sampler.state, draw_for(config.rejection_sample_method, sampler))
+        self.chain = Chain.of(config, sampler)
         self.grower: Grower | None = None
         if config.grows:
             self.grower = Grower(
@@ -62,18 +61,11 @@ class Follower:
         return self.chain.draw(known, passes, guess)
 
 
-class HeadProposer:
+class HeadProposer(LoadedProposer):
     """Proposes chains or trees by such a head.  Each kind says how it is built, and what it is fed."""
 
     needs = Needs(hidden=True)
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.config, self.shape = config, DraftShape(config.num_speculative_tokens, config.tree_depth)
-        self._follower: Follower | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
+    follower: Follower
 
     def plan(self, lender: Lender, factory: ModelFactory) -> HeadPlan:
         """How the head is built.  Raises ValueError for one that does not fit the target."""
@@ -86,11 +78,10 @@ class HeadProposer:
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
         plan = self.plan(factory.lender(target), factory)
         built = factory.build_head(plan, target, tree_depth=self.shape.tree_depth)
-        self._follower = Follower(built, sampler, self.config)
+        self.follower = Follower(built, sampler, self.config)
         return (built,)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        assert self._follower is not None, "load() was not called"
-        return self._follower.propose(fwd, sampled, known, self.states(hidden, taps))
+        return self.follower.propose(fwd, sampled, known, self.states(hidden, taps))

@@ -10,7 +10,7 @@ Legend: B rows, D model dim, H heads, L blocks of a head, V vocab, W tokens that
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from pellucid.models.fields import Fields
 from pellucid.models.head import BuiltHead, HeadPlan, Lender
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
-from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.base import Drafts, Known, Needs
 from pellucid.spec.chain import Chain
-from pellucid.spec.draws import draw_for
+from pellucid.spec.loaded import LoadedProposer
 from pellucid.spec.own_vocabulary import OwnVocabulary
 from pellucid.spec.passes import Passes, last_standing
 from pellucid.spec.tree import parents_of
@@ -94,25 +94,20 @@ class MedusaHead(nn.Module):
         return logits if self.vocabulary is None else self.vocabulary(logits)
 
 
-class MedusaProposer:
+class MedusaProposer(LoadedProposer):
     """Proposes a chain, or a fixed tree of the likeliest tokens."""
 
     needs = Needs(hidden=True)
+    head: MedusaHead
+    sampler: Sampler
+    chain: Chain
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        paths = config.token_tree
-        self._parents = torch.tensor(parents_of(paths or ()), dtype=torch.int8)
-        self.shape = DraftShape(config.num_speculative_tokens, max(map(len, paths or ((),))))
+        super().__init__(config)
+        paths = config.token_tree or ()
+        self._parents = torch.tensor(parents_of(paths), dtype=torch.int8)
         # Of each node of a tree its head, and which of its tokens, by rank.
-        self._nodes = [(len(path) - 1, path[-1]) for path in paths or ()]
-        self._method = config.rejection_sample_method
-        self._head: MedusaHead | None = None
-        self._sampler: Sampler | None = None
-        self._chain: Chain | None = None
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
-        return cls(config)
+        self._nodes = [(len(path) - 1, path[-1]) for path in paths]
 
     @property
     def depth(self) -> int:
@@ -123,31 +118,28 @@ class MedusaProposer:
         lender = factory.lender(target)
 
         def make(config: Fields, b: Builder) -> MedusaHead:
-            self._head = b.piece(lambda b: MedusaHead(config, b, lender, self.depth))
-            return self._head
+            self.head = b.piece(lambda b: MedusaHead(config, b, lender, self.depth))
+            return self.head
 
         built = factory.build_head(HeadPlan(make=make, stacked={}, rename=MedusaHead.rename), target)
         self._parents = self._parents.to(factory.device)
-        self._sampler, self._chain = sampler, Chain(sampler.state, draw_for(self._method, sampler))
+        self.sampler, self.chain = sampler, Chain.of(self.config, sampler)
         return (built,)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        head, chain = self._head, self._chain
-        assert head is not None and chain is not None, "load() was not called"
         states = hidden[last_standing(fwd, sampled, known)]
         if self.shape.tree_depth:
-            return self._tree(head, states)
+            return self._tree(states)
         passes = Passes.behind(fwd, known)
-        return chain.draw(known, passes, lambda index, _: head.logits(states, index))
+        return self.chain.draw(known, passes, lambda index, _: self.head.logits(states, index))
 
-    def _tree(self, head: MedusaHead, states: Tensor) -> Drafts:
+    def _tree(self, states: Tensor) -> Drafts:
         """All nodes, the same ones in every row."""
-        assert self._sampler is not None, "load() was not called"
         ranks = [1 + max(rank for at, rank in self._nodes if at == depth) for depth in range(self.depth)]
         best = [
-            self._sampler.vocabulary.whole(head.logits(states, depth)).topk(num, dim=-1).indices
+            self.sampler.vocabulary.whole(self.head.logits(states, depth)).topk(num, dim=-1).indices
             for depth, num in enumerate(ranks)
         ]
         tokens = torch.stack([best[depth][:, rank] for depth, rank in self._nodes], dim=1).int()

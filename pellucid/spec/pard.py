@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
 from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.models.draft import mask_token
@@ -26,21 +25,19 @@ from pellucid.spec.passes import Passes
 class PardProposer(DraftModelProposer):
     """Proposes a chain whose drafts do not know each other."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        super().__init__(config)
-        self._mask = 0
+    mask: int
 
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltModel, ...]:
         mask = mask_token(factory.draft_config)
         assert mask is not None, "the method is chosen by it"
-        self._mask = mask
+        self.mask = mask
         return super().load(target, factory, sampler)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:  # fmt: skip
-        drafter = self.drafter
-        drafter.follow(fwd)
+        draft = self.draft
+        draft.follow(fwd)
         passes = Passes.behind(fwd, known)
-        by_draft = drafter.logits(passes.at_once(self._mask)).view(fwd.num_rows, known.num_wanted, -1)
-        return drafter.chain.draw(known, passes, lambda index, _: by_draft[:, index])
+        by_draft = draft.logits(passes.at_once(self.mask)).view(fwd.num_rows, known.num_wanted, -1)
+        return draft.chain.draw(known, passes, lambda index, _: by_draft[:, index])

@@ -132,12 +132,11 @@ def test_a_draft_is_a_draw_beside_its_model_and_chance_one_launch_more(
 
     def more(step: DeviceStep) -> list[Part]:
         assert isinstance(step.proposer, DraftModelProposer) and isinstance(step.verifier, SyntheticVerifier)
-        drafter = step.proposer._drafter
-        assert drafter is not None
+        draft = step.proposer.draft
         return [
-            (drafter.built.backend, "metadata", []),
-            (drafter.built.model, "forward", []),
-            (drafter.built.model, "logits", []),
+            (draft.built.backend, "metadata", []),
+            (draft.built.model, "forward", []),
+            (draft.built.model, "logits", []),
             (passes, "draft_places_ref", ["draft_places"]),
             (step.verifier, "_take", ["take_by_chance"]),
         ]
