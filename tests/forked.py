@@ -110,6 +110,7 @@ def serve(asked: socket.socket) -> None:
             codes |= ended()
             asked.send(json.dumps(codes.get(wish["ended"])).encode())
         elif pid := os.fork():
+            codes.pop(pid, None)  # of one before it that had its number
             asked.send(json.dumps(pid).encode())
             for descriptor in descriptors:
                 os.close(descriptor)
