@@ -120,9 +120,8 @@ def test_what_turns_is_turned_and_rows_are_written(
         operation(q.unflatten(1, (heads, -1)), latent, cache, positions, slots, **how)
         results.append((q, cache.float()))
     assert_close(results[0][0], results[1][0])
-    step = (
-        torch.finfo(kept).eps if kept else 2e-5
-    )  # of FP8 one, where what is rounded differs by float32's rounding
+    # Of FP8 one, where what is rounded differs by float32's rounding.
+    step = torch.finfo(kept).eps if kept else 2e-5
     torch.testing.assert_close(results[0][1], results[1][1], atol=step, rtol=step)
     assert not torch.equal(results[0][0], packed[:, : heads * (nope + rotary)])
 
