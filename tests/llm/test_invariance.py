@@ -56,7 +56,7 @@ def assert_same(
     folder: Path, prompts: list[list[int]], params: list[SamplingParams],
     tokens: list[list[int]], expected: list[list[int]],
 ) -> None:  # fmt: skip
-    """To the token, but for what is greedy and parts at a tie, of which fifty texts have one at most."""
+    """To the token, but for what is greedy and parts at a tie, of which a hundred texts have one at most."""
     parted = [i for i, (ours, alone) in enumerate(zip(tokens, expected, strict=True)) if ours != alone]
     assert len(parted) < 2, f"{len(parted)} of {len(tokens)} texts differ"
     for i in parted:
@@ -71,10 +71,12 @@ def assert_same(
         assert abs(pair[0] - pair[1]) < ROUNDING, f"{tokens[i]} instead of {expected[i]}"
 
 
-@pytest.fixture(scope="module")
-def alone(tiny: Path) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
+@pytest.fixture(scope="module", params=[50, pytest.param(100, marks=pytest.mark.matrix)])
+def alone(
+    tiny: Path, request: pytest.FixtureRequest
+) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
     """Requests, each run by itself."""
-    prompts, params = random_requests(50, seed=1)
+    prompts, params = random_requests(request.param, seed=1)
     with LLM(str(tiny), **BASE, enable_prefix_caching=False) as llm:
         tokens = [
             llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids
@@ -146,6 +148,7 @@ def test_nor_on_what_a_smaller_model_drafts(tiny: Path, tiny_draft: Path, alone,
 
 HEAD_COMPANIES = {
     "dflash": {"num_gpu_blocks_override": 17, "depth": 2},
+    "eagle": {"num_gpu_blocks_override": 17, "depth": 2},
     "eagle3": {"depth": 3, "max_num_batched_tokens": 24},
     "eagle3, trees": {"depth": 3, "max_num_batched_tokens": 40, "num_gpu_blocks_override": 20},
     "medusa": {"max_num_seqs": 3, "block_size": 64, "scheduling_policy": "priority"},
@@ -154,7 +157,10 @@ HEAD_COMPANIES = {
 }
 
 
-@pytest.mark.parametrize("method", HEAD_COMPANIES)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=pytest.mark.matrix) if name == "eagle" else name for name in HEAD_COMPANIES],
+)
 def test_nor_on_what_a_head_drafts(tiny: Path, tmp_path: Path, alone, method: str) -> None:
     prompts, params, expected = alone
     model, drafts = heads.drafts_of(method, tiny, tmp_path)
