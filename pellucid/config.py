@@ -686,4 +686,4 @@ def all_options() -> Iterator[tuple[str, Field[object]]]:
             yield section, f
 
 
-NO_DRAFTS = SpeculativeConfig()
+NOT_SPECULATIVE = SpeculativeConfig()

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from pellucid.bell import Bell
-from pellucid.config import NO_DRAFTS, SpeculativeConfig
+from pellucid.config import NOT_SPECULATIVE, SpeculativeConfig
 from pellucid.executor.base import Executor, HasFileno, Ticket, WorkersLost
 from pellucid.interrupts import held_back
 from pellucid.observe.statistics import EngineStats, StepClock, StepSizes
@@ -50,7 +50,7 @@ class Engine:
         *,
         depth: int,
         check_invariants: bool = False,
-        speculative: SpeculativeConfig = NO_DRAFTS,
+        speculative: SpeculativeConfig = NOT_SPECULATIVE,
     ) -> None:
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.error: str | None = None  # why the engine is dead

@@ -36,9 +36,19 @@ class DraftShape:
     tree_depth: int = 0  # of the deepest draft of any tree; 0: drafts are chains, which need no masks
 
     @property
+    def depth(self) -> int:
+        """Of the deepest draft."""
+        return self.tree_depth or self.num_drafts
+
+    @property
     def max_new(self) -> int:
         """Most tokens that one verification can yield."""
-        return 1 + (self.tree_depth or self.num_drafts)
+        return 1 + self.depth
+
+    @property
+    def num_parents(self) -> int:
+        """Drafts of which must be told what is before them: those of trees."""
+        return self.num_drafts if self.tree_depth else 0
 
 
 NO_DRAFTS = DraftShape(0)
@@ -115,8 +125,8 @@ class Proposer(Protocol):
         hidden: [T, D] behind the last norm, if it is needed.  taps: [T, len(needs.taps) * D], in that order.
 
         Part of what is recorded as a CUDA graph: reads nothing back and waits for nothing.  KV of its own may
-        be written at the places of `fwd`, and of num_wanted tokens from each row's newest known one on, and
-        of as many more as SpeculativeConfig.num_extra says: there are blocks for so many.
+        be written at the places of `fwd`, and of shape.num_drafts tokens from each row's newest known one on,
+        and of as many more as SpeculativeConfig.num_extra says: there are blocks for so many.
         """
         ...
 

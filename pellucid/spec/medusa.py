@@ -109,16 +109,11 @@ class MedusaProposer(LoadedProposer):
         # Of each node of a tree its head, and which of its tokens, by rank.
         self._nodes = [(len(path) - 1, path[-1]) for path in paths]
 
-    @property
-    def depth(self) -> int:
-        """Heads that are asked."""
-        return self.shape.tree_depth or self.shape.num_drafts
-
     def load(self, target: BuiltModel, factory: ModelFactory, sampler: Sampler) -> tuple[BuiltHead, ...]:
         lender = factory.lender(target)
 
         def make(config: Fields, b: Builder) -> MedusaHead:
-            self.head = b.piece(lambda b: MedusaHead(config, b, lender, self.depth))
+            self.head = b.piece(lambda b: MedusaHead(config, b, lender, self.shape.depth))
             return self.head
 
         built = factory.build_head(HeadPlan(make=make, stacked={}, rename=MedusaHead.rename), target)
@@ -137,7 +132,8 @@ class MedusaProposer(LoadedProposer):
 
     def _tree(self, states: Tensor) -> Drafts:
         """All nodes, the same ones in every row."""
-        ranks = [1 + max(rank for at, rank in self._nodes if at == depth) for depth in range(self.depth)]
+        depths = range(self.shape.depth)
+        ranks = [1 + max(rank for at, rank in self._nodes if at == depth) for depth in depths]
         best = [
             self.sampler.vocabulary.whole(self.head.logits(states, depth)).topk(num, dim=-1).indices
             for depth, num in enumerate(ranks)

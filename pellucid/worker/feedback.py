@@ -1,7 +1,7 @@
 """What sampling a step has taught, as the last stage of a pipeline tells the others: one small message.
 
 It says all that is needed to repeat it, so a stage applies it whenever it is due, whatever ran in between.
-Legend: B rows, K tokens a row can yield, k drafts, N of them that may be a tree: k, or 0 of chains.
+Legend: B rows, K tokens a row can yield, k drafts, N of which the parents are told: k of trees, 0 of chains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Feedback:
     @staticmethod
     def width(shape: DraftShape) -> int:
         """Columns of the message."""
-        return 3 + 2 * shape.max_new + shape.num_drafts * (2 if shape.tree_depth else 1)
+        return 3 + 2 * shape.max_new + shape.num_drafts + shape.num_parents
 
     def pack(self) -> Tensor:
         """[B, width] int32."""

@@ -44,8 +44,8 @@ class Slots:
         rows = num_slots + 1  # the last one is the spare slot
         self.spare = num_slots
         self.token_ids = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
-        num_nodes = shape.num_drafts if shape.tree_depth else 0
-        self.shape, self._parents = shape, torch.zeros(rows, num_nodes, dtype=torch.int8, device=device)
+        self.shape = shape
+        self._parents = torch.zeros(rows, shape.num_parents, dtype=torch.int8, device=device)
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         width = -(-max_len // block_size)
