@@ -252,33 +252,13 @@ class Worker:
         slots = Slots(*sizes, self.device, proposer.shape)
         inputs = InputBuilder(slots, self._draft_layout(target, slots))
         forward = Forward(target.model, target.backend, inputs, needs=proposer.needs)
-        if target.inlet is not None:
-            target.inlet.make_room(resolved.max_tokens_of_step, self.device)
-        handover = make_handover(
-            self.links.channels,
-            self.stage,
-            target.inlet,
-            inputs,
-            ResultReader(self.late) if self.reports else NoReader(),
-            depth=resolved.depth,
-        )
+        channels, inlet = self.links.channels, target.inlet
+        if inlet is not None:
+            inlet.make_room(resolved.max_tokens_of_step, self.device)
+        reader = ResultReader(self.late) if self.reports else NoReader()
+        handover = make_handover(channels, self.stage, inlet, inputs, reader, depth=resolved.depth)
         step = self._make_step(forward, sampler, proposer)
-        facts = WorkerFacts(
-            vocab_size=target.vocab_size,
-            device=self.device,
-            slots=slots,
-            sampler=sampler,
-            head=lambda hidden, *more: sampler.vocabulary.whole(target.model.logits(hidden, *more)),
-            shape=proposer.shape,
-            lora_banks=target.lora_banks,
-            modules=target.modules,
-            adaptable=target.adaptable,
-            read_own=target.read_own,
-            resolved=resolved,
-            rank=self.seat.rank,
-            say=self.seat.say,
-        )
-        features = WorkerFeatures.of(resolved.features, facts)
+        features = self._make_features(target, sampler, slots)
         shapes = self._recorded_shapes(target, proposer.shape)
         launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
         self.runner = ModelRunner(
@@ -309,6 +289,24 @@ class Worker:
         verifier = VERIFIERS.load(speculative.rejection_sample_method).of(speculative, sampler, shape)
         tell = tell_nobody if self.stage.is_first else forward.slots.tell
         return DeviceStep(forward, sampler, proposer, verifier, tell)
+
+    def _make_features(self, target: BuiltModel, sampler: Sampler, slots: Slots) -> WorkerFeatures:
+        facts = WorkerFacts(
+            vocab_size=target.vocab_size,
+            device=self.device,
+            slots=slots,
+            sampler=sampler,
+            head=lambda hidden, *more: sampler.vocabulary.whole(target.model.logits(hidden, *more)),
+            shape=slots.shape,
+            lora_banks=target.lora_banks,
+            modules=target.modules,
+            adaptable=target.adaptable,
+            read_own=target.read_own,
+            resolved=self.resolved,
+            rank=self.seat.rank,
+            say=self.seat.say,
+        )
+        return WorkerFeatures.of(self.resolved.features, facts)
 
     def _make_launcher(
         self, eager: EagerLauncher[Any, Any], shapes: dict[StepShape, bool], state: SamplingState,
