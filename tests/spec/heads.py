@@ -30,6 +30,7 @@ LAYER = {
     "num_key_value_heads": NUM_KV, "head_dim": HEAD, "max_position_embeddings": 32, "rms_norm_eps": EPS,
     "rope_theta": THETA, "torch_dtype": "float32", "hidden_act": "silu", "tie_word_embeddings": False,
 }  # fmt: skip
+NESTED_LAYER = {name: LAYER[name] for name in LAYER if name not in ("architectures", "torch_dtype")}
 
 Tensors = dict[str, Tensor]
 # From a text [n], the target's states by layer, the last behind its norm ([n, D] each), its tensors, the
@@ -105,10 +106,9 @@ def write_eagle3(folder: Path, seed: int = 2, layer: str = "midlayer", **changes
 def write_speculators(folder: Path) -> Path:
     """The same EAGLE-3 head as the speculators project writes it."""
     made = write_eagle3(folder / "made")
-    layer = {name: value for name, value in LAYER.items() if name not in ("architectures", "torch_dtype")}
     config = {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": OWN,
-        "eagle_aux_hidden_state_layer_ids": list(TAPS), "transformer_layer_config": layer,
+        "eagle_aux_hidden_state_layer_ids": list(TAPS), "transformer_layer_config": NESTED_LAYER,
         "torch_dtype": "float32",
         "speculators_config": {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 4}]},
     }  # fmt: skip
@@ -199,12 +199,11 @@ def write_dflash(
 def write_dflash_speculators(folder: Path) -> Path:
     """The same as the speculators project writes it."""
     made = write_dflash(folder / "made")
-    layer = {name: value for name, value in LAYER.items() if name not in ("architectures", "torch_dtype")}
     config = {
         "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "draft_vocab_size": VOCAB,
         "aux_hidden_state_layer_ids": [1, 2], "mask_token_id": MASK, "block_size": 6,
         "torch_dtype": "float32",
-        "transformer_layer_config": layer | {"model_type": "qwen3", "num_hidden_layers": 2},
+        "transformer_layer_config": NESTED_LAYER | {"model_type": "qwen3", "num_hidden_layers": 2},
         "speculators_config": {"algorithm": "dflash", "proposal_methods": [{"speculative_tokens": 5}]},
     }  # fmt: skip
     return write_head(folder / "speculators", config, load_file(made / "model.safetensors"))
