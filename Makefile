@@ -1,7 +1,7 @@
-# make demo    the bundled model answers, streamed        make test    the whole suite
+# make demo    the bundled model answers, streamed        make test    what a change must pass
 # make lint    ruff and pyright                           make mutants break each law; ring 0 must notice
 # make test-parallel    every layout of ranks, on every model and family
-# make test-matrix  every variant of kernels and features, of which the suite has those that differ most
+# make test-matrix    the variants of kernels and features that make test leaves out
 # make test-clients, make test-ray    clients of other makers, and Ray, which these install
 # make test-all    all of these                           make check-deploy    what is in deploy/
 TORCH  ?= 2.13.0
