@@ -80,13 +80,14 @@ class Seen:
 STANDARD = {"rejection_sample_method": "standard"}
 
 
+@pytest.mark.parametrize("num", [24, pytest.param(40, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
     ("drafter", "method"),
     [(None, {}), ("ngram", {}), ("tiny_draft", {}), ("ngram", STANDARD), ("tiny_draft", STANDARD)],
     ids=["none", "ngram", "tiny_draft", "ngram, standard", "tiny_draft, standard"],
 )
 def test_padded_steps_give_the_same_tokens(
-    tiny: Path, tiny_draft: Path, drafter: str | None, method: dict[str, object]
+    tiny: Path, tiny_draft: Path, drafter: str | None, method: dict[str, object], num: int
 ) -> None:
     model = str(tiny_draft) if drafter == "tiny_draft" else drafter
     drafts = (
@@ -95,7 +96,7 @@ def test_padded_steps_give_the_same_tokens(
         else {}
     )
     plainly = drafts if method else {}  # other drafts are other tokens there
-    prompts, params = random_requests(24, seed=4)
+    prompts, params = random_requests(num, seed=4)
     plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
 
     def run(llm: LLM) -> list[list[int]]:

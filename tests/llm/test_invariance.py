@@ -56,7 +56,7 @@ def assert_same(
     folder: Path, prompts: list[list[int]], params: list[SamplingParams],
     tokens: list[list[int]], expected: list[list[int]],
 ) -> None:  # fmt: skip
-    """To the token, but for what is greedy and parts at a tie, of which a hundred texts have one at most."""
+    """To the token, but for what is greedy and parts at a tie, of which a run has one at most."""
     parted = [i for i, (ours, alone) in enumerate(zip(tokens, expected, strict=True)) if ours != alone]
     assert len(parted) < 2, f"{len(parted)} of {len(tokens)} texts differ"
     for i in parted:

@@ -124,14 +124,15 @@ SELF_COMPANIES = {
 }
 
 
+@pytest.mark.parametrize("num", [12, pytest.param(20, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("vary", [False, True], ids=["always 4 drafts", "0 to 4 drafts"])
 @pytest.mark.parametrize("options", SELF_COMPANIES.values(), ids=SELF_COMPANIES.keys())
 def test_a_model_accepts_all_that_it_drafts_itself(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, options: dict, vary: bool
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, options: dict, vary: bool, num: int
 ) -> None:
     """Greedy and sampled, with every filter, penalty and bias: any hole in its KV would show."""
-    prompts, params = random_requests(24, seed=6)
-    prompts, params = prompts + random_prompts(12, 50), params + random_wishes(12)
+    prompts, params = random_requests(2 * num, seed=6)
+    prompts, params = prompts + random_prompts(num, 50), params + random_wishes(num)
     with LLM(str(tiny), **(BASE | options), **drafting(tiny)) as llm:
         scheduler = engine_of(llm).scheduler
         if vary:
