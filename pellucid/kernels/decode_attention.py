@@ -41,7 +41,13 @@ from pellucid.kernels.decode_merge import (
     partial_results,
     sink_weight,
 )
-from pellucid.kernels.decode_tiles import attend_columns, attend_fp8_columns, attend_tiles, pages_of
+from pellucid.kernels.decode_tiles import (
+    attend_columns,
+    attend_fp8_columns,
+    attend_tiles,
+    pages_of,
+    sight_of,
+)
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.fp8_cache import is_fp8
 from pellucid.kernels.paged_attention import (
@@ -409,12 +415,10 @@ def decode_kernel(
             token = first_token.to(tl.int64) + query
             asked = query < num_query
             inside = asked[:, None] & (dim < HEAD_DIM)[None, :]
-            position = seq_len - num_query + query
-            ancestors, first_draft = position, seq_len
-            if TREE:
-                first_draft = tl.load(first_drafts_ptr + row)
-                position = tl.load(positions_ptr + token, mask=asked, other=0)
-                ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
+            position, ancestors, first_draft = sight_of(
+                row, token, asked, seq_len - num_query + query, seq_len,
+                positions_ptr, ancestors_ptr, first_drafts_ptr, TREE,
+            )  # fmt: skip
             q_at = q_ptr + token * q_token_stride + head * q_head_stride
             if lines is not None:
                 accumulator, maximum, weight = attend_columns(

@@ -219,6 +219,22 @@ def attend_fp8_columns(
 
 
 @triton.jit
+def sight_of(
+    row, token, asked, position, seq_len, positions_ptr, ancestors_ptr, first_drafts_ptr, TREE: tl.constexpr
+):
+    """Positions and ancestors of the queries at `token`, and where their row's drafts begin.
+
+    position: theirs unless drafts are a tree; then no key is a draft, and ancestors are any.
+    """
+    if TREE:
+        first_draft = tl.load(first_drafts_ptr + row)
+        position = tl.load(positions_ptr + token, mask=asked, other=0)
+        return position, tl.load(ancestors_ptr + token, mask=asked, other=0), first_draft
+    else:
+        return position, position, seq_len
+
+
+@triton.jit
 def visible_keys(key, position, ancestors, first_draft, REACH: tl.constexpr, TREE: tl.constexpr):
     """Which keys which queries see: keys on one axis, queries with their ancestors on the other."""
     distance = position - key

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pellucid.kernels.decode_attention import Cut, Tile, chunks_of, up_to
-from pellucid.kernels.decode_tiles import lines_of, pages_of, visible_keys
+from pellucid.kernels.decode_tiles import lines_of, pages_of, sight_of, visible_keys
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
@@ -321,12 +321,10 @@ def latent_decode_kernel(
     if (chunk < chunks) & (num_query > 0):
         token = first_token.to(tl.int64) + query
         asked = query < num_query
-        position = seq_len - num_query + query
-        ancestors, first_draft = position, seq_len
-        if TREE:
-            first_draft = tl.load(first_drafts_ptr + row)
-            position = tl.load(positions_ptr + token, mask=asked, other=0)
-            ancestors = tl.load(ancestors_ptr + token, mask=asked, other=0)
+        position, ancestors, first_draft = sight_of(
+            row, token, asked, seq_len - num_query + query, seq_len,
+            positions_ptr, ancestors_ptr, first_drafts_ptr, TREE,
+        )  # fmt: skip
         first, second, maximum, weight = attend_latents(
             q_ptr + token * q_token_stride + head * q_head_stride,
             turned_ptr + token * turned_token_stride + head * turned_head_stride,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pellucid.kernels.decode_tiles import visible_keys
+from pellucid.kernels.decode_tiles import sight_of, visible_keys
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.paged_attention import (
     LOG2_E,
@@ -233,12 +233,10 @@ def latent_prefill_kernel(
     expanded_token_stride = tl.num_programs(0) * (NOPE + VALUE)  # of all heads that have room at once
     keys_ptr = expanded_ptr + first_key * expanded_token_stride + head * (NOPE + VALUE)
     turned_ptr = keys_turned_ptr + first_key * turned_stride
-    position = prefix + query
-    ancestors, first_draft = position, seq_len
-    if TREE:
-        first_draft = tl.load(first_drafts_ptr + row)
-        position = tl.load(positions_ptr + first_token + query, mask=query < num_query, other=0)
-        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < num_query, other=0)
+    position, ancestors, first_draft = sight_of(
+        row, first_token + query, query < num_query, prefix + query, seq_len,
+        positions_ptr, ancestors_ptr, first_drafts_ptr, TREE,
+    )  # fmt: skip
 
     # A finite start keeps exp2(maximum - maximum) away from infinity minus infinity.
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)

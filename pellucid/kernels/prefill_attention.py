@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pellucid.kernels.cache_lines import cache_lines, has_lines
 from pellucid.kernels.decode_merge import sink_weight
+from pellucid.kernels.decode_tiles import sight_of
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
@@ -350,12 +351,10 @@ def prefill_kernel(
     q_at = (first_token + query) * q_token_stride + head * q_head_stride
     q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
-    position = prefix + query
-    ancestors, first_draft = position, seq_len
-    if TREE:
-        first_draft = tl.load(first_drafts_ptr + row)
-        position = tl.load(positions_ptr + first_token + query, mask=query < end_query, other=0)
-        ancestors = tl.load(ancestors_ptr + first_token + query, mask=query < end_query, other=0)
+    position, ancestors, first_draft = sight_of(
+        row, first_token + query, query < end_query, prefix + query, seq_len,
+        positions_ptr, ancestors_ptr, first_drafts_ptr, TREE,
+    )  # fmt: skip
 
     half: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # a block's keys; its values follow
     accumulator, maximum, total = attend_range(
