@@ -1,7 +1,7 @@
 """Members forked from a process that has imported what they will need: seconds less for each of them.
 
 For tests of what members do.  How they start and end is tested with `python -m pellucid.member` itself, in
-tests/executor, tests/cluster and tests/nodes.
+tests/executor, tests/cluster, tests/nodes and tests/llm/test_members.py.
 """
 
 from __future__ import annotations
