@@ -29,8 +29,12 @@ MAX_HEAD_DIM = 256
 MAX_SMALL_HEAD_DIM = 128  # where a program has less shared memory than the kernels are made for
 
 
-def dtype_refusal(spec: Spec, platform: Platform) -> str | None:
-    """Why the kernels cannot compute with these dtypes here, or None."""
+def refusal(spec: Spec, platform: Platform) -> str | None:
+    """Why none of the kernels can compute here, or none with these dtypes; or None."""
+    if not has_triton():
+        return "Triton is not installed"
+    if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
     if spec.dtype not in DTYPES:
         return f"computes in float32, bfloat16 or float16, not {spec.dtype}"
     if platform.device == "cuda" and spec.kv_dtype == torch.float8_e4m3fn and not platform.reaches(8, 9):
@@ -66,11 +70,7 @@ class TritonAttention:
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
-        if not has_triton():
-            return "Triton is not installed"
-        if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
-        if (reason := dtype_refusal(spec, platform)) is not None:
+        if (reason := refusal(spec, platform)) is not None:
             return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"

@@ -10,7 +10,6 @@ Legend: T tokens, S keys, N heads, C rank of the latent, R features that turn.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -20,10 +19,10 @@ import torch
 from torch import Tensor
 
 from pellucid.attention.base import LatentLayer, LatentSpec
-from pellucid.attention.triton import TritonAttention, dtype_refusal
+from pellucid.attention.triton import TritonAttention, refusal
 from pellucid.forward import ForwardInput, TileMaps
 from pellucid.kernels.paged_attention import MAX_SHORT_QUERY
-from pellucid.platform import Platform, has_triton
+from pellucid.platform import Platform
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
@@ -64,11 +63,7 @@ class TritonLatent:
     @staticmethod
     def supports(spec: LatentSpec, platform: Platform) -> str | None:
         """None if this backend can serve `spec` on this hardware, else the reason in words."""
-        if not has_triton():
-            return "Triton is not installed"
-        if platform.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            return f"needs a CUDA device, not {platform.device} (or TRITON_INTERPRET=1, which is for tests)"
-        if (reason := dtype_refusal(spec, platform)) is not None:
+        if (reason := refusal(spec, platform)) is not None:
             return reason
         if spec.rank > MAX_RANK or spec.rope_dim > MAX_ROTARY:
             return f"latents of {spec.rank} + {spec.rope_dim} numbers are over {MAX_RANK} + {MAX_ROTARY}"
