@@ -360,7 +360,7 @@ FAULTS: dict[str, list[Edit]] = {
             "soon = np.minimum(t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
-        ("scheduler", "capacity[slots] - reach, t.limit", "capacity[slots], t.limit"),
+        ("scheduler", "capacity[slots] - self.options.reach, t.limit", "capacity[slots], t.limit"),
     ],
     "3 blocks for the drafts that are wanted, not for all": [
         (
@@ -374,7 +374,7 @@ FAULTS: dict[str, list[Edit]] = {
             "t.planned[slots] + 1, most)",
         ),
         ("scheduler", "later = np.minimum(soon + self.kv.block_size, most)", "later = soon"),
-        ("scheduler", "capacity[slots] - reach, t.limit", "capacity[slots], t.limit"),
+        ("scheduler", "capacity[slots] - self.options.reach, t.limit", "capacity[slots], t.limit"),
     ],
     "3 no block for what is written beyond the drafts": [
         ("step", "return self.num_spec + self.num_extra", "return self.num_spec"),
@@ -398,7 +398,7 @@ FAULTS: dict[str, list[Edit]] = {
     "3 a block is due a token late": [
         (
             "scheduler",
-            "capacity = self.kv.capacity[slots] - self.options.num_spec - self.options.num_behind",
+            "capacity = self.kv.capacity[slots] - self.options.reach",
             "capacity = self.kv.capacity[slots] + 1",
         ),
     ],
@@ -406,7 +406,11 @@ FAULTS: dict[str, list[Edit]] = {
         ("scheduler", "if np.count_nonzero(planned > t.due[slots]):", "if False:"),
     ],
     "3 nobody looks whether drafts have blocks": [
-        ("scheduler", "= self.kv.capacity[slots] - self.options.num_spec -", "= self.kv.capacity[slots] -"),
+        (
+            "scheduler",
+            "= self.kv.capacity[slots] - self.options.reach",
+            "= self.kv.capacity[slots] - self.options.num_behind",
+        ),
     ],
     "3 who gets no block decodes all the same": [
         (
