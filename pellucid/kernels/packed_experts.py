@@ -189,13 +189,14 @@ def experts_at(experts: PackedExperts, those: Tensor) -> PackedExperts:
 
 def unpacked_ref(experts: PackedExperts) -> ExpertWeights:
     """Their numbers, as plain experts have them."""
-    num, hidden = experts.num_experts, experts.hidden
-    lines = numbers_of(replace(experts.gate_up, gated=False)).view(num, -1, experts.dim)
+    num, hidden, tile = experts.num_experts, experts.hidden, int(TILE.value)
+    num_lines = -(-2 * hidden // tile) * tile, -(-experts.dim // tile) * tile  # of an expert, filled up
+    lines = numbers_of(replace(experts.gate_up, gated=False)).view(num, num_lines[0], experts.dim)
     matrices = torch.empty_like(lines)
     matrices[:, by_turns(lines.shape[1]).to(lines.device)] = lines
-    pair = matrices.view(num, 2, -1, experts.dim)[:, :, :hidden]
+    pair = matrices.view(num, 2, num_lines[0] // 2, experts.dim)[:, :, :hidden]
     gate_up = pair.transpose(1, 2).reshape(num, 2 * hidden, experts.dim)
-    down = numbers_of(experts.down).view(num, -1, hidden)[:, : experts.dim]
+    down = numbers_of(experts.down).view(num, num_lines[1], hidden)[:, : experts.dim]
     return ExpertWeights(gate_up, down, experts.gate_up_bias, experts.down_bias)
 
 

@@ -128,10 +128,13 @@ def test_numbers_are_those_of_plain_experts(hidden: int) -> None:
     assert torch.equal(write_numbers(experts.down, 0, 2, 3, 72), plain.down[:2])
 
 
-def test_no_tokens_give_none() -> None:
-    experts = make(MXFP4, 2, 32, 32, torch.float32)
-    chosen = Chosen(torch.empty(0, 2, dtype=torch.int32), torch.empty(0, 2))
-    assert mix_packed(rows(0, 32, torch.float32), chosen, experts, SILU).shape == (0, 32)
+@pytest.mark.parametrize("num_tokens", [0, 1, 6])
+@pytest.mark.parametrize("mix", [mix_packed, mix_packed_ref])
+def test_tokens_whose_experts_are_elsewhere_give_zeros(mix, num_tokens: int) -> None:  # noqa: ANN001
+    experts = make(MXFP4, 2, 32, 40, torch.float32)
+    ids = torch.full((num_tokens, 2), 2, dtype=torch.int32, device=DEVICE)
+    mixed = mix(rows(num_tokens, 32, torch.float32), Chosen(ids, ids.float()), experts, SILU)
+    assert torch.equal(mixed, torch.zeros(num_tokens, 32, device=DEVICE))
 
 
 @pytest.mark.parametrize(("num_tokens", "tile"), [(1, 16), (9, 16), (40, 16), (200, 64)])
