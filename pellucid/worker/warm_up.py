@@ -42,7 +42,7 @@ OPTIONS = (
     SamplingParams(temperature=1.0, logprobs=5),
     SamplingParams(temperature=1.0, prompt_logprobs=1),
 )
-# Of a chunk of the warm-up; longer ones take the same kernels, or those of the largest step.
+# Of a step of the warm-up with chunks; larger ones take the same kernels, or those of the largest step.
 MOST_TOKENS = 4096
 MOST_ROWS = 2048  # beyond it kernels have no variants, with one KV head either
 SHORT = 2  # queries of chunks that attention takes as it does decodes
@@ -101,13 +101,18 @@ def warm_up_steps(resolved: Resolved, pages_a_block: int, asked: int) -> Iterato
 
 
 def chunked(resolved: Resolved, pages_a_block: int, asked: int) -> Iterator[StepPlan]:
-    """Steps with chunks, the longest first and alone."""
+    """Steps with chunks, the longest first and alone; of more tokens than a row has, several side by side."""
     budget, longest, most_rows = limits_of(resolved)
     for num_query in reversed(around_powers_of_two(min(longest, MOST_TOKENS))):
         yield step_of([Part(num_query)], resolved, pages_a_block, asked)
         if 2 * num_query + 1 <= min(budget, resolved.max_model_len - 1) and most_rows > 2:
             behind = Part(num_query, num_computed=num_query)
             yield step_of([Part(1), Part(num_query), behind], resolved, pages_a_block, asked)
+    for num_tokens in around_powers_of_two(min(budget, MOST_TOKENS, most_rows * longest)):
+        if longest < num_tokens:
+            whole, rest = divmod(num_tokens, longest)
+            parts = [Part(longest)] * whole + [Part(rest)] * (rest > 0)
+            yield step_of(parts, resolved, pages_a_block, asked)
 
 
 def limits_of(resolved: Resolved) -> tuple[int, int, int]:

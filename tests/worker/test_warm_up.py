@@ -75,6 +75,13 @@ def test_warm_up_steps_fit_and_differ(tiny: Path) -> None:
     } <= kinds
 
 
+def test_steps_are_of_every_size_where_texts_are_short(tiny: Path) -> None:
+    with LLM(str(tiny), **OPTIONS, max_model_len=12) as llm:
+        plans = list(warm_up_steps(*given(worker_of(llm))))
+    assert {plan.num_tokens for plan in plans} >= set(around_powers_of_two(64))
+    assert max(row.num_query for plan in plans for row in plan.rows) == 11
+
+
 def test_torch_looks_nowhere_else_where_kernels_have_written_nothing(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     done = run("tests.worker.warm_up", str(tmp_path / "tiny"), cache=tmp_path)
