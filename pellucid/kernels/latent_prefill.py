@@ -49,7 +49,7 @@ def latent_prefill(
 
     expanded: [S, N, nope + value], contiguous; keys_turned: [S, R], for all heads.  tiles: [num_tiles, 2]
     int32, each tile's row and its first query there, of queries_per_tile(dtype).  cu_keys: [B] int64, where
-    each row's keys begin.  rows.tree: drafts that are a tree.  Other strides are free but for the last ones.
+    each row's keys begin.  rows.tree: who sees which drafts.  Other strides are free but for the last ones.
     Reads no device value on the host.
     """
     num_heads, head_dim = q.shape[1:]
@@ -243,6 +243,8 @@ def latent_prefill_kernel(
     total = tl.zeros([M], dtype=tl.float32)
     accumulator = tl.zeros([M, VALUE_PADDED], dtype=tl.float32)
     end = prefix + tl.minimum(first_query + M, num_query)
+    if TREE:  # a draft may see later ones, as bits say
+        end = seq_len
     # Keys before it every query sees; drafts, behind their row's token, are never before it.
     whole_end = tl.minimum(prefix + first_query + 1, first_draft) // TILE * TILE
     accumulator, maximum, total = attend_keys(

@@ -274,9 +274,16 @@ def test_drafts_of_a_tree_see_their_own_line() -> None:
     assert not torch.allclose(out, plain)
 
 
-def test_so_do_those_of_a_large_one() -> None:
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_so_do_those_of_a_large_one(both_ways: bool) -> None:
     case = latents([(20, 70), (40, 131), (12, 12)], 40)
-    case = replace(case, rows=replace(case.rows, tree=random_tree(case, [19, 39, 11])))
+    num_drafts = [19, 39, 11]
+    tree = random_tree(case, num_drafts)
+    if both_ways:  # each draft sees all others of its row, those of later tiles, too
+        everybody = torch.tensor([(1 << num) - 1 for num in num_drafts], device=DEVICE)
+        everybody = everybody.repeat_interleave(torch.tensor(case.query_lens, device=DEVICE))
+        tree = replace(tree, ancestors=everybody.where(tree.ancestors > 0, 0))
+    case = replace(case, rows=replace(case.rows, tree=tree))
     ends = case.rows.seq_lens.cumsum(0)
     cu_keys, made, turned = ends - case.rows.seq_lens, random(int(ends[-1]), 2, 28), random(int(ends[-1]), 8)
     q = random(case.num_tokens, 2, 20)
