@@ -119,10 +119,11 @@ class GroupCodes:
         return numbers if self.offset is None else numbers - spread(self.offset)
 
     def regrouped(self, group: int) -> GroupCodes:
-        """The same with smaller groups, which divide those that there are."""
+        """The same with smaller groups, which divide those that there are, if these are several."""
         if group == self.group:
             return self
-        repeats, num = self.group // group, -(-self.q.shape[1] // group)
+        assert self.group % group == 0 or self.scale.shape[1] == 1, (self.group, group)
+        repeats, num = -(-self.group // group), -(-self.q.shape[1] // group)
 
         def spread(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.repeat_interleave(repeats, 1)[:, :num]
@@ -192,7 +193,7 @@ def packed(parts: Sequence[GroupCodes], dtype: torch.dtype, *, gated: bool = Fal
             raise ValueError("matrices of one layer have codes of different kinds")
     if any(differ(part.table, parts[0].table) for part in parts):
         raise ValueError("matrices of one layer have tables of their own")
-    group = min(group for group in groups if group is not None)
+    group = math.gcd(*(group for group in groups if group is not None))
     if group < num_in:
         parts = [part.regrouped(group) for part in parts]
     num_groups = -(-(-(-num_in // TILE) * TILE) // group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +35,7 @@ def native_numbers(parts: Sequence[GroupCodes]) -> NativeNumbers:
     }
     if None in groups:
         raise ValueError(f"groups of {first.group} inputs are no multiples of {LEAST_GROUP}")
-    group = min(group for group in groups if group is not None)
+    group = math.gcd(*(group for group in groups if group is not None))
     if group < num_in:
         parts = [part.regrouped(group) for part in parts]
     middle = first.middle if all(part.middle == first.middle for part in parts) else 0

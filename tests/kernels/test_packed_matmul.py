@@ -101,6 +101,13 @@ def test_packing_loses_nothing(kind: Kind) -> None:
     assert torch.equal(numbers_of(packed(parts, torch.float32), 64, 100), expected[64:100])
 
 
+@pytest.mark.parametrize("groups", [(192, 128), (0, 64), (96, 0)])
+def test_matrices_of_one_layer_may_have_groups_of_their_own(groups: tuple[int, int]) -> None:
+    parts = [codes((Numbers.INTEGER, 4, group, ("zero",)), 70, 400) for group in groups]
+    expected = torch.cat([part.dequantized() for part in parts])
+    assert torch.equal(numbers_of(packed(parts, torch.float32)), expected)
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[8]], ids=str)
 def test_gates_and_what_they_open_may_lie_by_turns(kind: Kind) -> None:
     parts = [codes(kind, 96, 200)] * 2
