@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from pellucid import collector
+
 if TYPE_CHECKING:
     from tests.forked import Nursery
 
@@ -22,6 +24,11 @@ settings.load_profile("pellucid")
 # In the background of a script Ctrl-C is ignored, and children inherit that; the tests that send it mean it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector looks at no module again: an engine that ends has it look at all there is."""
+    collector.freeze()
 
 
 def pytest_runtest_setup() -> None:

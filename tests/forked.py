@@ -96,8 +96,9 @@ def serve(asked: socket.socket) -> None:
     import pellucid.executor.member
     import pellucid.models.build
     import pellucid.worker.worker  # noqa: F401
-    from pellucid import member
+    from pellucid import collector, member
 
+    collector.freeze()  # once: each fork has the garbage collector look at all there is as it starts
     codes: dict[int, int] = {}  # of those that have ended
     while True:
         while not select.select([asked], [], [], LOOK_EVERY)[0]:

@@ -63,12 +63,13 @@ def test_who_names_no_request_gets_an_id_that_nobody_has_taken(llm: LLM) -> None
 
 
 def test_the_garbage_collector_is_left_as_it_was(llm: LLM) -> None:
-    gc.freeze()
+    assert gc.get_freeze_count(), "as tests/conftest.py does"
     llm.generate("the quick", GREEDY, use_tqdm=False)
     assert gc.get_freeze_count(), "the user's own freeze is not undone"
     gc.unfreeze()
     llm.generate("the quick", GREEDY, use_tqdm=False)
     assert not gc.get_freeze_count()
+    gc.freeze()
 
 
 def test_parameters_for_each_prompt_must_be_as_many(llm: LLM) -> None:
