@@ -63,6 +63,12 @@ class ParserSetting:
     is_parallel: bool = True  # may one answer have several calls?
     is_constrained: bool = False  # is all of the answer held to a language?
 
+    @property
+    def names(self) -> list[str]:
+        """Of the functions that may be called."""
+        functions = [tool.get("function") for tool in self.tools]
+        return [str(each["name"]) for each in functions if isinstance(each, Mapping) and each.get("name")]
+
 
 class Parser(Protocol):
     """Reads one completion.  Joined, the texts of its events are the text but for the model's own markup."""

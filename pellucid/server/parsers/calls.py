@@ -1,6 +1,7 @@
 """One call as a JSON object, `{"name": ..., "arguments": {...}}`, read while it is being written.
 
-What surrounds the object is a matter of each model's convention.
+What surrounds the object is a matter of each model's convention.  One that is written as Python would, with
+single quotation marks, or with line breaks in its strings, is told as the JSON that was meant.
 """
 
 from __future__ import annotations
@@ -8,25 +9,29 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pellucid.server.parsers.base import Content, Event, ToolCallArguments, ToolCallStart
+from pellucid.server.parsers.literals import NO_VALUE, as_json, literal
 
-# With this much of an object it is a call; others, such as one with its keys in another order, are read when
-# they end.  Bounded, for it is looked for again with every piece of text.
+# With this much of an object it is a call; others, such as one with its keys in another order or one of
+# Python's, are read when they end.  Bounded, for it is looked for again with every piece of text.
 NAME, KEY = r'"([^"\\<]{1,128})"', '"(?:arguments|parameters)"'
-HEAD = re.compile(r"\s{0,32}".join([r"\{", '"name"', ":", NAME, ",", KEY, ":", r"(?=\{)"]))
-MARK = re.compile(r'["\\{}\[\]<]')
+HEAD = re.compile(r"\s{0,32}".join([r"\{", '"name"', ":", NAME, ",", KEY, ":", r"(?=\{\s{0,32}[\"}])"]))
+MARK = re.compile(r"""["'\\{}\[\]<\x00-\x1f]""")
 ARGUMENT_KEYS = ("arguments", "parameters")
+OPENERS = tuple("{[,:")  # what a string of Python's stands behind; an apostrophe in prose does not
 
 
 class CallReader:
     """Feed it text from the object's first brace on, until it is done.
 
     An object that is no call is content.  A tag outside all strings ends a malformed one.
+    names: of the functions that may be called; None, any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self._names = names
         self.is_done = False
         self.is_call = False
         self.rest = ""  # when done: what came behind the object
@@ -40,7 +45,8 @@ class CallReader:
         self._held += text
         if not self.is_call:
             head = HEAD.match(self._held)
-            return self._read_object() if head is None else self._begin(head)
+            is_known = head is not None and (self._names is None or head[1] in self._names)
+            return self._begin(head) if head is not None and is_known else self._read_object()
         return self._read_arguments() if self._in_arguments else self._read_end()
 
     def finish(self) -> list[Event]:
@@ -56,7 +62,7 @@ class CallReader:
 
     def _read_arguments(self) -> list[Event]:
         end = self._brackets.read(self._held, 0, floor=1)
-        arguments, self._held = self._held[:end], self._held[end:]
+        arguments, self._held = self._brackets.mended(self._held[:end]), self._held[end:]
         events: list[Event] = [ToolCallArguments(arguments)] if arguments else []
         if self._brackets.is_at_tag:
             return [*events, *self._end(0)]
@@ -78,8 +84,8 @@ class CallReader:
     def _read_object(self) -> list[Event]:
         end = self._num_read = self._brackets.read(self._held, self._num_read, floor=0)
         if self._brackets.is_closed:
-            call = _call(self._held[:end])
-            if call is not None:
+            call = _call(self._brackets.mended(self._held[:end]))
+            if call is not None and (self._names is None or call[0].name in self._names):
                 self.is_call, self._held = True, self._held[end:]
                 return [*call, *self._end(0)]
         return self._end(end) if self._brackets.is_closed or self._brackets.is_at_tag else []
@@ -95,14 +101,16 @@ class CallReader:
 
 
 class Brackets:
-    """Counts the open brackets of a JSON text, however it is cut."""
+    """Counts the open brackets of a JSON text, or of one of Python's, however it is cut."""
 
     def __init__(self, depth: int = 0) -> None:
         self.is_closed = False  # has the floor been reached?
         self.is_at_tag = False
         self._depth = depth
-        self._in_string = False
+        self._quote = ""  # that the string has begun with
         self._is_escaped = False
+        self._before = ""  # the last character that was read and is no white space
+        self._breaks: list[int] = []  # where a string has a control character, which JSON's have not
 
     def read(self, text: str, start: int, *, floor: int) -> int:
         """Read on from `start`; the place behind the bracket that leaves `floor` open, or that of a tag."""
@@ -112,48 +120,65 @@ class Brackets:
         while (mark := MARK.search(text, start)) is not None:
             start = mark.end()
             match mark[0]:
-                case '"':
-                    self._in_string = not self._in_string
-                case "\\" if self._in_string:
+                case '"' | "'" as sign if self._quote:
+                    self._quote = "" if self._quote == sign else self._quote
+                case '"' as sign:
+                    self._quote = sign
+                case "'" as sign if self._last(text, mark.start()) in OPENERS:
+                    self._quote = sign
+                case "\\" if self._quote:
                     self._is_escaped = start == len(text)
                     start = min(start + 1, len(text))
-                case "{" | "[" if not self._in_string:
+                case "{" | "[" if not self._quote:
                     self._depth += 1
-                case "}" | "]" if not self._in_string:
+                case "}" | "]" if not self._quote:
                     self._depth -= 1
                     self.is_closed = self._depth <= floor
                     if self.is_closed:
                         return start
-                case "<" if not self._in_string:
+                case "<" if not self._quote:
                     self.is_at_tag = True
                     return mark.start()
+                case sign if self._quote and sign < " ":
+                    self._breaks.append(mark.start())
                 case _:
                     pass
+        self._before = self._last(text, len(text))
         return len(text)
 
+    def mended(self, text: str) -> str:
+        """The text that was read since the last time, with escapes in its strings where there must be."""
+        ends = [0, *(at + 1 for at in self._breaks)]
+        parts = [
+            text[end:at] + json.dumps(text[at])[1:-1] for end, at in zip(ends, self._breaks, strict=False)
+        ]
+        self._breaks = []
+        return "".join(parts) + text[ends[-1] :]
 
-def _call(text: str) -> list[Event] | None:
+    def _last(self, text: str, end: int) -> str:
+        """The last character before `end` that is no white space."""
+        while end > 0 and text[end - 1].isspace():
+            end -= 1
+        return text[end - 1] if end > 0 else self._before
+
+
+def _call(text: str) -> tuple[ToolCallStart, ToolCallArguments] | None:
     """A whole object's events; None if it is no call.  Arguments may be null, or a string of an object."""
     try:
-        call = json.loads(text)
+        call = literal(text)
+        if not isinstance(call, dict):
+            return None
         arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = literal(arguments) if arguments.strip() else {}
         if arguments is None:
             arguments = {}
-    except (ValueError, RecursionError):
+    except NO_VALUE:
         return None
     name = call.get("name")
     if not isinstance(name, str) or not name or not name.isprintable() or not isinstance(arguments, dict):
         return None
-    return [ToolCallStart(new_id(), name), ToolCallArguments(_json(arguments))]
-
-
-def _json(value: dict[str, object]) -> str:
-    """As readable as can be: half of a character has to stay an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)
-    return text if is_utf8 else json.dumps(value)
+    return ToolCallStart(new_id(), name), ToolCallArguments(as_json(arguments))
 
 
 def new_id() -> str:

@@ -1,20 +1,24 @@
 """One parser for a request's answers: reasoning first, then calls in the content.
 
-Which ones a model needs is seen in its chat template, unless it is said.
+Which ones a model needs is seen in its chat template, unless it is said.  A model may call without having
+ended its thought; what it drafts there and goes on from is a thought.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from pellucid.server.parsers.base import (
     Content,
     Event,
     Parser,
     ParserSetting,
+    Reasoning,
     ToolCallArguments,
     ToolCallStart,
+    overlap,
     reasoning_parser,
     tool_parser,
 )
@@ -69,7 +73,11 @@ class Parsers:
         reasoning = reasoning_parser(self.reasoning)(setting)
         if not setting.tools:
             return reasoning
-        return _InTurn(reasoning, tool_parser(self.tools)(setting), setting)
+        tools = tool_parser(self.tools)
+        if tools.frame is not None and tools.frame.trigger is not None:
+            mark = tools.frame.trigger.partition("\n")[0]
+            reasoning = _CallsAmidThoughts(reasoning, partial(tools, setting), mark)
+        return _InTurn(reasoning, tools(setting), setting)
 
 
 def choose(template: str | None, *, reasoning: str = AUTO, tools: str = AUTO) -> Parsers:
@@ -87,6 +95,82 @@ def choose(template: str | None, *, reasoning: str = AUTO, tools: str = AUTO) ->
 def _tools_of(template: str) -> str:
     """The first whose marks are all there."""
     return next((name for marks, name in TOOL_MARKS if all(mark in template for mark in marks)), NONE)
+
+
+class _CallsAmidThoughts:
+    """Finds the calls that end an answer whose thought has not ended, or has nothing behind it.
+
+    From the mark of a call on, thoughts are held until something follows: then they were thoughts.
+    """
+
+    def __init__(self, reasoning: Parser, make_tools: Callable[[], Parser], mark: str) -> None:
+        self._reasoning, self._make_tools, self._mark = reasoning, make_tools, mark
+        self._held = ""  # of a thought: from a mark on, or what may be the beginning of one
+        self._tools: Parser | None = None  # reads what is held, if it begins with a mark
+        self._calls: list[Event] = []  # that it has found
+        self._told: list[Event] = []
+
+    def feed(self, text: str) -> list[Event]:
+        return self._read(self._reasoning.feed(text))
+
+    def finish(self) -> list[Event]:
+        told = self._read(self._reasoning.finish())
+        calls = self._calls + (self._tools.finish() if self._tools is not None else [])
+        while self._held:
+            if self._tools is not None and not any(map(_is_said, calls)):
+                return [*told, *calls]
+            self._release()
+            calls = self._calls + (self._tools.finish() if self._tools is not None else [])
+            told += self._take()
+        return told
+
+    def _read(self, events: Iterable[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, Reasoning):
+                self._think(event.text)
+            else:
+                while self._held and (not isinstance(event, Content) or event.text.strip()):
+                    self._release()
+                self._told.append(event)
+        return self._take()
+
+    def _think(self, text: str) -> None:
+        """More of a thought; where nothing is held that could become a call, it is told."""
+        self._held += text
+        if self._tools is not None:
+            self._calls += self._tools.feed(text)
+            if any(map(_is_said, self._calls)):
+                self._release()
+            return
+        at = self._held.find(self._mark)
+        end = at if at >= 0 else len(self._held) - overlap(self._held, self._mark)
+        self._tell(len(self._held[:end].rstrip()))
+        if at >= 0:
+            self._tools = self._make_tools()
+            held, self._held = self._held, ""
+            self._think(held)
+
+    def _release(self) -> None:
+        """What is held begins with a thought; there may be a call behind its first mark."""
+        at = self._held.find(self._mark)
+        self._tools, self._calls = None, []
+        self._tell(at + len(self._mark) if at >= 0 else len(self._held))
+        held, self._held = self._held, ""
+        if held:
+            self._think(held)
+
+    def _tell(self, length: int) -> None:
+        if length:
+            self._told.append(Reasoning(self._held[:length]))
+            self._held = self._held[length:]
+
+    def _take(self) -> list[Event]:
+        taken, self._told = self._told, []
+        return taken
+
+
+def _is_said(event: Event) -> bool:
+    return isinstance(event, Content) and not event.text.isspace()
 
 
 class _InTurn:

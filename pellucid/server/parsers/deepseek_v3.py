@@ -1,7 +1,7 @@
 """Finds the calls of DeepSeek's models, V3 and R1 on the one hand, V3.1 on the other.
 
 Both write a list between tags of its own; in it, a call is its type, its name and JSON fenced as Markdown, or
-its name and bare JSON.
+its name and bare JSON.  Either is read by both parsers, for models' names do not always tell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FENCE, FENCE_END = "```json\n", "\n```"
 
 
 class DeepSeekV3Parser(ScriptParser):
-    """V3's and R1's: `function<｜tool▁sep｜>name`, and the arguments in a fence on lines of their own."""
+    """Forces V3's and R1's: `function<｜tool▁sep｜>name`, and arguments in a fence on lines of its own."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
         f"{CALL}function{SEPARATOR}NAME\n{FENCE}", f"{FENCE_END}{CALL_END}", "\n", LIST, LIST, LIST_END
@@ -50,7 +50,10 @@ class DeepSeekV3Parser(ScriptParser):
         return True
 
     def _name(self) -> Reading[str]:
-        yield from self._head(SEPARATOR)
+        name, _ = yield from self._head(SEPARATOR)
+        yield from self._skip_space()
+        if self._begins("{"):
+            return name.strip()
         name, fence = yield from self._head(FENCE, "{")
         if fence == "{":
             self._at -= 1
@@ -69,13 +72,8 @@ class DeepSeekV3Parser(ScriptParser):
 
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
-    """V3.1's: `name<｜tool▁sep｜>{...}`."""
+    """Forces V3.1's: `name<｜tool▁sep｜>{...}`."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
         f"{CALL}NAME{SEPARATOR}", CALL_END, "", LIST, LIST, LIST_END
     )
-
-    def _name(self) -> Reading[str]:
-        name, _ = yield from self._head(SEPARATOR)
-        yield from self._skip_space()
-        return name.strip()

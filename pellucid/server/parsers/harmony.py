@@ -2,7 +2,8 @@
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`, where the channel
 `analysis` is thinking, `final` the answer, and a message to `functions.NAME` a call of it.  All this markup
-is special tokens.  One parser for both purposes: behind itself it finds nothing more.
+is special tokens.  One parser for both purposes: behind itself it finds nothing more.  At times a message
+has words where its header should be and no more; they are thoughts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import re
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, Content, ParserSetting, Reasoning
-from pellucid.server.parsers.script import Reading, ScriptParser
+from pellucid.server.parsers.script import LONGEST_HEAD, Reading, ScriptParser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 FUNCTION = re.compile(r"\bto=functions\.([\w.-]{1,128})")
 IS_FINAL = re.compile(r"<\|channel\|>\s*final\b")
 OTHER_TOOL = re.compile(r"\bto=(?!functions\.)")
+CHANNELS = ("analysis", "commentary", "final")
+MARKUP = re.compile(r"(?:<\|start\|>\w*|<\|channel\|>\s*(?:analysis|commentary|final)?)\s*")
 
 
 def _message(channel: str) -> dict[str, object]:
@@ -60,18 +63,24 @@ class HarmonyParser(ScriptParser):
 
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()
-        self._finds_calls = bool(setting.tools)
+        self._finds_calls, self._names = bool(setting.tools), setting.names
 
     def read(self) -> Reading[None]:
         while True:
             yield from self._skip_space()
-            if not (yield from self._accept(START, CHANNEL, "to=")):
+            first = yield from self._accept(START, CHANNEL, "to=")
+            if not first:
                 self._give_back()
-                if not (yield from self._until(START, CHANNEL)):
+                first = yield from self._until(START, CHANNEL)
+                if not first:
                     return
-            if not (yield from self._head(MESSAGE))[1]:
+            _, tag = yield from self._head(MESSAGE, *ENDS)
+            if tag == MESSAGE:
+                yield from self._message(self._held[: self._at])
+            elif first != "to=" and (tag or len(self._held) - self._at > LONGEST_HEAD):
+                yield from self._words()
+            else:
                 return
-            yield from self._message(self._held[: self._at])
             if (tag := (yield from self._accept(*ENDS))) or self._at:
                 self._drop()
             if not tag and not self._held:
@@ -82,7 +91,7 @@ class HarmonyParser(ScriptParser):
         call = FUNCTION.search(head)
         if call is not None and self._finds_calls:
             yield from self._skip_space()
-            self._start(call[1])
+            self._start(self._named(call[1]))
             yield from self._arguments()
             yield from self._skip_space()
             self._drop()
@@ -92,3 +101,25 @@ class HarmonyParser(ScriptParser):
         tag = yield from self._until(*ENDS, START, kind=Content if is_shown else Reasoning)
         self._at -= len(tag)
         self._drop()
+
+    def _words(self) -> Reading[None]:
+        """Up to the tag that ends a message which has no more than words for a header."""
+        self._at = 0
+        while markup := MARKUP.match(self._held):
+            self._at = markup.end()
+            self._drop()
+        while (tag := (yield from self._until(*ENDS, START, CHANNEL, MESSAGE, kind=Reasoning))) in (
+            CHANNEL,
+            MESSAGE,
+        ):
+            yield from self._skip_space()
+            yield from self._accept(*CHANNELS)
+            yield from self._skip_space()
+            self._drop()
+        self._at -= len(tag)
+        self._drop()
+
+    def _named(self, name: str) -> str:
+        """The function that is meant: `json` may stand right behind its name."""
+        meant = name.removesuffix("json")
+        return meant if name not in self._names and meant in self._names else name

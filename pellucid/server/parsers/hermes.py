@@ -1,12 +1,14 @@
 """Finds the calls of the Hermes convention, also Qwen's and the bundled model's.
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the white space around a tag being part of it.
-The end tag may be missing: it was a stop string, or the text was cut off.
+The end tag may be missing: it was a stop string, or the text was cut off.  There may be braces too many
+before it, or another call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from string import whitespace
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, Event, ParserSetting, overlap
@@ -14,6 +16,7 @@ from pellucid.server.parsers.calls import CallParser
 
 START = "<tool_call>"
 END = "</tool_call>"
+STRAY = whitespace + "}"
 
 
 class HermesParser(CallParser):
@@ -33,7 +36,7 @@ class HermesParser(CallParser):
         if self._read == self._read_call:
             self._tell(self._call.finish())
         elif self._read == self._read_end:
-            self._emit(self._held.lstrip())
+            self._emit(self._held.lstrip(STRAY))
         else:
             self._emit(self._opening + self._held)
         return self._take()
@@ -69,9 +72,16 @@ class HermesParser(CallParser):
 
     def _read_end(self) -> bool:
         body = self._held.lstrip()
-        if body != END and END.startswith(body):
+        if body.startswith("{"):
+            self._open_call(body)
+            return True
+        behind = body.lstrip(STRAY)
+        if behind != END and END.startswith(behind):
             return False
-        self._held, self._is_behind_call = body.removeprefix(END), True
+        self._held, self._is_behind_call = (
+            (behind if behind.startswith(END) else body).removeprefix(END),
+            True,
+        )
         self._read = self._read_text
         return True
 

@@ -7,7 +7,6 @@ Its template shows the model the ids of earlier calls, so they are handed out as
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, ParserSetting
@@ -35,9 +34,7 @@ class KimiK2Parser(ScriptParser):
     def __init__(self, setting: ParserSetting) -> None:
         super().__init__()
         self._ids: set[str] = set()
-        functions = [tool.get("function") for tool in setting.tools]
-        names = [each.get("name") for each in functions if isinstance(each, Mapping)]
-        self._only = str(names[0]) if len(names) == 1 else None
+        self._only = setting.names[0] if len(setting.names) == 1 else None
 
     def read(self) -> Reading[None]:
         while tag := (yield from self._until(LIST, SHORT, CALL)):

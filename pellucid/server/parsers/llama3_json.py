@@ -1,58 +1,76 @@
-"""Finds the calls of Llama 3.1 and its kin: answers that are JSON, `{"name": ..., "parameters": {...}}`.
+"""Finds the calls of Llama 3.1 and its kin: JSON, `{"name": ..., "parameters": {...}}`.
 
-Several are separated by `;` or white space; `<|python_tag|>` may come before, where special tokens are shown.
+Several are separated by `;` or white space; `<|python_tag|>` may come before, where special tokens are shown,
+or Llama 4's tags around.  Behind such a tag, a call may be Python's: `weather(city="Paris")`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from string import whitespace
+import re
 from typing import ClassVar
 
-from pellucid.server.parsers.base import CallFrame, Event, ParserSetting
-from pellucid.server.parsers.calls import CallParser
+from pellucid.server.parsers.base import CallFrame, ParserSetting
+from pellucid.server.parsers.pythonic import END, START, PythonScript
+from pellucid.server.parsers.script import Reading
 
-TAG = "<|python_tag|>"
+TAGS = ("<|python_tag|>", START)
+# What an object of JSON begins with if it may be a call, and how much of it shows that.
+FIRST_KEY = re.compile(r"""\{\s{0,32}(?:["'](?:name|type|id|arguments|parameters)["']|$)""")
+MOST = 64
 
 
-class Llama3JsonParser(CallParser):
-    """An answer that does not begin with a call is content, and so is all behind the last call."""
+class Llama3JsonParser(PythonScript):
+    """A call stands at the beginning of an answer, or calls a tool at that of a line."""
 
     frame: ClassVar[CallFrame | None] = CallFrame('{"name": "NAME", "parameters": ', "}", "; ", None)
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: ParserSetting) -> None:
+        self._names = setting.names
         super().__init__()
-        self._separators = whitespace
-        self._read = self._read_start
 
-    def finish(self) -> list[Event]:
-        if self._read == self._read_call:
-            self._tell(self._call.finish())
-        elif self._call.is_call:
-            self._emit(self._held.lstrip(self._separators))
-        else:
-            self._emit(self._held)
-        return self._take()
+    def read(self) -> Reading[None]:
+        yield from self._skip_space()
+        names = None  # at the beginning, any
+        tag = yield from self._accept(*TAGS)
+        while True:
+            yield from self._calls(tag, names)
+            self._give_back()
+            names, tag = self._names, (yield from self._until("\n{", *TAGS))
+            if not tag:
+                return
+            if tag not in TAGS:
+                self._at -= 1
+                if not (yield from self._may_be_call()):
+                    self._give_back()
 
-    def _read_start(self) -> bool:
-        body = self._held.lstrip(self._separators)
-        if body != TAG and TAG.startswith(body):
-            return False
-        body = body.removeprefix(TAG).lstrip()
-        if not body:
-            return False
-        if not body.startswith("{"):
-            self._read = self._read_text
-            return True
-        self._open_call(body)
-        return True
+    def _may_be_call(self) -> Reading[bool]:
+        """Does an object begin as calls do?"""
+        while True:
+            rest = self._held[self._at : self._at + MOST]
+            first = rest[1:].lstrip()[:1]
+            if FIRST_KEY.match(rest) and (first or self._is_over):
+                return bool(first)
+            if self._is_over or len(rest) == MOST or first not in ("", '"', "'"):
+                return False
+            yield
 
-    def _behind_call(self) -> Callable[[], bool]:
-        self._separators = whitespace + ";"
-        return self._read_start if self._call.is_call else self._read_text
+    def _calls(self, tag: str, names: list[str] | None) -> Reading[None]:
+        """All calls that come next."""
+        while True:
+            yield from self._skip_space()
+            if self._begins("{"):
+                is_call = yield from self._call(names)
+            else:
+                is_call = tag in TAGS and (yield from self._python_call())
+            if not is_call:
+                return
+            yield from self._separator()
+            self._drop()
+            tag = yield from self._accept(*TAGS)
+            names = names if names is None or not tag else None
 
-    def _read_text(self) -> bool:
-        self._emit(self._held)
-        self._held = ""
-        return False
+    def _separator(self) -> Reading[None]:
+        yield from self._skip_space()
+        while (yield from self._accept(";", END)):
+            yield from self._skip_space()

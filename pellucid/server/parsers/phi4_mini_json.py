@@ -11,7 +11,7 @@ WORD, TAG, TAG_END = "functools", "<|tool_call|>", "<|/tool_call|>"
 
 
 class Phi4MiniJsonParser(ScriptParser):
-    """The word alone is a word like any other."""
+    """The word alone is a word like any other.  Behind a tag, a list may be without its brackets."""
 
     frame: ClassVar[CallFrame | None] = CallFrame(
         '{"name": "NAME", "arguments": ', "}", ", ", f"{WORD}[", f"{WORD}[", "]"
@@ -22,8 +22,8 @@ class Phi4MiniJsonParser(ScriptParser):
         super().__init__()
 
     def read(self) -> Reading[None]:
-        while (yield from self._until(WORD, TAG)):
-            if (yield from self._call_list()):
+        while tag := (yield from self._until(WORD, TAG)):
+            if (yield from self._call_list(may_be_bare=tag == TAG)):
                 yield from self._skip_space()
                 yield from self._accept(TAG_END)
                 yield from self._skip_space()

@@ -1,6 +1,7 @@
 """Finds calls that are written as a list of Python's: `[weather(city="Paris"), time()]`.
 
-So do Llama 3.2 and Llama 4, the latter perhaps between `<|python_start|>` and `<|python_end|>`.
+So do Llama 3.2 and Llama 4, the latter perhaps between `<|python_start|>` and `<|python_end|>`, and often
+behind words of what it will do.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from pellucid.server.parsers.base import CallFrame, ParserSetting
+from pellucid.server.parsers.literals import NO_VALUE, parsed, value_of
 from pellucid.server.parsers.script import NAME, Reading, ScriptParser
 
 START, END = "<|python_start|>", "<|python_end|>"
 MARK = re.compile(r"[\"'\\()\[\]{}]")
-WORDS = {"true": True, "false": False, "null": None}  # for those who mix it with JSON
+# Texts, which may have line breaks, and keywords that are words of Python's own: what models get wrong.
+TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+WRONG = re.compile(rf"(?P<text>{TEXT})|\b(?P<word>{'|'.join(keyword.kwlist)})(?=\s*=[^=])", re.DOTALL)
+SHIELD = "keyword_of_python_"
 PYTHONS = {  # where no JSON is within or around it
     "boolean": {"type": "regex", "pattern": "True|False"},
     "null": {"type": "const_string", "value": "None"},
@@ -27,37 +32,16 @@ OTHER = {"type": "regex", "pattern": r"(\s*(([^\s\[<]|<[^|])[\s\S]*|<))?"}
 FRAME = CallFrame("NAME(", ")", ", ", None, "[", "]", style="python", otherwise=OTHER)
 
 
-class PythonicParser(ScriptParser):
-    """An answer that does not begin with such a list is content.  A call is told when it is whole."""
+class PythonScript(ScriptParser):
+    """What scripts ask for where calls are Python's."""
 
-    frame: ClassVar[CallFrame | None] = FRAME
-    keeps: ClassVar[tuple[str, ...]] = (START, END)
-
-    def __init__(self, setting: ParserSetting) -> None:
-        super().__init__()
-
-    def read(self) -> Reading[None]:
-        yield from self._skip_space()
-        yield from self._accept(START)
-        yield from self._skip_space()
-        if not (yield from self._accept("[")):
-            return
-        while True:
-            yield from self._skip_space()
-            text = yield from self._expression()
-            call = _call(text)
-            if call is None:
-                return
+    def _python_call(self) -> Reading[bool]:
+        """Read `name(key=value, ...)`, and tell the call; is it one?"""
+        call = _call((yield from self._expression()))
+        if call is not None:
             self._start(call[0])
             self._argue(call[1])
-            yield from self._skip_space()
-            if not (yield from self._accept(",")):
-                break
-        yield from self._accept("]")
-        yield from self._skip_space()
-        yield from self._accept(END)
-        yield from self._skip_space()
-        self._drop()
+        return call is not None
 
     def _expression(self) -> Reading[str]:
         """Read up to the bracket that closes the first one outside of strings; nothing if there is none."""
@@ -87,39 +71,89 @@ class PythonicParser(ScriptParser):
                     pass
 
 
+class PythonicParser(PythonScript):
+    """A list stands at the beginning of an answer, or calls a tool at that of a line.
+
+    A call is told when it is whole.
+    """
+
+    frame: ClassVar[CallFrame | None] = FRAME
+    keeps: ClassVar[tuple[str, ...]] = (START, END)
+
+    def __init__(self, setting: ParserSetting) -> None:
+        self._names = setting.names
+        super().__init__()
+
+    def read(self) -> Reading[None]:
+        yield from self._skip_space()
+        yield from self._accept(START)
+        while True:
+            yield from self._lists()
+            self._give_back()
+            tag = yield from self._until("\n[", START)
+            if not tag:
+                return
+            if tag != START and not (yield from self._is_of_tool()):
+                self._give_back()
+
+    def _is_of_tool(self) -> Reading[bool]:
+        """Does a list call a tool, whose bracket is the last that has been read?  It is put back."""
+        place = self._at - 1
+        name, tag = yield from self._head("(", "]", ",", " ", "\n")
+        self._at = place
+        return tag == "(" and name in self._names
+
+    def _lists(self) -> Reading[None]:
+        """All lists that come next, the one behind the other."""
+        yield from self._skip_space()
+        while (yield from self._accept("[")):
+            has_more = True
+            while has_more:
+                yield from self._skip_space()
+                if not (yield from self._python_call()):
+                    return
+                yield from self._skip_space()
+                has_more = yield from self._accept(",")
+                yield from self._skip_space()
+                self._drop()
+            yield from self._accept("]")
+            yield from self._skip_space()
+            yield from self._accept(END)
+            yield from self._skip_space()
+            self._drop()
+
+
 def _call(text: str) -> tuple[str, str] | None:
     """The function's name and its arguments as JSON; None if this is no call with keywords alone."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or not NAME.fullmatch(name := ast.unparse(call.func)):
+    for each in (text, WRONG.sub(_right, text)):
+        try:
+            call = parsed(each)
+            if not isinstance(call, ast.Call) or call.args:
+                return None
+            name = ast.unparse(call.func)
+            words = {
+                word.arg.removeprefix(SHIELD): word.value for word in call.keywords if word.arg is not None
+            }
+            if not NAME.fullmatch(name) or len(words) < len(call.keywords):
+                return None
+            values = {word: value_of(value) for word, value in words.items()}
+            return name, _paired(json.dumps(values, ensure_ascii=False, allow_nan=False))
+        except SyntaxError:
+            continue
+        except NO_VALUE:
             return None
-        values = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
-        if len(values) < len(call.keywords):
-            return None
-        return name, _paired(json.dumps(values, ensure_ascii=False, allow_nan=False))
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None
+    return None
+
+
+def _right(wrong: re.Match[str]) -> str:
+    if wrong["word"]:
+        return SHIELD + wrong["word"]
+    return wrong["text"].replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _paired(text: str) -> str:
     """With halves of letters joined, as JSON's escapes mean them, and others replaced."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _value(node: ast.expr) -> object:
-    """Of a literal, in which JSON's words are Python's.  Raises ValueError for anything else."""
-    match node:
-        case ast.Name(id=word) if word in WORDS:
-            return WORDS[word]
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return [_value(part) for part in parts]
-        case ast.Dict(keys=keys, values=values):
-            names = [None if key is None else ast.literal_eval(key) for key in keys]
-            if not all(isinstance(name, str) for name in names):
-                raise ValueError("a key is no text")
-            return dict(zip(names, map(_value, values), strict=True))
-        case _:
-            return ast.literal_eval(node)
 
 
 def keywords(name: str, schema: Mapping[str, object]) -> Mapping[str, object]:

@@ -7,11 +7,12 @@ so it says the same however a text is cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import TypeVar
 
 from pellucid.server.parsers.base import Content, Event, Reasoning, ToolCallArguments, ToolCallStart, overlap
 from pellucid.server.parsers.calls import Brackets, CallReader, new_id
+from pellucid.server.parsers.literals import NO_VALUE, as_json, literal
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -114,19 +115,30 @@ class ScriptParser:
     def _arguments(self) -> Reading[bool]:
         """Tell the JSON that comes next as arguments, as it is written; did it end?
 
-        Outside of strings no JSON has a `<`, so a tag ends it, too.
+        Outside of strings no JSON has a `<`, so a tag ends it, too.  Python's is told when it is whole.
         """
         self._drop()
-        brackets = Brackets()
+        while self._held.rstrip() == "{" and not self._is_over:
+            yield
+        is_pythons = self._begins("{") and self._held[1:].lstrip().startswith("'")
+        brackets, num_read = Brackets(), 0
         while True:
-            self._tell(ToolCallArguments, brackets.read(self._held, 0, floor=0))
-            if brackets.is_closed or brackets.is_at_tag or self._is_over:
+            num_read = brackets.read(self._held, num_read, floor=0)
+            is_at_end = brackets.is_closed or brackets.is_at_tag or self._is_over
+            if is_at_end or not is_pythons:
+                text, self._held = brackets.mended(self._held[:num_read]), self._held[num_read:]
+                self._argue(_as_json(text) if is_pythons else text)
+                num_read = 0
+            if is_at_end:
                 return brackets.is_closed
             yield
 
-    def _call(self) -> Reading[bool]:
-        """Read `{"name": ..., "arguments": {...}}`, and tell the call; what is none is content."""
-        reader, is_first = CallReader(), True
+    def _call(self, names: Collection[str] | None = None) -> Reading[bool]:
+        """Read `{"name": ..., "arguments": {...}}`, and tell the call; what is none is content.
+
+        names: as a reader's.
+        """
+        reader, is_first = CallReader(names), True
         while not reader.is_done:
             opening, body = self._held[: self._at], self._held[self._at :]
             events = reader.feed(body)
@@ -142,10 +154,13 @@ class ScriptParser:
                 yield
         return reader.is_call
 
-    def _call_list(self) -> Reading[bool]:
-        """Read `[{"name": ..., "arguments": {...}}, ...]`; was it all calls, or at least the first one?"""
+    def _call_list(self, *, may_be_bare: bool = False) -> Reading[bool]:
+        """Read `[{"name": ..., "arguments": {...}}, ...]`; was it all calls, or at least the first one?
+
+        may_be_bare: are there lists without their brackets?
+        """
         yield from self._skip_space()
-        if not (yield from self._accept("[")):
+        if not (yield from self._accept("[")) and not (may_be_bare and self._begins("{")):
             return False
         has_calls = False
         while True:
@@ -184,8 +199,16 @@ class ScriptParser:
         if text:
             self._events.append(ToolCallArguments(text))
 
-    def _tell(self, kind: type[Content | Reasoning | ToolCallArguments], length: int) -> int:
+    def _tell(self, kind: type[Content | Reasoning], length: int) -> int:
         if length:
             self._events.append(kind(self._held[:length]))
             self._held = self._held[length:]
         return length
+
+
+def _as_json(text: str) -> str:
+    """Of an object as Python writes it; the text itself where it is none."""
+    try:
+        return as_json(literal(text))
+    except NO_VALUE:
+        return text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Mapping, Sequence
 
 from pellucid.server.parsers.base import overlap
+from pellucid.server.parsers.literals import NO_VALUE, as_json, literal
 from pellucid.server.parsers.script import Reading, ScriptParser
 
 Schema = Mapping[str, object]
@@ -55,30 +54,11 @@ def value_of(text: str, types: set[str]) -> object:
     if types == {"string"}:
         return text
     try:
-        value = _literal(text.strip())
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        value = literal(text.strip())
+    except NO_VALUE:
         return text
     is_right = not types or any(type(value) in KINDS.get(each, ()) for each in types)
     return value if is_right else text
-
-
-def as_json(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if not any("\ud800" <= letter <= "\udfff" for letter in text) else json.dumps(value)
-
-
-def _literal(text: str) -> object:
-    """JSON, or what Python calls the same."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        value = ast.literal_eval(text)
-        json.dumps(value, allow_nan=False)
-    return value
-
-
-def _refuse(word: str) -> object:
-    raise ValueError(f"{word} is no JSON")
 
 
 class TypedParser(ScriptParser):

@@ -103,6 +103,13 @@ FORMS = {
     ),
 }  # fmt: skip
 ALL_TAGS = sorted({part for form in FORMS.values() for part in form if part})
+SIGNS = ["<think>", "</think>", "[THINK]", "[/THINK]", "Here is my thought process:", "Here is my response:",
+         "<|channel|>", "analysis", "commentary", "final", "<|message|>", "<|end|>", "<|start|>assistant",
+         " to=functions.weather", "to=", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "\n[", "\n{",
+         "weather(", "city='", '"name": "weather"', "parameters", "'", '"', "{", "}", "[", "]", ")", ",", ":",
+         "\n", " ", "\\", "<",
+         "{'name': 'weather', 'arguments': {'city': 'Paris'}}", "</arg_key>", "<arg_value>", "</parameter\n",
+         "<function=weather", "x" * 130]  # fmt: skip
 
 
 def found(parser: str, text: str, **setting: object) -> list[tuple[str, ...]]:
@@ -226,7 +233,12 @@ def test_what_is_no_call_stays_in_the_text(parser: str) -> None:
     assert found(parser, f"{opening or weather[:8]} ...")[0][0] == "content"
 
 
-@given(st.lists(st.one_of(st.sampled_from(ALL_TAGS), st.text(max_size=3)), max_size=8), st.data())
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(ALL_TAGS + SIGNS), st.sampled_from(SIGNS), st.text(max_size=3)), max_size=10
+    ),
+    st.data(),
+)
 def test_every_cut_says_the_same(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     parsers = Parsers(
