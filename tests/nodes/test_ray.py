@@ -131,12 +131,22 @@ def test_a_raylet_that_is_stopped_holds_nobody_up_and_replicas_outlive_a_killed_
             os.kill(raylet(cluster), signal.SIGCONT)
         load(llm)
         os.kill(raylet(cluster), signal.SIGKILL)
+        began, replicas = time.monotonic(), llm.llm_engine.engine._replicas  # type: ignore[attr-defined]
         assert {answer.outputs[0].finish_reason for answer in answers(llm, 60)} == {"length"}
-        assert sum(each.error is not None for each in llm.llm_engine.engine._replicas) == 1  # type: ignore[attr-defined]
+        while not any(each.error for each in replicas):  # its actors outlive it by a moment
+            load(llm)
+            assert {answer.outputs[0].finish_reason for answer in answers(llm, 60)} == {"length"}
+            assert time.monotonic() - began < 10
+        assert sum(each.error is not None for each in replicas) == 1
     cluster.remove_node(cluster.second)
     cluster.second = cluster.add_node(num_cpus=1)
     with LLM(str(tiny), **options | {"data_parallel_size": 1, "pipeline_parallel_size": 2}) as llm:
         load(llm)
         os.kill(raylet(cluster), signal.SIGKILL)
-        assert {answer.outputs[0].finish_reason for answer in answers(llm, 10)} == {"error"}
+        began, reasons = time.monotonic(), set[str | None]()
+        while "error" not in reasons:
+            reasons |= {answer.outputs[0].finish_reason for answer in answers(llm, 10)}
+            assert time.monotonic() - began < 10
+            if llm.llm_engine.engine.error is None:
+                load(llm)
         assert "worker " in (llm.llm_engine.engine.error or "")
