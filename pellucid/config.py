@@ -91,6 +91,9 @@ class CacheConfig:
     kv_transfer_config: Mapping[str, object] | str | None = option(
         None, 'where KV comes from and goes to, JSON: {"kv_connector": ...}; see docs/parallel.md'
     )
+    kv_events_config: Mapping[str, object] | str | None = option(
+        None, 'who is told which blocks are cached, JSON: {"enable_kv_cache_events": true}'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,8 +71,6 @@ UNSERVED = {
     "enable_ssl_refresh": "start the server again with the new certificate",
     "hf_overrides": "change config.json in a copy of the folder",
     "hf_token": "set HF_TOKEN",
-    "kv_events_config": "no events of blocks are published; `pellucid route` and --data-parallel-size send "
-    "a prompt where its beginning has been sent, and /metrics counts hits",
     "logits_processors": "the server runs no code of a request's; say logit_bias or structured_outputs",
     "logprobs_mode": "log-probabilities are the model's own, before the sampling parameters",
     "long_prefill_token_threshold": "chunks beside streams follow from --target-itl-ms",

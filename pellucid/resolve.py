@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import index
 
 from pellucid.config import FP8, FP8_CACHES, EngineConfig, LoraConfig, ParallelConfig, SpeculativeConfig
-from pellucid.connectors.config import KVTransferConfig
+from pellucid.connectors.config import KVEventsConfig, KVTransferConfig
 from pellucid.features.base import FEATURES
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import Draft
@@ -21,7 +21,7 @@ from pellucid.nodes.place import Node
 from pellucid.platform import Platform, check_platform
 
 VLLM_EXECUTORS = {"mp": "multiproc", "uni": "local"}  # its names of ours
-KV = "kv_transfer"  # the feature
+KV, EVENTS, LORA = "kv_transfer", "kv_events", "lora"  # features that engines have if told to
 MOST_LORAS = 128  # a step's kernels look for each
 MOST_RANK = 512
 MOST_LISTED = 1 << 20  # 20 MiB for each request that runs
@@ -50,8 +50,11 @@ class Resolved:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     draft: Checkpoint | None = None  # the proposer's own, if it has one
     # All that requests may ask for: their order gives each its bit, the same one in every process.
-    features: tuple[str, ...] = field(default_factory=lambda: tuple(each for each in FEATURES if each != KV))
+    features: tuple[str, ...] = field(
+        default_factory=lambda: tuple(each for each in FEATURES if each not in (KV, EVENTS))
+    )
     kv_transfer: KVTransferConfig | None = None  # where KV comes from beside this engine's own pool
+    kv_events: KVEventsConfig | None = None  # who is told which blocks are there
 
     @property
     def num_spec(self) -> int:
@@ -135,8 +138,8 @@ def resolve(
     if block_size not in (16, 32, 64, 128, 256):
         raise ValueError(f"block_size is {block_size}, must be 16, 32, 64, 128 or 256 tokens")
     dtype = _resolve_dtype(user.model.dtype, checkpoint)
-    kv_transfer = KVTransferConfig.of(user.cache)
-    wanted = {"lora": user.lora.enable_lora, KV: kv_transfer is not None}
+    kv_transfer, kv_events = KVTransferConfig.of(user.cache), KVEventsConfig.of(user.cache)
+    wanted = {LORA: user.lora.enable_lora, KV: kv_transfer is not None, EVENTS: kv_events is not None}
     absent = {name for name, is_wanted in wanted.items() if not is_wanted}
     return Resolved(
         user=user,
@@ -159,6 +162,7 @@ def resolve(
         draft=draft and draft.checkpoint,
         features=tuple(name for name in FEATURES if name not in absent),
         kv_transfer=kv_transfer,
+        kv_events=kv_events,
     )
 
 

@@ -44,6 +44,14 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     # How KV comes from elsewhere.  The halves beside the scheduler are as free of torch as it is.
     "connectors": {"kv", "schedule.plan", "features.base", "registry", "resolve", "types"},
     "connectors.config": {"config", "no_effect"},
+    "connectors.events": {
+        "connectors",
+        "kv",
+        "schedule.sequence",
+        "features.base",
+        "lora.request",
+        "resolve",
+    },
     "connectors.worker": {"connectors", "features.base", "registry"},
     "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
@@ -236,6 +244,7 @@ NO_TORCH = [
     "pellucid.features.pooling.host",
     "pellucid.features.lora.host",
     "pellucid.connectors.host",
+    "pellucid.connectors.events",
     "pellucid.connectors.peer.host",
     "pellucid.cluster.messages",
     "pellucid.executor.multiproc",

@@ -6,3 +6,4 @@ KV_TRANSFER = Feature(
     "pellucid.connectors.host:KVTransfer",
     "pellucid.connectors.worker:KVTransfer",
 )
+KV_EVENTS = Feature("pellucid.connectors.events:KVEvents", "pellucid.features.base:WorkerFeature")

@@ -1,4 +1,4 @@
-"""What the user says of KV from elsewhere: `kv_transfer_config`, with vLLM's keys."""
+"""What the user says of KV from elsewhere, and to whom blocks are told: with vLLM's keys."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ GIB = 1 << 30
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
 BUFFERS = (None, "cpu", "cuda")
+PUBLISHERS = ("zmq", "null")
 MEANINGLESS = ("kv_rank", "kv_parallel_size", "kv_buffer_size")  # to our connectors
 
 
@@ -88,20 +89,66 @@ class KVTransferConfig:
         for name in sorted(given.keys() & set(MEANINGLESS)):
             logger.warning("%s in kv_transfer_config has no effect: every rank has its own connector", name)
         given = {name: value for name, value in given.items() if name not in MEANINGLESS}
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name == "kv_connector_module_path":
-                raise ValueError(
-                    "kv_connector_module_path is not served: code of vLLM's interface does not fit; write "
-                    "the two halves of pellucid/connectors/base.py and say KV_CONNECTORS.register(name, path)"
-                )
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
-                raise ValueError(f"unknown key {name!r} in kv_transfer_config{hint}")
+        if "kv_connector_module_path" in given:
+            raise ValueError(
+                "kv_connector_module_path is not served: code of vLLM's interface does not fit; write "
+                "the two halves of pellucid/connectors/base.py and say KV_CONNECTORS.register(name, path)"
+            )
+        _check_keys("kv_transfer_config", given, [f.name for f in fields(cls)])
         if not isinstance(given.get("kv_connector"), str):
             raise ValueError("kv_transfer_config names no kv_connector")
         return cls(**given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """To whom it is told which blocks can be found here.  Raises ValueError, naming what is wrong."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None  # "zmq", or "null": nobody is told
+    endpoint: str = "tcp://*:5557"  # bound if it has a *, else connected to
+    replay_endpoint: str | None = None  # where those who have missed some ask for them
+    buffer_steps: int = 10_000  # messages that can be asked for
+    hwm: int = 100_000  # messages that wait for a slow subscriber
+    max_queue_size: int = 100_000  # events that wait to be sent
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        if self.publisher not in (None, *PUBLISHERS):
+            raise ValueError(
+                f"publisher in kv_events_config is {self.publisher!r}, must be one of {', '.join(PUBLISHERS)}"
+            )
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} in kv_events_config is {value!r}, must be at least 1")
+        for name in ("endpoint", "replay_endpoint", "topic"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name != "replay_endpoint"):
+                raise ValueError(f"{name} in kv_events_config is {value!r}, must be a text")
+
+    @classmethod
+    def of(cls, cache: CacheConfig) -> KVEventsConfig | None:
+        """None: nobody is told."""
+        if cache.kv_events_config is None:
+            return None
+        given = json_object("kv_events_config", cache.kv_events_config)
+        _check_keys("kv_events_config", given, [f.name for f in fields(cls)])
+        config = cls(**given)  # type: ignore[arg-type]
+        if not config.enable_kv_cache_events or config.publisher == "null":
+            return None
+        if not cache.enable_prefix_caching:
+            raise ValueError("enable_prefix_caching is False, so kv_events_config has no blocks to tell of")
+        return config
+
+
+def _check_keys(name: str, given: Mapping[str, object], known: list[str]) -> None:
+    """Raises ValueError for a key that is not known."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+            raise ValueError(f"unknown key {key!r} in {name}{hint}")
 
 
 def _is_positive(value: object) -> bool:

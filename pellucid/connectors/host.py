@@ -49,7 +49,7 @@ class KVTransfer(HostFeature):
         self._failed: dict[str, str | None] = {}
         self._due: dict[Transfer, float] = {}  # loads that are waited for, and until when by `clock`
         self._late: set[Transfer] = set()  # loads that nobody waits for any more
-        self._kv.pool.observer = self._publishes
+        self._kv.pool.observers.append(self._publishes)
         if connector is not None:
             self.connector = connector
 
@@ -87,6 +87,7 @@ class KVTransfer(HostFeature):
             num_cached=hit.num_tokens,
             num_tokens=num_tokens,
             digests=digests[len(hit.pages) : num],
+            origin=(seq.prefix, tokens),
         )
         if not lend_for_load(kv, transfer, self._scheduler.watermark):
             return False
@@ -95,7 +96,7 @@ class KVTransfer(HostFeature):
         self._due[transfer] = self.clock() + self.seconds
         return True
 
-    def _publishes(self, kind: int, digests: list[bytes], blocks: Pages) -> None:
+    def _publishes(self, kind: int, digests: list[bytes], blocks: Pages, origin: object) -> None:
         """Blocks of a kind can be found from now on."""
         transfer = Transfer(digests=digests, pages=of_kind(self._kv, kind, blocks))
         self._save(transfer, self.connector.published(transfer))

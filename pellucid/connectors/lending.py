@@ -19,6 +19,7 @@ class Transfer:
     num_cached: int = 0  # tokens before these blocks
     num_tokens: int = 0  # tokens up to the end of these blocks
     digests: list[bytes] = field(default_factory=list[bytes])  # one a block
+    origin: object = None  # of a load: prefix and tokens, as `KVManager.publish` is told them
     # [blocks, pages of a block], those of a kind side by side; 0 is not there: a window does not reach it.
     pages: Pages = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))
     meta: object = None  # the connector's own
@@ -54,7 +55,7 @@ def take_back(kv: KVManager, transfer: Transfer, *, publish: bool) -> None:
     del kv.lent[transfer]
     for i, where, blocks in kv.by_kind(transfer.pages):
         if publish:
-            kv.pool.publish(i, blocks, map(transfer.digests.__getitem__, where))
+            kv.pool.publish(i, blocks, map(transfer.digests.__getitem__, where), transfer.origin)
         kv.pool.drop(blocks[::-1])
 
 

@@ -299,6 +299,7 @@ FEATURES: Registry[Feature] = Registry(
         "prompt_logprobs": "pellucid.features.logprobs:PROMPT_LOGPROBS",
         "pooling": "pellucid.features.pooling:POOLING",
         "kv_transfer": "pellucid.connectors:KV_TRANSFER",
+        "kv_events": "pellucid.connectors:KV_EVENTS",
         "mean_pooling": "pellucid.features.pooling:MEAN_POOLING",
     },
 )

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]  # [n], or of blocks [n, stripes]
-# Told what can be found that could not before: kind, digests and blocks.
-Observer = Callable[[int, list[bytes], Pages], None]
+# Told what can be found that could not before: kind, digests, blocks, and what `publish` was told of them.
+Observer = Callable[[int, list[bytes], Pages, object], None]
 
 
 class PagePool:
@@ -24,7 +24,9 @@ class PagePool:
 
     def __init__(self, num_pages: int, num_kinds: int = 1) -> None:
         self.num_pages = num_pages
-        self.observer: Observer | None = None
+        self.observers: list[Observer] = []
+        # Told kind and digest of who cannot be found any more; of a `reset`, nothing.
+        self.evicted: Callable[[int, bytes], None] | None = None
         # Of each page its owners, and whether its block is published; for single pages and for many at once.
         self._refs, self._flags = array("i", bytes(4 * (num_pages + 1))), bytearray(num_pages + 1)
         self.refs: NDArray[np.int32] = np.frombuffer(self._refs, dtype=np.int32)
@@ -96,8 +98,11 @@ class PagePool:
             else:
                 self.free += pages
 
-    def publish(self, kind: int, blocks: Pages, digests: Iterable[bytes]) -> None:
-        """Make each block [n, stripes] findable, unless it is, or another one has the same content."""
+    def publish(self, kind: int, blocks: Pages, digests: Iterable[bytes], origin: object = None) -> None:
+        """Make each block [n, stripes] findable, unless it is, or another one has the same content.
+
+        origin: for observers.
+        """
         index, names, flags = self._index[kind], self._names, self._flags
         rows: list[list[int]] = blocks.tolist()
         new: list[list[int]] = []
@@ -108,8 +113,8 @@ class PagePool:
                 new.append(pages)
                 for page in pages:
                     flags[page] = True
-        if self.observer is not None and new:
-            self.observer(kind, [names[pages[0]][1] for pages in new], np.array(new, dtype=np.int32))
+        for observe in self.observers if new else ():
+            observe(kind, [names[pages[0]][1] for pages in new], np.array(new, dtype=np.int32), origin)
 
     def index(self, kind: int) -> Mapping[bytes, Sequence[int]]:
         """The published blocks of a kind by digest: each one's pages."""
@@ -129,6 +134,8 @@ class PagePool:
         while len(pages) < num:
             kind, digest = self._names.pop(self._cached.popitem(last=False)[0])
             pages += self._index[kind].pop(digest)
+            if self.evicted is not None:
+                self.evicted(kind, digest)
         self._num_cached -= len(pages)
         self.free += pages
         for page in pages:

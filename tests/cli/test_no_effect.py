@@ -43,8 +43,8 @@ def test_what_has_no_effect_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_not_served_says_what_to_do_instead() -> None:
-    with pytest.raises(ValueError, match="kv_events_config is not supported: .*pellucid route"):
-        EngineConfig.from_options({"kv_events_config": {"enable_kv_cache_events": True}})
+    with pytest.raises(ValueError, match="cpu_offload_gb is not supported: .*quantize"):
+        EngineConfig.from_options({"cpu_offload_gb": 4})
 
 
 def test_a_server_tells_it_once(tmp_path: Path) -> None:
