@@ -29,7 +29,8 @@ class MatrixReport:
 
     path: str
     stored: str
-    bits: float
+    weights: int  # how many it has
+    bits: float  # of each, scales and all
     error: float | None
 
 
@@ -49,7 +50,8 @@ class Report:
     @property
     def bits(self) -> float:
         """Of a weight of the matrices that are quantized, scales and all."""
-        return sum(each.bits for each in self.matrices) / max(1, len(self.matrices))
+        total = sum(each.weights * each.bits for each in self.matrices)
+        return total / max(1, sum(each.weights for each in self.matrices))
 
     def write(self, folder: Path) -> None:
         text = json.dumps(asdict(self) | {"bits": round(self.bits, 4)}, indent=1)

@@ -214,9 +214,15 @@ class Quantizer:
                 beside = self.method.beside(format, inputs)
                 made |= {f"{key}.{suffix}": tensor.cpu() for suffix, tensor in beside.items()}
             error = None if inputs is None else inputs.error(plain, numbers_of(own))
-            size = 8 * stored_bytes(made) / plain.numel()
+            size = plain.numel()
             self.report.matrices.append(
-                MatrixReport(path=matrix.path, stored=describe(format), bits=size, error=error)
+                MatrixReport(
+                    path=matrix.path,
+                    stored=describe(format),
+                    weights=size,
+                    bits=8 * stored_bytes(made) / size,
+                    error=error,
+                )
             )
             tensors |= made
         return tensors

@@ -69,6 +69,9 @@ def test_readers_find_the_numbers_that_were_meant(
     ):
         tensor = theirs[f"{key}.weight"]
         assert torch.equal(torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)), ours), key
+    coded = [tensor for tensor in theirs.values() if len(tensor.shape) > 1]
+    num_weights = sum(int(tensor.n_elements) for tensor in coded)
+    assert report.bits == pytest.approx(8 * sum(int(tensor.n_bytes) for tensor in coded) / num_weights)
 
 
 def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:
