@@ -35,6 +35,7 @@ class SharedExpert:
     hidden: int
     name: str = "shared_experts"
     gate: str | None = None
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

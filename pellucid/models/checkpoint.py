@@ -29,6 +29,10 @@ PICKLED_FILES = ("pytorch_model*.bin", "model*.pt", "medusa_lm_head.pt", "*.pth"
 DTYPES = ("bfloat16", "float16", "float32")  # torch's names
 ANY_HEAD_DIM = 2  # how far positions reach does not depend on it
 OTHER_MODALITIES = ("text_config", "vision_config", "audio_config")
+NOT_SERVED = {  # what a field asks for that is neither absent, null, false nor empty
+    "use_bidirectional_attention": "its tokens see what follows them",
+    "per_layer_config": "single layers have fields of their own",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +196,7 @@ def architecture_of(config: dict[str, object]) -> str:
 
 
 def refuse_unknown(config: dict[str, object]) -> None:
-    """Raise ValueError for an architecture that no file serves, naming those that are."""
+    """Raise ValueError for an architecture that no file serves, naming those that are, or such a field."""
     other = [name for name in OTHER_MODALITIES if name in config]
     if other:
         raise ValueError(
@@ -204,6 +208,9 @@ def refuse_unknown(config: dict[str, object]) -> None:
         raise ValueError(
             "is_causal in config.json is false: its tokens see what follows them, which is not served"
         )
+    for name, asked in NOT_SERVED.items():
+        if config.get(name):
+            raise ValueError(f"{name} in config.json is {config[name]!r}: {asked}, which is not served")
 
 
 def shape_file(name: str) -> Path:

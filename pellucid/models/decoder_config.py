@@ -22,7 +22,7 @@ from pellucid.models.rope import FamilyRope, rope_config
 
 # Queries and keys are normalized over each head, or over all together, or over each head without weights.
 QKNormed = Literal["head", "width", "plain"]
-LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +132,21 @@ def heads_of(
 ) -> Heads:
     """The heads in config.json, and the family's where it is silent.
 
-    By default as many heads of keys as of queries, and heads that share the model's width, as they do where
-    head_dim is null.
+    By default as many heads of keys as of queries, and heads that share the model's width, as it is where
+    num_key_value_heads or head_dim are null.
     """
     num = config.size("num_attention_heads", num)
-    num_kv = config.size("num_key_value_heads", num_kv or num)
+    if num_kv is None or "num_key_value_heads" in config.config:
+        num_kv = num
+    num_kv = config.size("num_key_value_heads", num_kv)
     if dim is None or "head_dim" in config.config:
         dim = config.size("hidden_size") // num
     return Heads(num, num_kv, config.size("head_dim", dim))
 
 
-def layer_types(config: Fields, default: Sequence[str] | None = None) -> list[str]:
+def layer_types(
+    config: Fields, default: Sequence[str] | None = None, known: Sequence[str] = LAYER_TYPES
+) -> list[str]:
     """The kind of attention of each layer, `default` where config.json does not say, or full attention.
 
     Raises ValueError for kinds that are not known.
@@ -150,11 +154,11 @@ def layer_types(config: Fields, default: Sequence[str] | None = None) -> list[st
     num_layers = config.size("num_hidden_layers")
     types = config.strs("layer_types") if config.has("layer_types") else default
     types = ["full_attention"] * num_layers if types is None else list(types)
-    unknown = set(types) - set(LAYER_TYPES)
+    unknown = set(types) - set(known)
     if unknown or len(types) != num_layers:
         raise ValueError(
             f"layer_types in config.json are {len(types)} of {sorted(set(types))} for {num_layers} layers "
-            f"(known: {', '.join(LAYER_TYPES)})"
+            f"(known: {', '.join(known)})"
         )
     return types
 
@@ -163,6 +167,14 @@ def every(interval: int, config: Fields) -> list[str]:
     """The kinds of layers of which every `interval`-th has full attention, and the others a window."""
     num = config.size("num_hidden_layers")
     return ["full_attention" if (i + 1) % interval == 0 else "sliding_attention" for i in range(num)]
+
+
+def window_of(config: Fields, default: int | None = None) -> int | None:
+    """Tokens that layers with a window see.  Null: all, and only a field that is absent means `default`."""
+    name = "sliding_window"
+    if name not in config.config:
+        return default
+    return config.size(name) if config.has(name) else None
 
 
 def windows_of(types: Sequence[str], window: int | None) -> list[int | None]:

@@ -31,6 +31,7 @@ class DeepseekV2(Decoder):
     default_q_rank: ClassVar[int] = 1536
     default_hidden: ClassVar[int] = 1407  # of an expert
     num_shared: ClassVar[int] = 2  # experts that all tokens take, where config.json does not say
+    asks_for_bias: ClassVar[bool] = True  # whether `mlp_bias` in config.json counts
     choice_bias: ClassVar[str | None] = None
 
     def __init__(self, config: Fields, b: Builder) -> None:
@@ -41,7 +42,8 @@ class DeepseekV2(Decoder):
 
     @classmethod
     def declare(cls, config: Fields) -> DecoderConfig:
-        mixer, plain, experts = cls.mixer(config), dense(config), cls.experts(config)
+        bias = cls.asks_for_bias and config.bool("mlp_bias", False)
+        mixer, plain, experts = cls.mixer(config), dense(config, bias=bias), cls.experts(config, bias=bias)
         return DecoderConfig(
             **sizes(config),
             norm=NormSpec(config.float("rms_norm_eps", cls.eps)),
@@ -75,15 +77,18 @@ class DeepseekV2(Decoder):
         )
 
     @classmethod
-    def experts(cls, config: Fields) -> Sparse:
-        """The MLP of layers that mix experts.  Raises ValueError for routers that are not known."""
+    def experts(cls, config: Fields, *, bias: bool) -> Sparse:
+        """The MLP of layers that mix experts.  Raises ValueError for routers that are not known.
+
+        bias: of those that all tokens take.
+        """
         hidden = config.size("moe_intermediate_size", cls.default_hidden)
-        num_shared = config.int("n_shared_experts", cls.num_shared)
+        num_shared = config.count("n_shared_experts", cls.num_shared)
         return Sparse(
             hidden=hidden,
             act=Act(config.str("hidden_act", "silu")),
             routing=cls.routing(config),
-            shared=SharedExpert(hidden=num_shared * hidden) if num_shared else None,
+            shared=SharedExpert(hidden=num_shared * hidden, bias=bias) if num_shared else None,
             router_is_wide=True,
             choice_bias=cls.choice_bias,
         )
@@ -128,6 +133,7 @@ class DeepseekV3(DeepseekV2):
     """DeepseekV3ForCausalLM (DeepSeek-AI 2024, arXiv 2412.19437); Kimi K2 is one, too."""
 
     always_interleaved = False
+    asks_for_bias = False
     num_dense = 3
     default_hidden = 2048
     num_shared = 1

@@ -16,6 +16,7 @@ class Ernie45(Decoder):
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
         bias, rope = config.bool("use_bias", False), FamilyRope(theta=500000.0, interleaved=True)
-        mixers = grouped_layers(config, heads_of(config, dim=128), qkv_bias=bias, o_bias=bias, rope=rope)
+        heads = heads_of(config, num_kv=2, dim=128)
+        mixers = grouped_layers(config, heads, qkv_bias=bias, o_bias=bias, rope=rope)
         declared = decoder_config(config, mixers, dense(config, bias=bias), eps=1e-5)
         return replace(declared, tied=config.bool("tie_word_embeddings", True))

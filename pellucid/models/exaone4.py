@@ -14,6 +14,7 @@ from pellucid.models.decoder_config import (
     grouped_layers,
     heads_of,
     layer_types,
+    window_of,
     windows_of,
 )
 from pellucid.models.fields import Fields
@@ -25,11 +26,14 @@ class Exaone4(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        said = config.number("sliding_window", 4096)
-        window = None if said is None else int(said)
+        window, heads = window_of(config, 4096), heads_of(config, num_kv=32)
         types = layer_types(config, None if window is None else pattern(config))
         mixers: Sequence[GQA] = grouped_layers(
-            config, heads_of(config), types=types, windows=windows_of(types, window), qk_norm="head"
+            config,
+            heads,
+            types=types,
+            windows=windows_of(types, window),
+            qk_norm="head",
         )
         if window is not None:
             mixers = [mixer if mixer.scores.window else replace(mixer, rope=None) for mixer in mixers]

@@ -31,6 +31,10 @@ class Fields:
             raise self._wrong(name, value, "at least 1")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """A number of things; null is none, and only a field that is absent means `default`."""
+        return 0 if name in self.config and not self.has(name) else self.int(name, default)
+
     def float(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -38,7 +42,8 @@ class Fields:
         return float(value)
 
     def bool(self, name: str, default: bool | None = None) -> bool:
-        value = self._value(name, default)
+        """Null is false where there is a default, as in Python."""
+        value = self._value(name, False if default is not None and name in self.config else default)
         if not isinstance(value, bool):
             raise self._wrong(name, value, "true or false")
         return value

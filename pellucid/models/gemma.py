@@ -24,7 +24,7 @@ from pellucid.models.decoder_config import (
     sizes,
 )
 from pellucid.models.fields import Fields
-from pellucid.models.rope import FamilyRope, rope_config
+from pellucid.models.rope import FamilyRope, WindowRope, rope_config
 from pellucid.models.text_config import text_key
 
 TANH = "gelu_pytorch_tanh"
@@ -35,7 +35,6 @@ class Gemma(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        check_causal(config)
         heads, bias = heads_of(config, num=16, num_kv=16, dim=256), config.bool("attention_bias", False)
         mlp = dense(config, act=TANH)
         mlp = replace(mlp, act=Act(TANH)) if mlp.act == Act("gelu") else mlp
@@ -97,12 +96,11 @@ class Gemma3(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        check_causal(config)
         types = layer_types(config, every(config.size("sliding_window_pattern", 6), config))
         # Norms over heads took the place of caps on scores, whatever config.json says.
         fixed = {"attn_logit_softcapping": None, "layer_types": types}
         common = Gemma2.declare(Fields({"final_logit_softcapping": None} | dict(config.config) | fixed))
-        family = FamilyRope(theta=1e6, local_theta=1e4, stretches_windows=False)
+        family = FamilyRope(theta=1e6, windows=WindowRope(theta=1e4, name="rope_local_base_freq"))
 
         def layer(kind: str, alike: LayerConfig) -> LayerConfig:
             mixer = alike.mixer
@@ -111,9 +109,3 @@ class Gemma3(Decoder):
             return replace(alike, mixer=replace(mixer, rope=rope, qk_norm="head"))
 
         return replace(common, layers=tuple(map(layer, types, common.layers)))
-
-
-def check_causal(config: Fields) -> None:
-    """Raise ValueError for a model in which tokens see what comes behind them."""
-    if config.bool("use_bidirectional_attention", False):
-        raise ValueError("use_bidirectional_attention in config.json is true: this is no causal model")

@@ -39,7 +39,7 @@ class Glm4Moe(Decoder):
 
 def glm_experts(config: Fields) -> Sparse:
     """DeepSeek-V3's router: by sigmoid and a bias, out of the groups whose two best add up to most."""
-    hidden, num_shared = config.size("moe_intermediate_size", 1408), config.int("n_shared_experts", 1)
+    hidden, num_shared = config.size("moe_intermediate_size", 1408), config.count("n_shared_experts", 1)
     return Sparse(
         hidden=hidden,
         act=Act(config.str("hidden_act", "silu")),

@@ -30,6 +30,7 @@ from pellucid.models.rope import FamilyRope, rope_config
 from pellucid.models.smollm3 import turning
 from pellucid.models.text_config import text_key
 
+KINDS = ("chunked_attention", "full_attention")
 CHUNK = 8192  # tokens, where config.json does not say
 
 
@@ -47,9 +48,7 @@ class Llama4(Decoder):
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
         turns, chunk = turning(config), config.number("attention_chunk_size", CHUNK)
-        types = layer_types(
-            config, ["chunked_attention" if turn and chunk else "full_attention" for turn in turns]
-        )
+        types = layer_types(config, [KINDS[0] if turn and chunk else KINDS[1] for turn in turns], known=KINDS)
         heads = heads_of(config, num=40, num_kv=8, dim=128)
         bias, normalizes = config.bool("attention_bias", False), config.bool("use_qk_norm", True)
         family, grows = FamilyRope(theta=500000.0, interleaved=True), growth(config)
@@ -60,7 +59,7 @@ class Llama4(Decoder):
             return replace(found, attention_factor=1.0) if normalizes else found
 
         def mixer(kind: str, turn: bool) -> GQA:
-            seen = int(chunk) if chunk and kind == "chunked_attention" else None
+            seen = int(chunk) if chunk and kind == KINDS[0] else None
             return GQA(
                 heads=heads,
                 scores=Scores(scale=heads.dim**-0.5, chunk=seen),

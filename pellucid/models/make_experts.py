@@ -124,7 +124,8 @@ class Maker:
         if shared is None:
             return None
         gate = None if shared.gate is None else self.plain_linear(shared.gate, 1)
-        return Shared(self.b.gated_mlp(shared.name, self.dim, shared.hidden, self.sparse.act), gate)
+        mlp = self.b.gated_mlp(shared.name, self.dim, shared.hidden, self.sparse.act, bias=shared.bias)
+        return Shared(mlp, gate)
 
     def weights(self) -> dict[str, Weight]:
         """Every matrix and bias, by what `Experts` calls it."""

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pellucid.layers.activation import Act
 from pellucid.layers.experts import Routing, Sparse
 from pellucid.models.decoder import Decoder
-from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
+from pellucid.models.decoder_config import (
+    DecoderConfig,
+    decoder_config,
+    grouped_layers,
+    heads_of,
+    window_of,
+)
 from pellucid.models.fields import Fields
+from pellucid.models.rope import FamilyRope
 
 NAMES = {
     ".block_sparse_moe.": ".mlp.",
@@ -21,14 +28,14 @@ class Mixtral(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        window = config.size("sliding_window") if config.has("sliding_window") else None
-        windows = [window] * config.size("num_hidden_layers")
+        windows = [window_of(config)] * config.size("num_hidden_layers")
         sparse = Sparse(
             hidden=config.size("intermediate_size"),
             act=Act(config.str("hidden_act", "silu")),
             routing=Routing(config.size("num_local_experts", 8), config.size("num_experts_per_tok", 2)),
         )
-        mixers = grouped_layers(config, heads_of(config, num_kv=8), windows=windows)
+        rope = FamilyRope(theta=1e6)
+        mixers = grouped_layers(config, heads_of(config, num_kv=8), windows=windows, rope=rope)
         return decoder_config(config, mixers, sparse, eps=1e-5)
 
     @classmethod

@@ -17,8 +17,9 @@ from pellucid.models.decoder_config import (
     windows_of,
 )
 from pellucid.models.fields import Fields
-from pellucid.models.rope import FamilyRope
+from pellucid.models.rope import FamilyRope, WindowRope
 
+THETA = 500000.0
 NORMS = Norms(
     before_attention=None,
     behind_attention="post_attention_layernorm",
@@ -52,7 +53,8 @@ class Olmo3(Decoder):
             qk_norm="width",
             qkv_bias=bias,
             o_bias=bias,
-            rope=FamilyRope(theta=500000.0, stretches_windows=False),
+            # As transformers has it, rope_theta beside rope_scaling is for full attention alone, too.
+            rope=FamilyRope(theta=THETA, windows=WindowRope(theta=THETA)),
         )
         norm = NormSpec(config.float("rms_norm_eps", 1e-5), wide=True)
         return replace(decoder_config(config, mixers), norm=norm, norms=NORMS)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pellucid.models.decoder import Decoder
-from pellucid.models.decoder_config import DecoderConfig, decoder_config, grouped_layers, heads_of
+from pellucid.models.decoder_config import (
+    DecoderConfig,
+    decoder_config,
+    grouped_layers,
+    heads_of,
+    window_of,
+)
 from pellucid.models.fields import Fields
 from pellucid.models.rope import FamilyRope
 
@@ -17,7 +23,7 @@ class Phi3(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        window = config.size("sliding_window") if config.has("sliding_window") else None
-        windows = [window] * config.size("num_hidden_layers")
-        mixers = grouped_layers(config, heads_of(config), windows=windows, rope=FamilyRope(partial=1.0))
+        windows = [window_of(config)] * config.size("num_hidden_layers")
+        rope = FamilyRope(partial=1.0, original=4096)
+        mixers = grouped_layers(config, heads_of(config), windows=windows, rope=rope)
         return decoder_config(config, mixers, eps=1e-5)

@@ -9,6 +9,8 @@ from pellucid.models.decoder_config import (
     grouped_layers,
     heads_of,
     layer_types,
+    window_of,
+    windows_of,
 )
 from pellucid.models.fields import Fields
 
@@ -22,13 +24,13 @@ class Qwen2(Decoder):
         return decoder_config(config, grouped_layers(config, heads, windows=windows, qkv_bias=True))
 
 
-def qwen_windows(config: Fields) -> tuple[int | None, ...]:
+def qwen_windows(config: Fields) -> list[int | None]:
     """Qwen's sliding windows: by `layer_types`, or from layer `max_window_layers` on, if used at all."""
-    types = layer_types(config)
-    if not config.bool("use_sliding_window", False):
-        return (None,) * len(types)
-    window = config.size("sliding_window", 4096)
-    if not config.has("layer_types"):
-        first = config.int("max_window_layers", 28)
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(len(types))]
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    first, num_layers = config.int("max_window_layers", 28), config.size("num_hidden_layers")
+    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    return windows_of(layer_types(config, kinds), qwen_window(config))
+
+
+def qwen_window(config: Fields) -> int | None:
+    """Of layers that are to have one; None: windows are not used."""
+    return window_of(config, 4096) if config.bool("use_sliding_window", False) else None

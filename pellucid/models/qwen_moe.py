@@ -13,8 +13,10 @@ from pellucid.models.decoder_config import (
     grouped_layers,
     heads_of,
     layer_types,
+    windows_of,
 )
 from pellucid.models.fields import Fields
+from pellucid.models.qwen2 import qwen_window
 
 
 class Qwen2Moe(Decoder):
@@ -39,12 +41,10 @@ class Qwen3Moe(Decoder):
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
         bias, num_layers = config.bool("attention_bias", False), config.size("num_hidden_layers")
-        slides = config.bool("use_sliding_window", False)
-        window = config.size("sliding_window", 4096) if slides else None
         mixers = grouped_layers(
             config,
             heads_of(config, num_kv=4),
-            windows=[window] * num_layers,
+            windows=[qwen_window(config)] * num_layers,
             qk_norm="head",
             qkv_bias=bias,
             o_bias=bias,
@@ -79,10 +79,6 @@ def qwen_mlps(
 
 def alternating_windows(config: Fields) -> list[int | None]:
     """By `layer_types`, or in every other of the first `max_window_layers`, if windows are used at all."""
-    num_layers = config.size("num_hidden_layers")
-    if not config.bool("use_sliding_window", False):
-        return [None] * num_layers
-    first = config.int("max_window_layers", 28)
+    first, num_layers = config.int("max_window_layers", 28), config.size("num_hidden_layers")
     kinds = ["sliding_attention" if i % 2 == 0 and i < first else "full_attention" for i in range(num_layers)]
-    window = config.size("sliding_window", 4096)
-    return [window if kind == "sliding_attention" else None for kind in layer_types(config, kinds)]
+    return windows_of(layer_types(config, kinds), qwen_window(config))

@@ -14,7 +14,16 @@ from pellucid.models.fields import Fields
 
 PRETRAINED_LENGTH = ("llama3", "yarn", "longrope")  # kinds that ask for the length seen in pre-training
 DEFAULT_THETA = 10000.0
+LAYER_KINDS = ("full_attention", "sliding_attention")
 ANY_ROTARY_DIM = 2  # asked with by who wants to know no more than how far positions reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRope:
+    """How positions turn in layers with a window, where rope_theta and rope_scaling are for the others."""
+
+    theta: float
+    name: str | None = None  # of theta in config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +34,10 @@ class FamilyRope:
     """
 
     theta: float = DEFAULT_THETA
-    local_theta: float | None = None  # in layers with a window; default `theta`
     partial: float | None = None
     interleaved: bool = False
-    stretches_windows: bool = True  # whether rope_scaling is for layers with a window, too
+    original: int | None = None  # tokens seen in pre-training
+    windows: WindowRope | None = None  # None: layers with a window turn as the others do
 
 
 def rope_config(
@@ -41,10 +50,9 @@ def rope_config(
 
     family: where config.json does not say.
     """
-    family, is_window = family or FamilyRope(), layer_type == "sliding_attention"
-    if is_window and not family.stretches_windows:
-        config = config.without("rope_scaling")
-    scaling = scaling_fields(config, layer_type)
+    family = family or FamilyRope()
+    windows = family.windows if layer_type == "sliding_attention" else None
+    scaling = own_fields(config, layer_type) if family.windows else scaling_fields(config, layer_type)
     kind = scaling.str("rope_type", scaling.str("type", "default"))
     kind = "longrope" if scaling.has("long_factor") else kind  # which has been called "su" and "yarn"
     if scaling.has("mrope_section") or kind == "mrope":
@@ -54,12 +62,13 @@ def rope_config(
     if kind not in KINDS:
         raise ValueError(f"unknown rotary embedding {kind!r} in config.json (known: {', '.join(KINDS)})")
     max_position = config.size("max_position_embeddings")
-    original = original_length(config, scaling, max_position) if kind in PRETRAINED_LENGTH else 0
+    original = original_length(config, scaling, family, max_position) if kind in PRETRAINED_LENGTH else 0
     factor = scaling_factor(scaling, kind, max_position, original)
     rotary_dim = int(head_dim * share_that_turns(config, scaling, family))
-    theta = config.float("rope_theta", family.theta)
-    if is_window:
-        theta = config.float("rope_local_base_freq", family.local_theta or theta)
+    if windows is None:
+        theta = config.float("rope_theta", family.theta)
+    else:
+        theta = config.float(windows.name, windows.theta) if windows.name else windows.theta
     return RopeConfig(
         kind=kind,
         theta=scaling.float("rope_theta", theta),
@@ -86,18 +95,52 @@ def scaling_fields(config: Fields, layer_type: str) -> Fields:
     return scaling.part(layer_type) if scaling.has(layer_type) else scaling
 
 
+def own_fields(config: Fields, layer_type: str) -> Fields:
+    """The same of a family whose layers with a window turn in their own way.
+
+    Raises ValueError for what transformers passes over in silence.
+    """
+    name = "rope_parameters"
+    stated = config.part(name) if config.has(name) else Fields({})
+    if stated.config and not any(kind in stated.config for kind in LAYER_KINDS):
+        raise ValueError(
+            f"{name} in config.json is {stated.config}, must hold one object for each of "
+            f"{' and '.join(LAYER_KINDS)}"
+        )
+    own = dict(stated.part(layer_type).config) if stated.has(layer_type) else {}
+    scaling = config.part("rope_scaling") if config.has("rope_scaling") else Fields({})
+    if scaling.config and not scaling.has("rope_type"):
+        raise ValueError(
+            f"rope_scaling in config.json is {scaling.config}: its kind must be named by 'rope_type'; "
+            "transformers reads no other name in this family"
+        )
+    if layer_type == "full_attention":
+        own |= scaling.config
+    if own.get("truncate") is False:
+        raise ValueError(
+            "truncate in config.json is false, which transformers passes over where positions turn by "
+            "the layer's kind; leave it out"
+        )
+    return Fields(own)
+
+
 def share_that_turns(config: Fields, scaling: Fields, family: FamilyRope) -> float:
     """Of a head's features."""
     if family.partial is None:
         return 1.0
     name = "partial_rotary_factor"
-    return scaling.float(name, config.float(name, family.partial))
+    share = config.number(name, family.partial)
+    return scaling.float(name, 1.0 if share is None else share)
 
 
-def original_length(config: Fields, scaling: Fields, max_position: int) -> int:
-    """Tokens seen in pre-training; a field beside the scaling goes before one inside it."""
+def original_length(config: Fields, scaling: Fields, family: FamilyRope, max_position: int) -> int:
+    """Tokens seen in pre-training; a field beside the scaling goes before one inside it.
+
+    Not so where layers of one kind have a scaling of their own.
+    """
     name = "original_max_position_embeddings"
-    return config.int(name, scaling.int(name, max_position))
+    inside = scaling.int(name, max_position)
+    return inside if family.windows else config.int(name, family.original or inside)
 
 
 def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int) -> float:

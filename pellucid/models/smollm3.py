@@ -13,6 +13,7 @@ from pellucid.models.decoder_config import (
     heads_of,
     layer_types,
     sizes,
+    window_of,
     windows_of,
 )
 from pellucid.models.fields import Fields
@@ -25,8 +26,7 @@ class SmolLM3(Decoder):
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
         turns, bias = turning(config), config.bool("attention_bias", False)
-        window = config.size("sliding_window") if config.has("sliding_window") else None
-        window = window if config.bool("use_sliding_window", False) else None
+        window = window_of(config) if config.bool("use_sliding_window", False) else None
         types = layer_types(config, ["full_attention" if turn else "sliding_attention" for turn in turns])
         mixers = grouped_layers(
             config,

@@ -275,7 +275,8 @@ CASES = [
     Case(
         "deepseek v2 with experts in groups",
         "DeepseekV2",
-        latent(topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True),
+        latent(topk_method="group_limited_greedy", n_group=4, topk_group=2)
+        | {"attention_bias": True, "mlp_bias": True},
     ),
     Case(
         "deepseek v2 with biases on latents, dense",
@@ -289,9 +290,10 @@ CASES = [
     ),
     Case("deepseek v3", "DeepseekV3", latent(n_group=4, topk_group=2)),
     Case(
-        "deepseek v3 in halves, unnormalised, one group",
+        "deepseek v3 in halves, unnormalised, one group, none shared",
         "DeepseekV3",
-        latent(n_group=1, topk_group=1, norm_topk_prob=False, rope_interleave=False, q_lora_rank=None),
+        latent(n_group=1, topk_group=1, norm_topk_prob=False, rope_interleave=False, q_lora_rank=None)
+        | {"n_shared_experts": 0},
     ),
     Case(
         "deepseek v3 with yarn",
@@ -351,7 +353,11 @@ CASES = [
         | {"n_shared_experts": 2, "routed_scaling_factor": 2.5},
         seed=1,
     ),
-    Case("glm4moe unnormalised", "Glm4Moe", GLM_MOE | {"norm_topk_prob": False}),
+    Case(
+        "glm4moe unnormalised, none shared",
+        "Glm4Moe",
+        GLM_MOE | {"norm_topk_prob": False, "n_shared_experts": 0},
+    ),
 ]
 
 

@@ -123,6 +123,8 @@ def test_dummy_weights_need_no_files(folder: Folder) -> None:
         ({"vision_config": {}}, "vision_config: it is a multimodal model.*known: .*Llama"),
         ({"text_config": {}}, "text_config: it is a multimodal model"),
         ({"is_causal": False}, "is_causal in config.json is false"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention in config.json is True"),
+        ({"per_layer_config": {"1": {"head_dim": 4}}}, "per_layer_config .*: single layers have fields"),
     ],
 )
 def test_models_that_are_not_served_are_refused_with_those_that_are(

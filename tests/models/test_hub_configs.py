@@ -49,12 +49,16 @@ def test_nothing_is_told_of_files_that_are_gone() -> None:
     assert FACTS.keys() == {file.stem for file in FILES}
 
 
+def rewritten_by_transformers(config: dict[str, object], folder: Path) -> dict[str, object]:
+    (folder / "config.json").write_text(json.dumps(config))
+    transformers.AutoConfig.from_pretrained(folder).save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
 @every_file
 def test_both_spellings_declare_the_same(file: Path, tmp_path: Path) -> None:
     config = json.loads(file.read_text())
-    (tmp_path / "config.json").write_text(file.read_text())
-    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    rewritten = json.loads((tmp_path / "config.json").read_text())
+    rewritten = rewritten_by_transformers(config, tmp_path)
     assert rewritten.keys() != config.keys(), "the same spelling"
     family, hub, saved = family_of(config), checkpoint_of(config), checkpoint_of(rewritten)
     assert family.declare(Fields(saved.config)) == family.declare(Fields(hub.config))
@@ -78,13 +82,65 @@ def test_longrope_has_had_other_names(name: str) -> None:
     assert rope_config(Fields(config), 96) == expected and expected.kind == "longrope"
 
 
-def declared(name: str, **changes: object) -> DecoderConfig:
-    """What is read of a hub's file with some fields changed; Ellipsis takes one away."""
+def changed(name: str, changes: dict[str, object]) -> dict[str, object]:
+    """A hub's file with some fields changed; Ellipsis takes one away."""
     config = json.loads((HERE / "configs" / f"{name}.json").read_text()) | changes
-    fields = Fields({key: value for key, value in config.items() if value is not ...})
-    model = MODELS.load(str(config["architectures"][0]))
-    assert issubclass(model, Decoder)
-    return model.declare(fields)
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def declared(name: str, **changes: object) -> DecoderConfig:
+    """What is read of such a file."""
+    config = changed(name, changes)
+    return family_of(config).declare(Fields(config))
+
+
+YARN: dict[str, object] = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2}
+LINEAR = {"rope_type": "linear", "type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("olmo-3-1025-7b", {"rope_theta": 10000.0}),
+        ("gemma-3-1b-it", {"rope_scaling": LINEAR, "rope_theta": ..., "rope_local_base_freq": 500.0}),
+        ("mixtral-8x22b-v0.1", {"rope_theta": ...}),
+        ("phi-3-mini-128k-instruct", {"original_max_position_embeddings": ...}),
+        ("qwen2.5-7b-instruct", {"num_key_value_heads": None}),
+        ("qwen2.5-7b-instruct", {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": None}),
+        ("ernie-4.5-0.3b-pt", {"num_key_value_heads": ...}),
+        ("exaone-4.0-32b", {"num_key_value_heads": ...}),
+    ],
+)
+def test_odd_fields_mean_what_transformers_reads(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    config = changed(name, changes)
+    rewritten = rewritten_by_transformers(config, tmp_path)
+    assert family_of(config).declare(Fields(config)) == family_of(config).declare(Fields(rewritten))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("deepseek-v2-chat", "n_shared_experts", 0), ("glm-4.5", "n_shared_experts", 0)]
+    + [("deepseek-v3", "norm_topk_prob", False), ("deepseek-v3", "rope_interleave", False)]
+    + [("glm-4-9b-chat-hf", "partial_rotary_factor", 1.0)],
+)
+def test_null_is_not_the_familys_default(name: str, field: str, value: object) -> None:
+    assert declared(name, **{field: None}) == declared(name, **{field: value}) != declared(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("olmo-3-1025-7b", {"rope_scaling": {"type": "yarn", "factor": 8.0}}, "named by 'rope_type'"),
+        ("olmo-3-1025-7b", {"rope_scaling": YARN | {"truncate": False}}, "truncate .* is false"),
+        ("gemma-3-1b-it", {"rope_scaling": ..., "rope_parameters": LINEAR}, "one object for each of"),
+        ("qwen2.5-0.5b-instruct", {"layer_types": ["chunked_attention"] * 24}, "24 of .'chunked_attention'"),
+    ],
+)
+def test_what_transformers_passes_over_is_refused(name: str, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        declared(name, **changes)
 
 
 def test_what_is_silent_is_the_familys() -> None:
