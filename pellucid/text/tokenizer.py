@@ -19,7 +19,7 @@ from pellucid.text.token_bytes import LeadingSpace, PieceDecoder
 from pellucid.text.tokenizer_config import TokenizerConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 SHORT = 4096  # characters or token ids
 
@@ -258,7 +258,7 @@ def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
 def _from_transformers(folder: Path) -> Vocabulary:
     """Ask transformers to read (and often convert) a tokenizer that has no tokenizer.json."""
     try:
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
     except ImportError as error:
         raise ValueError(
             f"{folder} has no tokenizer.json; pip install transformers to read its tokenizer, or add the file"
