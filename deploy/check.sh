@@ -21,6 +21,7 @@ check() { # what, and the command that reads it
 
 export PELLUCID_API_KEY="${PELLUCID_API_KEY:-check}"
 check "rules for alerts" promtool check rules rules.yml
+check "what the alerts do" promtool test rules rules.test.yml
 check "Prometheus' configuration" promtool check config --syntax-only prometheus.yml
 check "the kustomization" kubectl kustomize kubernetes
 check "manifests" kubernetes-validate --strict kubernetes/deployment.yaml kubernetes/service.yaml kubernetes/volume.yaml
