@@ -9,6 +9,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# Tests start hundreds of processes: each finds the modules compiled, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-all test-parallel test-matrix test-clients test-ray lint mutants eval check-deploy clean
 
 install: $(VENV)/.installed
