@@ -48,6 +48,9 @@ FORMATS = {
     "gptq-4bit-g128-actorder": LayerFormat(layout="gptq", code=U4, group=G128, options=ACT_ORDER),
     "gptq-4bit-g64": LayerFormat(layout="gptq", code=U4, group=G64),
     "gptq-8bit-g128": LayerFormat(layout="gptq", code=S8, group=G128),
+    "hqq-3bit-g64": LayerFormat(layout="hqq", code=U3, group=G64, options=ASYM),
+    "hqq-4bit-g64": LayerFormat(layout="hqq", code=U4, group=G64, options=ASYM),
+    "hqq-8bit-g64": LayerFormat(layout="hqq", code=S8, group=G64, options=ASYM),
     "modelopt-fp8-kv": LayerFormat(layout="scaled", code=E4M3, group=WHOLE_MATRIX, act=STATIC),
     "modelopt-nvfp4": LayerFormat(
         layout="modelopt-nvfp4", code=E2M1, group=G16, act=ActFormat(type="e2m1", group=16)

@@ -269,7 +269,7 @@ def test_params_tell_what_files_have(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["awq-gemm-g128", "gptq-3bit-g128", "ct-w4a16-asym", "ct-fp8-block", "ct-nvfp4"]
+    "name", ["awq-gemm-g128", "gptq-3bit-g128", "ct-w4a16-asym", "ct-fp8-block", "ct-nvfp4", "hqq-4bit-g64"]
 )
 def test_damaged_matrices_are_refused(name: str) -> None:
     format, raw, shape = FORMATS[name], raw_of(name), shape_of(name)
@@ -284,6 +284,17 @@ def test_damaged_matrices_are_refused(name: str) -> None:
             layout.decode({**raw, key: longer}, format, shape)
         with pytest.raises(ValueError, match=f"{key} is float64, expected "):
             layout.decode({**raw, key: raw[key].double()}, format, shape)
+
+
+@pytest.mark.parametrize("inputs", [32, 96])
+def test_rows_need_not_begin_with_a_group_of_hqq(inputs: int) -> None:
+    format = LayerFormat(layout="hqq", code=U4, group=Group(1, 64))
+    groups = 8 * inputs // 64
+    q = torch.randint(16, (groups, 64), dtype=torch.uint8)
+    scale, zero = torch.rand(groups, 1), torch.rand(groups, 1)
+    raw = {"W_q": q[: groups // 2] << 4 | q[groups // 2 :], "scale": scale, "zero": zero}
+    weights = layout_of(format).decode(raw, format, MatrixShape(8, inputs)).dequantized()
+    assert torch.equal(weights, ((q - zero) * scale).view(8, inputs))
 
 
 def test_old_packing_of_three_bits_is_read() -> None:

@@ -53,6 +53,11 @@ def ct(*groups: dict[str, object], **more: object) -> dict[str, object]:
     }
 
 
+def hqq(**weights: object) -> dict[str, object]:
+    said = {"nbits": 4, "group_size": 64, "axis": 1, "channel_wise": True, "view_as_float": False}
+    return {"weight_quant_params": said | weights, "scale_quant_params": None, "zero_quant_params": None}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_configs_tell_what_files_have(name: str) -> None:
     entry = stored()[name]
@@ -312,6 +317,17 @@ class TestModelOpt:
         assert format and (format.layout, format.group) == (layout, group)
 
 
+def test_hqq_names_kinds_of_layers() -> None:
+    kinds = {"mlp.up_proj": hqq(group_size=None), "self_attn.q_proj": hqq(nbits=3)}
+    rules = read({"quant_method": "hqq", "quant_config": kinds, "skip_modules": ["mlp.experts.up_proj"]})
+    assert (found := rules.format_of(UP)) and (found.code, found.group) == (U4, Group(1, 0))
+    assert (found := rules.format_of(QUERY)) and found.code == U3
+    assert rules.format_of(DOWN) is None
+    everywhere = {"quant_method": "hqq", "quant_config": hqq(), "skip_modules": ["mlp.experts.up_proj"]}
+    assert read(everywhere).format_of("model.layers.0.mlp.experts.3.up_proj", "experts") is None
+    assert read(everywhere).format_of(HEAD, "head")
+
+
 def test_bitsandbytes_leaves_out_what_is_plain() -> None:
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     tensors = {f"{UP}.weight.absmax": Info((9,)), f"{DOWN}.weight": Info((9, 9), "BF16")}
@@ -436,6 +452,14 @@ REFUSALS = [
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt's 'W4A8_AWQ'"),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "in groups of 32"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "'af4'"),
+    ({"quant_method": "hqq", "quant_config": hqq(nbits=1)}, "HQQ of 1 bits, .*: there are 2, 3, 4, 5, 6, 8;"),
+    ({"quant_method": "hqq", "quant_config": hqq(axis=0)}, "HQQ along axis 0"),
+    ({"quant_method": "hqq", "quant_config": hqq(channel_wise=False)}, "HQQ with one scale for a matrix"),
+    ({"quant_method": "hqq", "quant_config": hqq(view_as_float=True)}, "HQQ's codes as floats"),
+    (
+        {"quant_method": "hqq", "quant_config": {**hqq(), "scale_quant_params": {"nbits": 8}}},
+        "HQQ with quantized scales",
+    ),
     ({"quant_method": "torchao", "quant_type": {}}, "torchao's objects in pickles.*save it as safetensors"),
     ("nonsense", "quantization_config in config.json is 'nonsense', must be an object"),
 ]

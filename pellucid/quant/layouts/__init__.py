@@ -23,6 +23,7 @@ LAYOUTS: Registry[Layout] = Registry(
         "modelopt-nvfp4": f"{HERE}.small_floats:MODELOPT_NVFP4",
         "mx-experts": f"{HERE}.small_floats:MX_EXPERTS",
         "bnb4": f"{HERE}.bnb4:BNB4",
+        "hqq": f"{HERE}.hqq:HQQ",
         "marlin24": f"{HERE}.sparse24:MARLIN24",
         "gptq-marlin24": f"{HERE}.sparse24:GPTQ_MARLIN24",
         "bitmask": f"{HERE}.sparse24:BITMASK",

@@ -19,6 +19,7 @@ SCHEMES: Registry[type[QuantScheme]] = Registry(
         "bitsandbytes": f"{HERE}.bitsandbytes:BitsAndBytesScheme",
         "torchao": f"{HERE}.torchao:TorchAoScheme",
         "mxfp4": f"{HERE}.mxfp4:Mxfp4Scheme",
+        "hqq": f"{HERE}.hqq:HqqScheme",
         "gguf": f"{HERE}.gguf:GgufScheme",
     },
 )
@@ -53,7 +54,6 @@ REFUSED = {
     "higgs": "its codebooks need kernels of their own",
     "spqr": "its outliers need kernels of their own",
     "fp_quant": "its activations are rotated",
-    "hqq": "its files are pickled objects",
     "eetq": "its weights lie in an order of CUDA kernels",
     "bitnet": "its layers round activations in a way of their own",
 }
