@@ -38,6 +38,8 @@ class Handle(Protocol):
 
     def notes(self) -> bytes: ...
 
+    def reason(self) -> str: ...
+
     def exit_code(self, seconds: float = 0.0) -> int | None: ...
 
     def kill(self) -> None: ...
@@ -95,7 +97,8 @@ class Member:
     def _describe_death(self) -> str:
         code, standing = self.process.exit_code(), str(self.standing)
         how = f"has died (exit code {code})" if code is not None else "is lost (no exit code)"
-        return f"{self.name} {how}{standing and ', '}{standing}"
+        reason = self.process.reason()
+        return f"{self.name} {how}{standing and ', '}{standing}{reason and '; '}{reason}"
 
     def has_left(self) -> bool:
         """Has it ended?  What it says now is not heard any more."""

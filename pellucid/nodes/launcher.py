@@ -66,6 +66,10 @@ class RemoteProcess:
         """Did its agent not answer when it was asked last?"""
         return self._is_lost
 
+    def reason(self) -> str:
+        """What else is known of its end."""
+        return ""
+
     def notes(self) -> bytes:
         """As they are, or as they were last if the agent does not answer."""
         return self._ask().notes

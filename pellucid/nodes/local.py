@@ -43,6 +43,10 @@ class LocalProcess:
 
     is_lost = False  # and nobody will ever know how it ended
 
+    def reason(self) -> str:
+        """What else is known of its end."""
+        return ""
+
     def notes(self) -> bytes:
         """What it has noted; `NOTES` bytes, zeros at first."""
         return self._notes[:]

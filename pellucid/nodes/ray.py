@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -28,6 +29,9 @@ from pellucid.resolve import Resolved
 
 PATIENCE = 30.0  # seconds in which an actor that runs dials
 ANSWER = 1.0  # seconds in which it tells what it has noted
+KNOWN = 3.0  # seconds in which Ray knows why the first one has ended, and those that end with it
+AUTH = "RAY_AUTH_MODE"  # the variable, which Ray sets where it finds a token (from 2.50 on or so)
+SHOWN = 400  # characters of what Ray says of an end
 
 
 def of_ray(name: str = "ray") -> Any:
@@ -81,12 +85,15 @@ class RayLauncher:
     """Ranks in the order in which they are started."""
 
     def __init__(self, resolved: Resolved, places: list[Place]) -> None:
-        ray = of_ray()
+        ray, self._hint = of_ray(), ""
         if not ray.is_initialized():
+            is_said = AUTH in os.environ
             try:
                 ray.init("auto", logging_level=logging.ERROR)  # or what RAY_ADDRESS says
             except ConnectionError:
                 ray.init(include_dashboard=False, logging_level=logging.ERROR)
+            if not is_said and AUTH in os.environ:
+                self._hint = f"; Ray found a token here: if the cluster has none, set {AUTH}=disabled"
         self._ray, self._places, self._num_started = ray, places, 0
         self._wants_gpu = resolved.platform.device == "cuda"
         self._secret, self._address = secrets.token_bytes(32), str(ray.util.get_node_ip_address())
@@ -96,6 +103,7 @@ class RayLauncher:
         self._group = self._reserve(resolved)
         self._actors: list[Any] = [self._start_actor(i // self._ranks_a_bundle) for i in range(len(places))]
         self._pids: list[int] = []
+        self._known_by = 0.0  # by the monotonic clock; 0: all live
 
     def _reserve(self, resolved: Resolved) -> Any:
         num_stages, size = len({place.pp for place in self._places}), 1 + max(p.tp for p in self._places)
@@ -140,7 +148,7 @@ class RayLauncher:
             for actor in list(self._actors):
                 self.release(actor)
             raise RuntimeError(
-                f"Ray has started no actors on their machines in {self._seconds:g} s: {error}"
+                f"Ray has started no actors on their machines in {self._seconds:g} s{self._hint}: {error}"
             ) from error
         addresses = list(dict.fromkeys(address for address, _, _ in facts))
         self._pids = [pid for _, _, pid in facts]
@@ -163,19 +171,29 @@ class RayLauncher:
         connection.settimeout(None)
         return RayProcess(self, actor, life, self._pids[index]), Line.over(connection)
 
+    def patience(self) -> float:
+        """Seconds that Ray has left to say why actors have ended."""
+        self._known_by = self._known_by or time.monotonic() + KNOWN
+        return max(0.0, self._known_by - time.monotonic())
+
     def release(self, actor: Any) -> None:
-        """End an actor; behind the last one give the places back."""
+        """End an actor; behind the last one give the places back.
+
+        Where a script ends, Ray has ended before, and would begin anew if it were asked for anything.
+        """
         if actor not in self._actors:
             return
         self._actors.remove(actor)
-        self._ray.kill(actor)
         if not self._actors:
             self._listener.close()
-            self._ray.util.remove_placement_group(self._group)
+        if self._ray.is_initialized():
+            self._ray.kill(actor)
+            if not self._actors:
+                self._ray.util.remove_placement_group(self._group)
 
 
 class RayProcess:
-    """An actor.  Ray does not tell how one has ended."""
+    """An actor.  Ray tells no exit code."""
 
     is_stopped = False
     is_lost = True
@@ -191,9 +209,23 @@ class RayProcess:
     def notes(self) -> bytes:
         """As they are, or as they were last if the actor does not answer."""
         ray = of_ray()
-        with suppress(ray.exceptions.RayError):
-            self._last = bytes(ray.get(self._actor.notes.remote(), timeout=ANSWER))
+        if ray.is_initialized():
+            with suppress(ray.exceptions.RayError):
+                self._last = bytes(ray.get(self._actor.notes.remote(), timeout=ANSWER))
         return self._last
+
+    def reason(self) -> str:
+        """What Ray knows of its end, a node without memory above all."""
+        ray = of_ray()
+        try:
+            if ray.is_initialized():
+                ray.get(self._life, timeout=self._launcher.patience())
+        except ray.exceptions.GetTimeoutError:  # it does not know yet
+            return ""
+        except ray.exceptions.RayError as error:
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return "Ray says: " + next((line for line in said if "because" in line), said[0])[:SHOWN]
+        return ""
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         return None
