@@ -88,7 +88,7 @@ class Gemma3(Decoder):
 
     @classmethod
     def rename(cls, key: str) -> str:
-        return text_key(key)
+        return super().rename(text_key(key))
 
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__(config, b)

@@ -32,7 +32,7 @@ class GptOss(Decoder):
 
     @staticmethod
     def declare(config: Fields) -> DecoderConfig:
-        if not config.has("rope_scaling") and not config.has("rope_parameters"):
+        if not config.config.get("rope_scaling") and not config.has("rope_parameters"):
             config = Fields({**config.config, "rope_parameters": YARN})
         bias, num_layers = config.bool("attention_bias", True), config.size("num_hidden_layers")
         alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)]

@@ -15,6 +15,7 @@ NAMES = {
     ".block_sparse_moe.input_linear.": ".mlp.experts.gate_up_proj.",
     ".block_sparse_moe.output_linear.": ".mlp.experts.down_proj.",
     ".block_sparse_moe.router.layer.": ".mlp.router.",
+    ".block_sparse_moe.": ".mlp.",
 }
 
 
@@ -56,4 +57,4 @@ class GraniteMoe(Granite):
         """The checkpoint has names of its own for experts."""
         for theirs, ours in NAMES.items():
             key = key.replace(theirs, ours)
-        return key
+        return super().rename(key)

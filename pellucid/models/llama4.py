@@ -39,7 +39,7 @@ class Llama4(Decoder):
 
     @classmethod
     def rename(cls, key: str) -> str:
-        return text_key(key).replace(".feed_forward.", ".mlp.")
+        return super().rename(text_key(key).replace(".feed_forward.", ".mlp."))
 
     def __init__(self, config: Fields, b: Builder) -> None:
         super().__init__(config, b)

@@ -43,4 +43,4 @@ class Mixtral(Decoder):
         """The checkpoint has names of its own for experts."""
         for theirs, ours in NAMES.items():
             key = key.replace(theirs, ours)
-        return key
+        return super().rename(key)

@@ -146,6 +146,7 @@ def test_what_transformers_passes_over_is_refused(name: str, changes: dict[str, 
 def test_what_is_silent_is_the_familys() -> None:
     """As transformers has it: GPT-OSS stretches positions unless it is told not to, null shares the width."""
     assert declared("gpt-oss-120b", rope_scaling=...) == declared("gpt-oss-120b")
+    assert declared("gpt-oss-120b", rope_scaling={}) == declared("gpt-oss-120b")
     assert declared("gpt-oss-120b", rope_scaling={"rope_type": "default"}) != declared("gpt-oss-120b")
     for name, shared, own in [
         ("seed-oss-36b-instruct", 64, 128),

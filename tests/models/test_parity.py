@@ -106,7 +106,7 @@ def assert_close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours.float(), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral", "GraniteMoe"])
 def test_experts_in_one_tensor_are_those_of_many(family: str, tmp_path: Path) -> None:
     reference = Reference(Case("one", family, MOE | {"num_local_experts": 6}), tmp_path)
     (one_by_one,) = Harness(load(tmp_path, max_model_len=MAX_LEN), num_seqs=1, max_len=MAX_LEN).step(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pellucid.models.fields import Fields
 from pellucid.models.gemma import Gemma3
+from pellucid.models.registry import MODELS
 from pellucid.models.text_config import text_config
 
 # What the hub's config.json of Gemma 3 4B says; the rest is the family's.
@@ -53,6 +56,27 @@ def test_what_the_whole_model_says_goes_before_its_text() -> None:
     assert "vision_config" not in config
 
 
+def test_the_head_is_the_whole_models() -> None:
+    """It ties its table or not, whatever the text's part says, and transformers caps no logits here."""
+    for tied in (True, False):
+        text = {"tie_word_embeddings": not tied, "final_logit_softcapping": 30.0}
+        config = HUB | {"tie_word_embeddings": tied, "text_config": HUB["text_config"] | text}  # type: ignore[operator]
+        declared = Gemma3.declare(Fields(text_config(config)))
+        assert declared.tied == tied and declared.logit_cap is None
+
+
+def test_null_in_the_text_s_part_is_not_the_familys_default() -> None:
+    text = {"attention_chunk_size": None, "num_hidden_layers": 1}
+    config = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text}
+    assert text_config(config)["attention_chunk_size"] is None
+
+
 def test_names_of_tensors_are_the_text_s_in_either_spelling() -> None:
     for name in ("language_model.model.norm.weight", "model.language_model.norm.weight", "model.norm.weight"):
         assert Gemma3.rename(name) == "model.norm.weight"
+
+
+@pytest.mark.parametrize("architecture", list(MODELS))
+def test_a_model_without_head_may_have_no_prefix(architecture: str) -> None:
+    rename = MODELS.load(architecture).rename
+    assert rename("norm.weight") == "model.norm.weight" and rename("lm_head.weight") == "lm_head.weight"
