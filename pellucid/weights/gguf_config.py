@@ -232,6 +232,9 @@ class GgufConfig:
         """What keys do not say of a family, or say in another way."""
         if self.kind in ("gemma2", "gemma3"):
             return self._gemma(config)
+        if self.family is OLMO3:
+            own = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+            return {"rope_parameters": {"sliding_attention": own}}
         if self.kind == "deepseek2":
             return self._latents()
         if self.kind == "llama4":
