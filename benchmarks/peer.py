@@ -30,10 +30,11 @@ class Clock:
         self.loads: list[tuple[float, int]] = []
         plain = peer_worker.PeerWorker._load
 
-        def timed(worker: peer_worker.PeerWorker, what: dict[str, object], pages: list[int]) -> None:
+        def timed(worker: peer_worker.PeerWorker, what: dict[str, object], pages: list[int]) -> float:
             began = time.perf_counter()
-            plain(worker, what, pages)
+            copies = plain(worker, what, pages)
             self.loads.append((time.perf_counter() - began, len(pages) * worker._page_bytes))
+            return copies
 
         peer_worker.PeerWorker._load = timed  # type: ignore[method-assign]
 
