@@ -5,7 +5,8 @@ CPU, and scores it as `pellucid eval` does.  Prints a table in Markdown.
 
 `OMP_NUM_THREADS=1 python benchmarks/formats.py --speed` times one request of Qwen3-0.6B's shape on one core,
 weights random, and of GGUF files that are named behind it: the median step, of the time that the process has
-the core, so that others who use it disturb less.
+the core, so that others who use it disturb less.  `--speed --device cuda` times 1, 32 and 256 requests of
+Qwen3-8B's shape, 128 tokens in and 256 out: the better of two whole runs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,8 +29,9 @@ from pellucid.cli.scoring import read_items
 from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import detect
-from pellucid.quantize.base import Recipe
+from pellucid.quantize.base import METHODS, Recipe
 from pellucid.quantize.calibration import of_bundled
+from pellucid.quantize.dialects import config_of
 from pellucid.quantize.run import Quantizer
 from pellucid.quantize.stage import Machine
 from pellucid.text.tokenizer import Tokenizer
@@ -53,21 +57,13 @@ RECIPES = {
 GIB = 1 << 30
 
 
-STORED = {  # speeds: what config.json says of weights, by the names above; of all linear layers
-    "fp8": {"type": "float", "num_bits": 8, "strategy": "channel"},
-    "fp8-block": {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 128]},
-    "int8": {"type": "int", "num_bits": 8, "strategy": "channel"},
-    "int4, awq, gptq of 4 bits": {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128},
-    "nvfp4": {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
-    "mxfp4": {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32},
+TIMED = {  # by config.json's words for them, with random weights
+    **{name: RECIPES[name] for name in ("fp8", "fp8-block", "fp8-static", "int8", "nf4", "mxfp4", "nvfp4")},
+    **{f"int4, awq, gptq of {n} bits": Recipe(method="int4", bits=n, symmetric=True) for n in (4, 3)},
 }
-FILES = {  # and how files hold them
-    "int8": "int-quantized",
-    "int4, awq, gptq of 4 bits": "pack-quantized",
-    "nvfp4": "nvfp4-pack-quantized",
-    "mxfp4": "mxfp4-pack-quantized",
-}
-SHAPE = "shape:qwen3-0.6b"
+SHAPES = {"cpu": "shape:qwen3-0.6b", "cuda": "shape:qwen3-8b"}
+NUM_IN, NUM_OUT = 128, 256  # tokens of requests on a GPU
+Speed = Callable[..., list[float]]  # tokens a second of a model, by options of the engine
 
 
 def score(model: str, limit: int) -> tuple[float, float]:
@@ -81,10 +77,10 @@ def score(model: str, limit: int) -> tuple[float, float]:
     return sum(shares) / len(shares), bits
 
 
-def speed(model: str, steps: int, **options: object) -> float:
+def speed_on_cpu(model: str, num_tokens: int, **options: object) -> list[float]:
     """Tokens a second of one request."""
     with LLM(model, device="cpu", dtype="bfloat16", max_model_len=512, max_num_seqs=1, **options) as llm:
-        sampling = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         times: list[float] = []
         for _ in range(2):
             llm.llm_engine.add_request({"prompt_token_ids": list(range(9, 25))}, sampling)
@@ -92,26 +88,43 @@ def speed(model: str, steps: int, **options: object) -> float:
                 began = time.process_time()
                 llm.llm_engine.step()
                 times.append(time.process_time() - began)
-    return 1 / statistics.median(times[steps:])
+    return [1 / statistics.median(times[num_tokens:])]
 
 
-def speeds(files: list[str], steps: int) -> None:
-    assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS=1"
-    print("| format | tokens/s |\n|---|---|")
-    dummy = {"load_format": "dummy"}
-    print(f"| bfloat16 | {speed(SHAPE, steps, **dummy):.1f} |", flush=True)
-    config = dict(Checkpoint.open(ModelConfig(model=SHAPE, load_format="dummy")).config)
-    for name, weights in STORED.items():
-        groups = {"all": {"targets": ["Linear"], "weights": weights}}
-        said = {"format": FILES.get(name, "float-quantized"), "config_groups": groups, "ignore": ["lm_head"]}
-        said["quant_method"] = "compressed-tensors"
+def speed_on_gpu(model: str, nums: Sequence[int], **options: object) -> list[float]:
+    """Tokens a second of so many requests, prompts and all."""
+    sampling = SamplingParams(temperature=0.6, max_tokens=NUM_OUT, ignore_eos=True, detokenize=False)
+    rates: list[float] = []
+    with LLM(model, device="cuda", dtype="bfloat16", max_model_len=8192, **options) as llm:
+        for num in nums:
+            prompts = [[10 + i] * NUM_IN for i in range(num)]
+            seconds: list[float] = []
+            for _ in range(3):  # the first one is to warm up
+                llm.reset_prefix_cache()
+                began = time.perf_counter()
+                llm.generate(prompts, sampling, use_tqdm=False)
+                seconds.append(time.perf_counter() - began)
+            rates.append(num * NUM_OUT / min(seconds[1:]))
+    return rates
+
+
+def speeds(speed: Speed, shape: str, only: Sequence[str], files: Sequence[str]) -> None:
+    def row(name: str, model: str, **options: object) -> None:
+        if not only or name in only:
+            cells = (f"{rate:,.1f}" for rate in speed(model, **options))
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+    dummy = {"load_format": "dummy", "skip_tokenizer_init": True}
+    row("bfloat16", shape, **dummy)
+    config = dict(Checkpoint.open(ModelConfig(model=shape, load_format="dummy")).config)
+    for name, recipe in TIMED.items():
+        dialect, format = METHODS.load(recipe.kind)(recipe).formats()
+        said = {"quantization_config": config_of(dialect, format, recipe, ["lm_head"])}
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
-            options = dummy | {"skip_tokenizer_init": True}
-            print(f"| {name} | {speed(folder, steps, **options):.1f} |", flush=True)
-    print(f"| nf4 | {speed(SHAPE, steps, quantization='nf4', **dummy):.1f} |", flush=True)
+            (Path(folder) / "config.json").write_text(json.dumps(config | said))
+            row(name, folder, **dummy)
     for file in files:
-        print(f"| {Path(file).stem} | {speed(file, steps, skip_tokenizer_init=True):.1f} |", flush=True)
+        row(Path(file).stem, file, skip_tokenizer_init=True)
 
 
 def main() -> None:
@@ -120,10 +133,21 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, default=64, help="texts to calibrate with")
     parser.add_argument("--num-tokens", type=int, default=32, help="of each request that is timed")
     parser.add_argument("--speed", nargs="*", metavar="GGUF", help="times instead, and of these files")
+    parser.add_argument("--device", choices=SHAPES, default="cpu", help="of times")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 32, 256], help="requests at once, on a GPU"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="these formats")
     args = parser.parse_args()
     if args.speed is not None:
-        speeds(args.speed, args.num_tokens)
+        nums = args.rows if args.device == "cuda" else [1]
+        cells = "".join(f" {num} at once |" for num in nums)
+        print(f"| tokens a second |{cells}\n|---{'|---' * len(nums)}|")
+        speed = partial(speed_on_gpu, nums=nums)
+        if args.device == "cpu":
+            assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS=1"
+            speed = partial(speed_on_cpu, num_tokens=args.num_tokens)
+        speeds(speed, SHAPES[args.device], args.only, args.speed)
         return
     checkpoint = Checkpoint.open(ModelConfig(model="sprout"))
     assert checkpoint.tokenizer_path is not None
