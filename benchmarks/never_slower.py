@@ -127,7 +127,7 @@ def main() -> None:
     )
     for name in args.drafts or known:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            config = dict(known[name])
+            config = dict(known.get(name) or {"model": name, "num_speculative_tokens": 4})
             if config.get("model") == "":
                 config["model"] = write_eagle3(Path(folder), args.model)
             engines = {}
@@ -147,7 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, help="of a CPU")
-    parser.add_argument("--drafts", nargs="+", help=f"of {', '.join(SPROUT)}")
+    parser.add_argument("--drafts", nargs="+", help=f"of {', '.join(SPROUT)}, or a head's folder")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="of the bundled model")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--rates", type=float, nargs="+", help="let drafts stand by chance instead")

@@ -3,7 +3,7 @@
 Streams decode all the time; prompts come at a steady rate, each for a few tokens.  Times between a stream's
 tokens, without prompts and with them; the first line is for two GPUs:
 
-    python benchmarks/roles.py --model shape:qwen3-8b --prompt-tokens 8000 --streams 32 --every 0.5
+    python benchmarks/roles.py --kv-buffer-device cuda --max-num-seqs 64  # of Qwen3-8B, from GPU to GPU
     python benchmarks/roles.py --model sprout --device cpu --prompt-tokens 400 --streams 2 --seconds 6
 """
 
@@ -93,17 +93,31 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two prompts")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--max-num-seqs", type=int, help="slots of each engine")
+    parser.add_argument(
+        "--kv-buffer-device", choices=("cpu", "cuda"), default="cpu", help="where prompts' KV lies meanwhile"
+    )
     given = parser.parse_args(args)
-    print(f"{'':36s}{'between tokens, ms: p50':>24s}{'p99':>9s}{'most':>9s}{'prompts':>9s}")
+    options = {
+        "model": given.model, "device": given.device, "max_num_seqs": given.max_num_seqs,
+        "max_model_len": given.prompt_tokens + given.stream_tokens,
+    }  # fmt: skip
+    lends = {"kv_connector": "PeerConnector", "kv_buffer_device": given.kv_buffer_device}
+    print(
+        f"{'':36s}{'between tokens, ms: p50':>24s}{'p99':>9s}{'most':>9s}{'prompts':>9s}{'p99, of none':>14s}"
+    )
     for name, layout in LAYOUTS.items():
-        longest = given.prompt_tokens + given.stream_tokens
-        with LLM(given.model, device=given.device, max_model_len=longest, **layout) as llm:  # type: ignore[arg-type]
+        own = {"kv_transfer_config": lends} if "prefill_engines" in layout else {}
+        with LLM(**options, **layout, **own) as llm:  # type: ignore[arg-type]
             measure(llm.llm_engine, given, has_prompts=False)
+            alone = float("nan")
             for has_prompts in (False, True):
                 gaps, num = measure(llm.llm_engine, given, has_prompts=has_prompts)
                 shown = [1e3 * each for each in (percentile(gaps, 0.5), percentile(gaps, 0.99), max(gaps))]
+                alone = alone if has_prompts else shown[1]
                 title = name + (", prompts" if has_prompts else "")
-                print(f"{title:44s}{shown[0]:16.1f}{shown[1]:9.1f}{shown[2]:9.1f}{num:9d}", flush=True)
+                figures = f"{shown[0]:16.2f}{shown[1]:9.2f}{shown[2]:9.1f}{num:9d}{shown[1] / alone:14.2f}"
+                print(f"{title:44s}{figures}", flush=True)
             if said := loads(llm.llm_engine.stats.of_features):
                 print(said, flush=True)
 
