@@ -4,15 +4,17 @@
 # make test-matrix    the variants of kernels and features that make test leaves out
 # make test-clients, make test-ray    clients of other makers, and Ray, which these install
 # make test-all    all of these                           make check-deploy    what is in deploy/
+# make gpu ROWS="new table"    what only a GPU can show: tests and figures, into OUT
 TORCH  ?= 2.13.0
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+OUT    ?= /tmp/pellucid-gpu
 
 # Tests start hundreds of processes: each finds the modules compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-all test-parallel test-matrix test-clients test-ray lint mutants eval check-deploy clean
+.PHONY: install demo test test-all test-parallel test-matrix test-clients test-ray lint mutants gpu eval check-deploy clean
 
 install: $(VENV)/.installed
 
@@ -57,6 +59,9 @@ lint: install
 
 mutants: install
 	$(BIN)/python -m tests.ring0.mutants
+
+gpu: install
+	$(BIN)/python benchmarks/gpu.py $(ROWS) --out $(OUT)
 
 # Most of what is in deploy/, by the tools that it is for, those that are installed.
 check-deploy:
