@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "quantization.md"
 IMPORTS = """
 import torch
 from pellucid.quant.codes import ROW, S8, Codes, Scales
-from pellucid.quant.layouts.base import FLOATS, Axes, LayerFormat, Layout, TensorSpec, checked
+from pellucid.quant.layouts.base import FLOATS, LayerFormat, Layout, TensorSpec, checked
 from pellucid.quant.schemes.base import EVERYTHING, LINEAR, QuantScheme, Rule, Rules, plain, refusal
 """
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from pellucid.quant.codes import U4, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -16,7 +15,6 @@ from pellucid.quant.layouts.base import (
     TensorSpec,
     checked,
     divided,
-    group_axes,
 )
 from pellucid.quant.layouts.bits import packed, unpacked
 
@@ -30,13 +28,10 @@ class Awq(Layout):
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         words = divided(shape.out, 8, "outputs")
         _, groups = format.group.counts(shape.out, shape.inn)
-        scales = group_axes(format.group, out=1, inn=0)
-        zeros = Axes(out=1, inn=scales.inn, out_unit=(8, 1), in_unit=scales.in_unit)
-        weight = Axes(out=1, inn=0, out_unit=(8, 1))
         return {
-            "qweight": TensorSpec(shape=(shape.inn, words), dtypes=(torch.int32,), axes=weight),
-            "qzeros": TensorSpec(shape=(groups, words), dtypes=(torch.int32,), axes=zeros),
-            "scales": TensorSpec(shape=(groups, shape.out), dtypes=FLOATS, axes=scales),
+            "qweight": TensorSpec(shape=(shape.inn, words), dtypes=(torch.int32,)),
+            "qzeros": TensorSpec(shape=(groups, words), dtypes=(torch.int32,)),
+            "scales": TensorSpec(shape=(groups, shape.out), dtypes=FLOATS),
         }
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:

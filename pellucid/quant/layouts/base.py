@@ -1,12 +1,13 @@
 """The door for layouts: how a checkpoint's files hold one quantized matrix.
 
-A layout says which tensors there are, how ranks cut them, and how they become `Codes`; some write codes back.
+A layout says which tensors there are and how they become `Codes`, of which ranks then take their slices; some
+write codes back.
 Knows nothing of config files (that is `quant/schemes/`), of layers, and of how a device holds codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -57,47 +58,11 @@ class LayerFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """Which axis of a stored tensor counts outputs, which inputs and which experts; None: none does.
-
-    Along the first two so many features are so many elements: in a unit (8, 1) an element stands for 8.
-    """
-
-    out: int | None = 0
-    inn: int | None = 1
-    expert: int | None = None
-    out_unit: tuple[int, int] = (1, 1)
-    in_unit: tuple[int, int] = (1, 1)
-
-    def cut(self, rows: slice, inputs: slice, ndim: int) -> tuple[slice, ...]:
-        """What of a stored tensor some outputs and inputs need; they begin with whole units.
-
-        A tensor that has no axis for them is needed whole.
-        """
-        index = [slice(None)] * ndim
-        for axis, features, unit in ((self.out, rows, self.out_unit), (self.inn, inputs, self.in_unit)):
-            if axis is not None:
-                index[axis] = elements_of(features, unit)
-        return tuple(index)
-
-
-def elements_of(features: slice, unit: tuple[int, int]) -> slice:
-    """The stored elements of an interval of features; its last unit may be cut short."""
-    per, elements = unit
-    assert features.start % per == 0, (features, unit)
-    return slice(features.start // per * elements, -(-features.stop // per) * elements)
-
-
-EVERYWHERE = Axes(out=None, inn=None)  # every rank reads all of it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor of a layout, whole.  dtypes: those that it may have."""
+    """A tensor of a layout.  shape: (-1,) is any.  dtypes: those that it may have."""
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
-    axes: Axes = EVERYWHERE
     required: bool = True
 
 
@@ -111,10 +76,7 @@ class Layout(Protocol):
         ...
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
-        """The codes in its tensors, all of them or as `Axes` cut them; `shape` is what they hold.
-
-        Raises ValueError if they are not what `params` says.
-        """
+        """The codes in its tensors.  Raises ValueError if these are not what `params` says."""
         ...
 
 
@@ -127,10 +89,9 @@ class Writes(Protocol):
         ...
 
 
-def checked(raw: Raw, specs: Mapping[str, TensorSpec], uncut: Collection[str] = ()) -> dict[str, Tensor]:
+def checked(raw: Raw, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
     """The tensors of a layout, with the shapes of `specs`; axes of length 1 may be missing or too many.
 
-    uncut: tensors that stay whole where the matrix is cut, so that its shape does not tell theirs.
     Raises ValueError for one that is missing, misshapen or of another dtype, and says what was expected.
     """
     found: dict[str, Tensor] = {}
@@ -140,10 +101,7 @@ def checked(raw: Raw, specs: Mapping[str, TensorSpec], uncut: Collection[str] = 
             if spec.required:
                 raise ValueError(f"{name} is missing; this layout has {', '.join(specs)}")
             continue
-        if name in uncut:
-            found[name] = tensor
-            continue
-        if [n for n in tensor.shape if n != 1] != [n for n in spec.shape if n != 1]:
+        if -1 not in spec.shape and [n for n in tensor.shape if n != 1] != [n for n in spec.shape if n != 1]:
             raise ValueError(f"{name} has shape {list(tensor.shape)}, expected {list(spec.shape)}")
         if tensor.dtype not in spec.dtypes:
             known = " or ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
@@ -157,16 +115,6 @@ def groups_by_input(index: Tensor, groups: int) -> Tensor:
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < groups:
         raise ValueError(f"g_idx names groups {int(index.min())} to {int(index.max())} of {groups}")
     return index.long()
-
-
-def group_axes(group: Group, *, out: int = 0, inn: int = 1) -> Axes:
-    """The axes of a tensor with an element for each group, laid out [rows, groups] unless told otherwise."""
-    return Axes(
-        out=out if group.rows else None,
-        inn=inn if group.inputs else None,
-        out_unit=(group.rows or 1, 1),
-        in_unit=(group.inputs or 1, 1),
-    )
 
 
 def divided(features: int, per: int, what: str) -> int:

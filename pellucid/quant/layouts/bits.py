@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,6 @@ def words_for(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def whole_words(bits: int) -> tuple[int, int]:
-    """The fewest codes that fill 32-bit words, and how many words: (8, 1) of 4 bits, (32, 3) of 3."""
-    codes = next(n for n in range(1, 33) if n * bits % 32 == 0)
-    return codes, codes * bits // 32
+def per_words(bits: int) -> int:
+    """The fewest codes that fill 32-bit words: 8 of 4 bits, 32 of 3."""
+    return 32 // math.gcd(bits, 32)

@@ -22,8 +22,7 @@ STATE = "weight.quant_state.bitsandbytes__"
 class Bnb4(Layout):
     """weight [N K / 2, 1], weight.absmax [N K / block], weight.quant_map [16], and a state in JSON.
 
-    The first of a byte's numbers is in its high half.  No rectangle of the matrix is one of these tensors, so
-    every rank reads them whole and cuts the codes.
+    The first of a byte's numbers is in its high half.
     """
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
@@ -46,7 +45,7 @@ class Bnb4(Layout):
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         # Some checkpoints hold the bytes as elements of a wider dtype.
         raw = {**raw, "weight": raw["weight"].reshape(-1).view(torch.uint8)} if "weight" in raw else raw
-        found = checked(raw, self.params(format, shape), uncut=(state_name(format),))
+        found = checked(raw, self.params(format, shape))
         state = state_in(found[state_name(format)])
         block = int(state["blocksize"])
         low_first = found["weight"].flatten()

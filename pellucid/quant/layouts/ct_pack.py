@@ -12,7 +12,6 @@ from torch import Tensor
 from pellucid.quant.codes import S8, WHOLE_MATRIX, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -21,7 +20,7 @@ from pellucid.quant.layouts.base import (
     checked,
     groups_by_input,
 )
-from pellucid.quant.layouts.bits import packed, unpacked, unpacked_words, whole_words, words_for
+from pellucid.quant.layouts.bits import packed, unpacked, unpacked_words, words_for
 
 
 class CtPack(Layout):
@@ -34,41 +33,27 @@ class CtPack(Layout):
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         bits, act_order = bits_of(format), "act_order" in format.options
         padded = "padded" in format.options
-        unit = (32 // bits, 1) if padded else whole_words(bits)
         rows, groups = format.group.counts(shape.out, shape.inn)
-        out_axis = 0 if format.group.rows else None
-        in_axis = None if act_order or not format.group.inputs else 1
-        in_unit = (format.group.inputs or 1, 1)
         specs = {
             "weight_packed": TensorSpec(
-                shape=(shape.out, words(shape.inn, bits, padded=padded)),
-                dtypes=(torch.int32,),
-                axes=Axes(in_unit=unit),
+                shape=(shape.out, words(shape.inn, bits, padded=padded)), dtypes=(torch.int32,)
             ),
-            "weight_scale": TensorSpec(
-                shape=(rows, groups), dtypes=FLOATS, axes=Axes(out=out_axis, inn=in_axis, in_unit=in_unit)
-            ),
+            "weight_scale": TensorSpec(shape=(rows, groups), dtypes=FLOATS),
             "weight_shape": TensorSpec(shape=(2,), dtypes=(torch.int64, torch.int32), required=False),
         }
         if "asym" in format.options and format.group == WHOLE_MATRIX:
             specs["weight_zero_point"] = TensorSpec(shape=(1, 1), dtypes=(torch.int8,))
         elif "asym" in format.options:
             specs["weight_zero_point"] = TensorSpec(
-                shape=(words(shape.out, bits, padded=padded), groups),
-                dtypes=(torch.int32,),
-                axes=Axes(inn=in_axis, in_unit=in_unit, out_unit=unit),
+                shape=(words(shape.out, bits, padded=padded), groups), dtypes=(torch.int32,)
             )
         if act_order:
-            specs["weight_g_idx"] = TensorSpec(
-                shape=(shape.inn,), dtypes=(torch.int32, torch.int64), axes=Axes(out=None, inn=0)
-            )
+            specs["weight_g_idx"] = TensorSpec(shape=(shape.inn,), dtypes=(torch.int32, torch.int64))
         return specs
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         bits, act_order = bits_of(format), "act_order" in format.options
-        found = checked(
-            raw, self.params(format, shape), ("weight_scale", "weight_zero_point") if act_order else ()
-        )
+        found = checked(raw, self.params(format, shape))
         unpack = unpacked_words if "padded" in format.options else unpacked
         middle = 1 << bits - 1
         q = unpack(found["weight_packed"], bits, shape.inn, axis=1)

@@ -11,7 +11,6 @@ from torch import Tensor
 from pellucid.quant.codes import S8, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -21,40 +20,28 @@ from pellucid.quant.layouts.base import (
     divided,
     groups_by_input,
 )
-from pellucid.quant.layouts.bits import packed, unpacked, whole_words, words_for
+from pellucid.quant.layouts.bits import packed, per_words, unpacked, words_for
 
 
 class Gptq(Layout):
     """qweight [K bits / 32, N], qzeros [G, N bits / 32], scales [G, N], g_idx [K]: W = (q - zero) scale."""
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
-        bits, unit = format.code.bits, whole_words(format.code.bits)
-        divided(shape.inn, unit[0], "inputs")
+        bits = format.code.bits
+        divided(shape.inn, per_words(bits), "inputs")
         act_order = "act_order" in format.options
         _, groups = format.group.counts(shape.out, shape.inn)
-        in_axis = None if act_order or not format.group.inputs else 0
-        in_unit = (format.group.inputs or 1, 1)
-        zeros = Axes(out=1, inn=in_axis, out_unit=unit, in_unit=in_unit)
-        scales = Axes(out=1, inn=in_axis, in_unit=in_unit)
         return {
-            "qweight": TensorSpec(
-                shape=(words_for(shape.inn, bits), shape.out),
-                dtypes=(torch.int32,),
-                axes=Axes(out=1, inn=0, in_unit=unit),
-            ),
-            "qzeros": TensorSpec(
-                shape=(groups, words_for(shape.out, bits)), dtypes=(torch.int32,), axes=zeros
-            ),
-            "scales": TensorSpec(shape=(groups, shape.out), dtypes=FLOATS, axes=scales),
-            "g_idx": TensorSpec(
-                shape=(shape.inn,), dtypes=(torch.int32,), axes=Axes(out=None, inn=0), required=act_order
-            ),
+            "qweight": TensorSpec(shape=(words_for(shape.inn, bits), shape.out), dtypes=(torch.int32,)),
+            "qzeros": TensorSpec(shape=(groups, words_for(shape.out, bits)), dtypes=(torch.int32,)),
+            "scales": TensorSpec(shape=(groups, shape.out), dtypes=FLOATS),
+            "g_idx": TensorSpec(shape=(shape.inn,), dtypes=(torch.int32,), required=act_order),
         }
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         bits = format.code.bits
         act_order = "act_order" in format.options
-        found = checked(raw, self.params(format, shape), ("scales", "qzeros") if act_order else ())
+        found = checked(raw, self.params(format, shape))
         q = unpacked(found["qweight"], bits, shape.inn, axis=0).T
         zeros = unpacked(found["qzeros"], bits, shape.out, axis=1).T
         if "v2" not in format.options:

@@ -30,8 +30,7 @@ PER_WORD = {U2: 4, U3: 10, U4: 2, U5: 1, U6: 1, S8: 1}  # codes in an element of
 class Hqq(Layout):
     """W_q [rows, g], scale [N K / g, 1], zero [N K / g, 1]: W = (q - zero) scale.
 
-    No rectangle of the matrix is one of W_q, so every rank reads it whole and cuts the codes.  The tool
-    itself computes in 16 bits what is exact here.
+    The tool itself computes in 16 bits what is exact here.
     """
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:

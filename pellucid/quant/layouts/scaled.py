@@ -13,14 +13,12 @@ from torch import Tensor
 from pellucid.quant.codes import S8, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
     Raw,
     TensorSpec,
     checked,
-    group_axes,
 )
 
 SCALES = (*FLOATS, torch.uint8, torch.float8_e8m0fnu)  # bytes are powers of two
@@ -40,14 +38,13 @@ class Scaled(Layout):
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         groups = format.group.counts(shape.out, shape.inn)
-        axes = group_axes(format.group)
         specs = {
-            self.weight: TensorSpec(shape=(shape.out, shape.inn), dtypes=(format.code.dtype,), axes=Axes()),
-            self.scale: TensorSpec(shape=groups, dtypes=SCALES, axes=axes),
+            self.weight: TensorSpec(shape=(shape.out, shape.inn), dtypes=(format.code.dtype,)),
+            self.scale: TensorSpec(shape=groups, dtypes=SCALES),
         }
         if "asym" in format.options:
             specs[self.zero] = TensorSpec(
-                shape=groups, dtypes=(torch.int8, torch.int32, *FLOATS), axes=axes, required=False
+                shape=groups, dtypes=(torch.int8, torch.int32, *FLOATS), required=False
             )
         if format.act.static:
             specs["input_scale"] = TensorSpec(shape=(1,), dtypes=FLOATS)

@@ -15,7 +15,6 @@ from torch import Tensor
 from pellucid.quant.codes import E2M1, S8, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -45,12 +44,8 @@ class SmallFloats(Layout):
         groups = divided(shape.inn, group, "inputs")
         scales = (torch.float8_e4m3fn,) if self.whole else E8M0
         specs = {
-            self.weight: TensorSpec(
-                shape=(shape.out, shape.inn // 2), dtypes=(torch.uint8,), axes=Axes(in_unit=(2, 1))
-            ),
-            "weight_scale": TensorSpec(
-                shape=(shape.out, groups), dtypes=scales, axes=Axes(in_unit=(group, 1))
-            ),
+            self.weight: TensorSpec(shape=(shape.out, shape.inn // 2), dtypes=(torch.uint8,)),
+            "weight_scale": TensorSpec(shape=(shape.out, groups), dtypes=scales),
         }
         if self.whole:
             specs[self.whole] = TensorSpec(shape=(1,), dtypes=FLOATS)
@@ -91,10 +86,8 @@ class Mxfp6(Layout):
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         groups = divided(shape.inn, 32, "inputs")
         return {
-            "weight_packed": TensorSpec(
-                shape=(shape.out, groups * 24), dtypes=(torch.uint8,), axes=Axes(in_unit=(4, 3))
-            ),
-            "weight_scale": TensorSpec(shape=(shape.out, groups), dtypes=E8M0, axes=Axes(in_unit=(32, 1))),
+            "weight_packed": TensorSpec(shape=(shape.out, groups * 24), dtypes=(torch.uint8,)),
+            "weight_scale": TensorSpec(shape=(shape.out, groups), dtypes=E8M0),
         }
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
@@ -111,11 +104,10 @@ class MxExperts(Layout):
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         blocks = divided(shape.inn, 32, "inputs")
-        axes = Axes(expert=0, out=1, inn=2, in_unit=(32, 1))
         whole = (shape.experts or 1, shape.out, blocks)
         return {
-            "blocks": TensorSpec(shape=(*whole, 16), dtypes=(torch.uint8,), axes=axes),
-            "scales": TensorSpec(shape=whole, dtypes=E8M0, axes=axes),
+            "blocks": TensorSpec(shape=(*whole, 16), dtypes=(torch.uint8,)),
+            "scales": TensorSpec(shape=whole, dtypes=E8M0),
         }
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:

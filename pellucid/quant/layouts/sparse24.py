@@ -14,7 +14,6 @@ from torch import Tensor
 from pellucid.quant.codes import PLAIN, S8, Codes, Scales
 from pellucid.quant.layouts.base import (
     FLOATS,
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -36,9 +35,8 @@ class Marlin24(Layout):
     """weight [K / 32, 16 N bits / 32], meta [K / 32, 2 N], scale [G, N], of 4 or 8 bits without zeros.
 
     The kept half of the inputs, [K / 2, N], lies in tiles of 16 x 16, permuted by threads; meta has for
-    each four inputs the places of the two kept ones, reordered too.  No rectangle of the matrix is one of
-    these tensors, so every rank reads them whole and cuts the codes. scale_inputs: with fewer inputs a
-    group than K / scale_inputs, scales are permuted.
+    each four inputs the places of the two kept ones, reordered too.  scale_inputs: with fewer inputs a group
+    than K / scale_inputs, scales are permuted.
     """
 
     weight: str
@@ -90,12 +88,8 @@ class Bitmask(Layout):
         specs = {} if format.code == PLAIN else SCALED.params(format, shape)
         specs.pop("weight", None)
         return {
-            "compressed": TensorSpec(
-                shape=(shape.out, divided(shape.inn, 2, "inputs")), dtypes=dtypes, axes=Axes(in_unit=(4, 2))
-            ),
-            "bitmask": TensorSpec(
-                shape=(shape.out, -(-shape.inn // 8)), dtypes=(torch.uint8,), axes=Axes(in_unit=(8, 1))
-            ),
+            "compressed": TensorSpec(shape=(shape.out, divided(shape.inn, 2, "inputs")), dtypes=dtypes),
+            "bitmask": TensorSpec(shape=(shape.out, -(-shape.inn // 8)), dtypes=(torch.uint8,)),
             "shape": TensorSpec(shape=(2, 1), dtypes=(torch.int64,), required=False),
             **specs,
         }

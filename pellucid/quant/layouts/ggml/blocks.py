@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pellucid.quant.codes import Codes
 from pellucid.quant.layouts.base import (
-    Axes,
     LayerFormat,
     Layout,
     MatrixShape,
@@ -37,7 +36,7 @@ class Blocks(Layout):
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
         size = SIZES[self.name]
         blocks = divided(shape.inn, size.elements, "inputs")
-        return {"weight": rows_of(shape, blocks * size.nbytes, torch.uint8, (size.elements, size.nbytes))}
+        return {"weight": rows_of(shape, blocks * size.nbytes, torch.uint8)}
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         stored = checked(raw, self.params(format, shape))["weight"]
@@ -50,12 +49,10 @@ class Blocks(Layout):
         return {"weight": torch.cat(fields, -1).flatten(-2)}
 
 
-def rows_of(shape: MatrixShape, elements: int, dtype: torch.dtype, in_unit: tuple[int, int]) -> TensorSpec:
+def rows_of(shape: MatrixShape, elements: int, dtype: torch.dtype) -> TensorSpec:
     """A tensor with so many elements for each output, of which an expert may have its own."""
-    if shape.experts is None:
-        return TensorSpec(shape=(shape.out, elements), dtypes=(dtype,), axes=Axes(in_unit=in_unit))
-    axes = Axes(expert=0, out=1, inn=2, in_unit=in_unit)
-    return TensorSpec(shape=(shape.experts, shape.out, elements), dtypes=(dtype,), axes=axes)
+    experts = () if shape.experts is None else (shape.experts,)
+    return TensorSpec(shape=(*experts, shape.out, elements), dtypes=(dtype,))
 
 
 def cut(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:

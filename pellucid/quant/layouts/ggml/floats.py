@@ -21,7 +21,7 @@ class Floats(Layout):
     dtype: torch.dtype
 
     def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
-        return {"weight": rows_of(shape, shape.inn, self.dtype, (1, 1))}
+        return {"weight": rows_of(shape, shape.inn, self.dtype)}
 
     def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
         return Codes(q=checked(raw, self.params(format, shape))["weight"], code=PLAIN)
