@@ -20,8 +20,8 @@ SECRET = "PELLUCID_SECRET"  # the environment variable
 SHORTEST = 8  # bytes of it
 NONCE = 32  # bytes
 PATIENCE = 5.0  # seconds in which the other side proves itself, or answers
-KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, and probes: 8 s
-USER_TIMEOUT = 8000  # milliseconds in which what is sent must be acknowledged
+KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, and probes: 7 s
+USER_TIMEOUT = 7000  # milliseconds in which what is sent must be acknowledged
 LONGEST = 1 << 20  # bytes of a message here
 
 M = TypeVar("M")

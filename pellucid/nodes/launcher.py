@@ -71,8 +71,8 @@ class RemoteProcess:
         return ""
 
     def notes(self) -> bytes:
-        """As they are, or as they were last if the agent does not answer."""
-        return self._ask().notes
+        """As they are, or as they were last if the agent does not answer, or did not when asked last."""
+        return (self._last if self._is_lost else self._ask()).notes
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
         """How it ended.  Asked without time, only what is known: whose line has not ended lives."""

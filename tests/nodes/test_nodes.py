@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -147,6 +148,72 @@ def test_when_a_machine_dies_its_engines_requests_end_and_others_go_on(
         errors = [replica.error for replica in llm.llm_engine.engine._replicas]  # type: ignore[attr-defined]
         assert errors[0] is None and f"engine 1 on node 1 ({OTHER}) is lost" in str(errors[1])
         assert tokens(llm) == expected  # by engine 0
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two, each with a network of its own, and a link between them: 10.77.0.1 and 10.77.0.2."""
+    names = f"pellucid-{os.getpid()}-a", f"pellucid-{os.getpid()}-b"
+    if os.getuid() or shutil.which("ip") is None:
+        pytest.skip("only root makes network namespaces, by `ip`")
+    for i, name in enumerate(names):
+        if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+            pytest.skip("no network namespaces can be made here")
+        if not i:
+            ip(f"-n {name} link add link0 type veth peer name link1")
+        else:
+            ip(f"-n {names[0]} link set link1 netns {name}")
+    try:
+        for i, name in enumerate(names):
+            ip(f"-n {name} addr add 10.77.0.{i + 1}/24 dev link{i}")
+            for device in ("lo", f"link{i}"):
+                ip(f"-n {name} link set {device} up")
+        yield names
+    finally:
+        for name in names:
+            ip(f"netns del {name}")
+
+
+def ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True)
+
+
+CUT = """
+import subprocess, sys, time
+from pellucid import LLM, SamplingParams
+
+llm = LLM({model!r}, **{base!r}, tensor_parallel_size=2, nnodes=2, master_addr="10.77.0.1")
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+outputs = llm.generate({prompts!r}, params, use_tqdm=False)
+print([output.outputs[0].token_ids for output in outputs])
+llm.llm_engine.add_request("the", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+llm.llm_engine.step()
+subprocess.run("ip -n {other} link set link1 down".split(), check=True)
+began = time.monotonic()
+while not llm.llm_engine.is_finished():
+    llm.llm_engine.step()
+print(time.monotonic() - began)
+print(llm.llm_engine.engine.error)
+"""
+
+
+@pytest.mark.matrix
+def test_a_machine_whose_network_goes_is_named(
+    tiny: Path, expected: list[list[int]], namespaces: tuple[str, str]
+) -> None:
+    here, other = (["ip", "netns", "exec", name, sys.executable] for name in namespaces)
+    script = CUT.format(model=str(tiny), base=BASE, prompts=PROMPTS, other=namespaces[1])
+    command = [*other, "-m", "pellucid", "agent", "--master-addr", "10.77.0.1", "--once"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        said = subprocess.run(
+            [*here, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        *_, ours, took, error = said.stdout.splitlines()
+        assert ours == str(expected) and float(took) < 20, "10 s, on a machine that has time"
+        assert "worker 1 on node 1 (10.77.0.2) is lost" in error
+        assert process.wait(PATIENCE) == 0, "it hears nothing of the head, and leaves"
+    for name in namespaces:
+        eventually(lambda name=name: not subprocess.check_output(["ip", "netns", "pids", name]))
 
 
 def test_a_stopped_rank_is_named_with_its_machine(tiny: Path) -> None:
