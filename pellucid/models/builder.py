@@ -46,6 +46,7 @@ from pellucid.quant.base import (
     Coords,
     LinearMethod,
     LinearShape,
+    MultipliesTable,
     OnFirstRank,
     ParamSpec,
     Piece,
@@ -476,9 +477,11 @@ class Builder:
             prefix = table.sources[0].removesuffix(".weight")
             method = self.context.quantization.tied(self._path(name), prefix)
             assert method is not None, "a head is one matrix"
+            if isinstance(method, MultipliesTable) and isinstance(tied, VocabEmbedding):
+                method.table = tied
             if isinstance(method, Unquantized) and table.spec.kept_bits is None:
                 return Linear(shape, method, {"weight": table})
-            return self._make_linear((prefix,), shape, method, False, (coords,))  # codes are no table's
+            return self._make_linear((prefix,), shape, method, False, (coords,))  # loaded again
         b = self if is_here else self._elsewhere()
         head = b._linear(name, shape, False, (coords,), kind="head")
         return head if is_here else self._stand_in(head, Absent())

@@ -325,6 +325,19 @@ class TableCodes(Protocol):
         ...
 
 
+class HoldsCodes(Protocol):
+    """A table of embeddings, of which there may be codes once it is loaded."""
+
+    codes: CodedTable | None
+
+
+@runtime_checkable
+class MultipliesTable(Protocol):
+    """A method that may multiply by the codes of a table, where a head shares one that is kept alike."""
+
+    table: HoldsCodes | None  # loaded before; None: the layer has a matrix of its own
+
+
 @runtime_checkable
 class ChoosesProduct(Protocol):
     """A method that says, before weights are loaded, what will multiply them."""

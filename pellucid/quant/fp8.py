@@ -24,6 +24,7 @@ from pellucid.kernels.quantize_fp8 import (
 from pellucid.platform import Platform
 from pellucid.quant.base import (
     Coords,
+    HoldsCodes,
     LinearLayer,
     LinearShape,
     ParamSpec,
@@ -37,6 +38,7 @@ from pellucid.quant.base import (
 from pellucid.quant.fp8_product import Fp8Product
 from pellucid.quant.products import Product, fp8_product
 from pellucid.quant.rounding import in_slices
+from pellucid.quant.tables import rows_in
 from pellucid.quant.unquantized import Unquantized
 
 Activations = Literal["dynamic", "static"]
@@ -176,6 +178,7 @@ class QuantizedWhenLoaded:
     """Plain weights that become FP8 once they are loaded, with a scale for each output."""
 
     def __init__(self) -> None:
+        self.table: HoldsCodes | None = None
         self._choice: Product | None = None
         self._product: Fp8Product | None = None
 
@@ -188,7 +191,8 @@ class QuantizedWhenLoaded:
 
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
-        rounded, scale = in_slices(weight, lambda rows: quantize_fp8_ref(rows, rows.shape[1]))
+        shared = rows_in(self.table, FP8)
+        rounded, scale = shared or in_slices(weight, lambda rows: quantize_fp8_ref(rows, rows.shape[1]))
         assert self._choice is not None, "choose() was not called"
         self._product = Fp8Product(layer, rounded, scale, self._choice, block=weight.shape[1])
 

@@ -20,10 +20,11 @@ from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.native.library import library, serves
 from pellucid.native.matrix import NativeMatrix, in_int8
 from pellucid.platform import Platform
-from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
+from pellucid.quant.base import HoldsCodes, LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
 from pellucid.quant.fp8 import OutputScales
 from pellucid.quant.products import Multiplier, Product, int8_product
 from pellucid.quant.rounding import in_slices
+from pellucid.quant.tables import rows_in
 from pellucid.quant.unquantized import Unquantized, is_pair
 
 INT8_MAX = 127
@@ -39,6 +40,7 @@ class Int8:
 
     def __init__(self, *, is_stored: bool = False) -> None:
         self._is_stored = is_stored
+        self.table: HoldsCodes | None = None
         self._choice: Product | None = None
         self._multiply: Multiply | None = None
         self._native: NativeMatrix | None = None  # in the stead of it
@@ -63,6 +65,8 @@ class Int8:
         if self._is_stored:
             scale = layer.param("weight_scale")[:, 0]
             layer.replace("weight_scale", None)
+        elif (shared := rows_in(self.table, torch.int8)) is not None:
+            weight, scale = shared[0], shared[1][:, 0]
         else:
             weight, scale = in_slices(weight.detach(), quantize_rows)
         layer.replace("weight", None)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.embedding import CodedTable
+from pellucid.quant.base import HoldsCodes
 from pellucid.quant.codes import E2M1, E4M3, S8, U4, Codes
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.rounding import in_slices, rounded
@@ -38,6 +39,14 @@ def coded_table(weight: Tensor, format: LayerFormat) -> CodedTable:
     codes, scales = in_slices(weight, lambda rows: in_rows(rounded(rows, format)))
     numbers = None if format.code in (S8, E4M3) else numbers_of(rounded(weight[:1], format))
     return CodedTable(codes, scales, numbers)
+
+
+def rows_in(table: HoldsCodes | None, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Codes [L, D] of `dtype` and scales [L, 1], if a table is kept in such, not copied."""
+    codes = None if table is None else table.codes
+    if codes is None or codes.codes.dtype != dtype:
+        return None
+    return codes.codes, codes.scales
 
 
 def in_rows(codes: Codes) -> tuple[Tensor, Tensor]:

@@ -133,6 +133,29 @@ def test_a_table_in_codes_gives_their_numbers_and_a_tied_head_is_as_it(
     assert isinstance(head.method, Unquantized) != tied
 
 
+@pytest.mark.parametrize("way", ["int8", "fp8"])
+def test_a_tied_head_multiplies_by_the_codes_that_the_table_has(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pellucid.quant.int8.can_pack", lambda: False)  # as a GPU has them: in rows
+    folder = write_checkpoint(tmp_path, tie_word_embeddings=True, hidden_size=64)
+
+    def parts(asked: dict[str, str]) -> tuple[VocabEmbedding, Linear]:
+        model = torch_module(load(folder, max_model_len=32, quantization=asked).model)  # type: ignore[arg-type]
+        embed = next(m for m in model.modules() if isinstance(m, VocabEmbedding))
+        return embed, [m for m in model.modules() if isinstance(m, Linear)][-1]
+
+    embed, head = parts({"embedding": way})
+    assert embed.codes is not None
+    own = head.param("weight") if way == "fp8" else head.method._multiply.weight  # type: ignore[attr-defined]
+    assert own.data_ptr() == embed.codes.codes.data_ptr()
+    x = torch.randn(3, 64)
+    expected = x @ embed(torch.arange(len(own))).T
+    assert (head(x) - expected).norm() < 0.05 * expected.norm()  # of FP8 activations are rounded, too
+    embed, head = parts({"embedding": "int8", "head": "fp8"})
+    assert head.param("weight").dtype == torch.float8_e4m3fn
+
+
 def test_a_head_that_is_named_is_not_as_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, tie_word_embeddings=True)
     asked = {"embedding": "int8", "head": "none"}
