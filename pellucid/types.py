@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 
 from pellucid.sampling_params import SamplingParams
 
+# The error of a request that contradicts itself, which shows when its tokens are chosen.
+STUCK = (
+    "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and the grammar, as far "
+    "as the request has them, together rule out all; loosen one of them"
+)
+
 
 class FinishReason(enum.StrEnum):
     """Why a request ended, in OpenAI's words; `ERROR` carries a message in `SeqUpdate.error`."""

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from pellucid.async_llm import Mailbox
-from pellucid.server.errors import SHUTTING_DOWN, ApiError
+from pellucid.server.errors import AnswerFailedError
 from pellucid.server.parsers.base import (
     Event,
     Parser,
     ParserSetting,
     PlainParser,
+    Reasoning,
     ToolCallArguments,
     ToolCallStart,
 )
@@ -46,10 +47,7 @@ class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
-
-
-class AnswerFailedError(ApiError):
-    """The engine has given the request up."""
+    num_reasoning_tokens: int = 0  # of the completions', with their tags
 
 
 class Answer:
@@ -62,8 +60,13 @@ class Answer:
         n: int,
         make_parser: Callable[[], Parser] | None = None,
         count_calls: Callable[[bool], None] | None = None,
+        thoughts_end: int | None = None,
     ) -> None:
-        """count_calls: told of each piece whether it has any of a tool call."""
+        """count_calls: told of each piece whether it has any of a tool call.
+
+        thoughts_end: the token that ends thoughts; None if there is none.
+        """
+        may_think = make_parser is not None
         make_parser = make_parser or (lambda: PlainParser(ParserSetting()))
         self.prompts = prompts
         self.num_choices = n * len(prompts)
@@ -77,6 +80,10 @@ class Answer:
         self._parsers = [make_parser() for _ in range(self.num_choices)]
         self._begun = [False] * self.num_choices
         self._has_calls = [False] * self.num_choices
+        self._thoughts_end = thoughts_end
+        self._may_think = [may_think] * self.num_choices  # has no thought ended?
+        self._has_thought = [False] * self.num_choices
+        self._num_maybe = [0] * self.num_choices  # tokens of a thought, if it is one
         self._num_ended = 0
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
@@ -110,7 +117,7 @@ class Answer:
 
     def _read(self, output: RequestOutput) -> list[Piece]:
         if output.error is not None:
-            raise AnswerFailedError(503 if output.error == SHUTTING_DOWN else 500, output.error)
+            raise AnswerFailedError(output.error)
         first = self._first_index[output.request_id]
         if output.finished:
             self.usage.num_cached_tokens += output.num_cached_tokens
@@ -134,6 +141,8 @@ class Answer:
         if finish_reason == "stop" and self._has_calls[index]:
             finish_reason = "tool_calls"
         self.usage.num_completion_tokens += len(part.token_ids)
+        if self._may_think[index]:
+            self._count_thought(index, part, events)
         return Piece(
             index=index,
             is_first=is_first,
@@ -145,3 +154,20 @@ class Answer:
             finish_reason=finish_reason,
             stop_reason=part.stop_reason,
         )
+
+    def _count_thought(self, index: int, part: CompletionOutput, events: Sequence[Event]) -> None:
+        """Up to the token that ends it; without one, by how much of the text is a thought."""
+        num_letters = sum(len(event.text) for event in events if isinstance(event, Reasoning))
+        num_tokens = len(part.token_ids)
+        if self._thoughts_end is None:
+            share = min(1.0, num_letters / max(1, len(part.text)))
+            self.usage.num_reasoning_tokens += round(share * num_tokens)
+            return
+        if self._thoughts_end in part.token_ids:
+            num_tokens = part.token_ids.index(self._thoughts_end) + 1
+            self._may_think[index] = False
+        self._num_maybe[index] += num_tokens
+        self._has_thought[index] |= num_letters > 0
+        if self._has_thought[index]:
+            self.usage.num_reasoning_tokens += self._num_maybe[index]
+            self._num_maybe[index] = 0

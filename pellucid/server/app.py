@@ -90,6 +90,7 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
     renderer = Renderer(facts, llm.tokenizer if llm.has_tokenizer else None)
     tracer = None if options.otlp_traces_endpoint is None else Tracer(options.otlp_traces_endpoint, names[0])
     watch_lives(llm, options, tracer)
+    tags = facts.parsers.thinking if llm.has_tokenizer else None
     return Server(
         llm=llm,
         options=options,
@@ -99,6 +100,7 @@ def make_server(llm: AsyncLLM, options: ServeOptions) -> Server:
         adapters=adapters.named(llm, options.lora_modules, names),
         tracer=tracer,
         parsers=facts.parsers,
+        thoughts_end=llm.tokenizer.token_to_id(tags[1]) if tags is not None else None,
         responses=StoredResponses(options.max_stored_responses),
     )
 

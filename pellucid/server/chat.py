@@ -149,7 +149,7 @@ async def _open(work: ChatWork, server: Server, request: Request) -> Answer:
     setting = _parser_setting(body, use, prompt, is_constrained=is_constrained)
     make_parser = partial(server.parsers.make, setting)
     count_calls = partial(server.metrics.parsed, is_streamed=bool(body.stream)) if use.tools else None
-    return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls)
+    return Answer(mailbox, [prompt], sampling.n, make_parser, count_calls, server.thoughts_end)
 
 
 def tool_use(body: ChatRequest, renderer: Renderer) -> ToolUse:

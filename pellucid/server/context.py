@@ -35,6 +35,7 @@ class Server:
     responses: StoredResponses
     adapters: dict[str, LoRARequest] = field(default_factory=dict[str, LoRARequest])  # by name
     parsers: Parsers = field(default_factory=Parsers)
+    thoughts_end: int | None = None  # the token that ends what the model thinks, if one does
     created: int = field(default_factory=lambda: int(time.time()))
     tracer: Tracer | None = None
     is_paused: bool = False  # the engine stands still

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from pellucid.judging import chance, joined, judgements
 from pellucid.pooling import PoolingParams, pooling_of, vector_of
 from pellucid.sampling_params import SamplingParams
-from pellucid.server.answer import AnswerFailedError
 from pellucid.server.context import server_of
-from pellucid.server.errors import CLIENT_GONE, SHUTTING_DOWN, ApiError, users_fault
+from pellucid.server.errors import CLIENT_GONE, AnswerFailedError, ApiError, users_fault
 from pellucid.server.protocol.embeddings import (
     Embedding,
     EmbeddingBody,
@@ -208,7 +207,7 @@ async def _outputs(
     async with closing(request.receive, mailbox.close):
         async for output in mailbox:
             if output.error is not None:
-                raise AnswerFailedError(503 if output.error == SHUTTING_DOWN else 500, output.error)
+                raise AnswerFailedError(output.error)
             found[output.request_id] = output
     return None if len(found) < len(names) else [found[name] for name in names]
 

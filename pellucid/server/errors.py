@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from pellucid.server.protocol.anthropic_output import ErrorBody as MessagesError
 from pellucid.server.protocol.anthropic_output import Failure
+from pellucid.types import STUCK
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = "1"
@@ -75,6 +76,13 @@ class ErrorFacts(msgspec.Struct):
 
 class ErrorBody(msgspec.Struct):
     error: ErrorFacts
+
+
+class AnswerFailedError(ApiError):
+    """The engine has given a request up."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__({SHUTTING_DOWN: 503, STUCK: 400}.get(message, 500), message)
 
 
 def overloaded(message: str) -> ApiError:
@@ -152,9 +160,8 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s has failed", request.method, request.url.path, exc_info=error)
-        return error_response(
-            route_path(request.scope), ApiError(500, "internal error; the server's log has it")
-        )
+        failed = ApiError(500, "internal error; the server's log has it")
+        return error_response(route_path(request.scope), failed, {"Connection": "close"})  # as uvicorn does
 
 
 def refusal(request: Request, error: ApiError | HTTPException) -> Response:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from pellucid.server.answer import Answer, Piece, Usage
 from pellucid.server.errors import CLIENT_GONE
-from pellucid.server.protocol.openai_output import PromptTokensDetails, UsageFacts
+from pellucid.server.protocol.openai_output import CompletionTokensDetails, PromptTokensDetails, UsageFacts
 from pellucid.server.stream import OPENAI_ENDING, Ending, EventStream, closing, encode
 
 JSON = "application/json"
@@ -120,5 +120,10 @@ def running_usage(body: UsageWish, usage: Usage) -> UsageFacts | None:
 
 def usage_facts(usage: Usage) -> UsageFacts:
     num_prompt, num_completion = usage.num_prompt_tokens, usage.num_completion_tokens
-    details = PromptTokensDetails(usage.num_cached_tokens)
-    return UsageFacts(num_prompt, num_prompt + num_completion, num_completion, details)
+    return UsageFacts(
+        prompt_tokens=num_prompt,
+        total_tokens=num_prompt + num_completion,
+        completion_tokens=num_completion,
+        prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(usage.num_reasoning_tokens),
+    )

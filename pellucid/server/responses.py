@@ -252,7 +252,6 @@ class _ResponseForm:
     messages: list[JsonObject]
     said: list[Said] = field(default_factory=list[Said])
     num_events: int = 0
-    num_letters: int = 0  # of the answer
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
 
     def begin(self) -> bytes:
@@ -293,12 +292,12 @@ class _ResponseForm:
         stored.close = None
 
     def _fail(self, error: ApiError) -> None:
-        self.body.status, self.body.error = "failed", ResponseError("server_error", error.message)
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        self.body.status, self.body.error = "failed", ResponseError(code, error.message)
 
     # From what a parser says to items, and the events that tell of them.
 
     def _read(self, piece: Piece) -> Iterator[Event]:
-        self.num_letters += len(piece.text)
         logprobs = self._logprobs(piece)
         for said in piece.events:
             self.said.append(said)
@@ -396,15 +395,12 @@ class _ResponseForm:
         return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))
 
     def _usage(self, usage: Usage) -> ResponseUsage:
-        """How many tokens were thinking is told by how much of the text was."""
-        num_thought = sum(len(said.text) for said in self.said if isinstance(said, Reasoning))
-        share = min(1.0, num_thought / max(1, self.num_letters))
         num_prompt, num_new = usage.num_prompt_tokens, usage.num_completion_tokens
         return ResponseUsage(
             input_tokens=num_prompt,
             input_tokens_details=InputDetails(usage.num_cached_tokens),
             output_tokens=num_new,
-            output_tokens_details=OutputDetails(round(share * num_new)),
+            output_tokens_details=OutputDetails(usage.num_reasoning_tokens),
             total_tokens=num_prompt + num_new,
         )
 

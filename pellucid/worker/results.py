@@ -20,12 +20,8 @@ from pellucid.features.base import Home
 from pellucid.kernels.compilations import LateCompilations
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import StepResult, ints
+from pellucid.types import STUCK
 from pellucid.worker.inputs import StepCounts
-
-STUCK = (
-    "no token is left that may come next: allowed_token_ids, bad_words, min_tokens and the grammar, as far "
-    "as the request has them, together rule out all; loosen one of them"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ import anthropic
 import httpx
 import pytest
 
-from pellucid.server.answer import AnswerFailedError
 from pellucid.server.anthropic import ENDING
-from pellucid.server.errors import ApiError, error_response
+from pellucid.server.errors import AnswerFailedError, ApiError, error_response
 from pellucid.server.protocol.anthropic import CountRequest, MessagesRequest
 from pellucid.server.protocol.openai import ChatRequest
 from tests.server.conftest import Running
@@ -31,6 +30,14 @@ PARIS = [{"role": "user", "content": "What's the weather in Paris?"}]
 SUM = [{"role": "user", "content": "What is 47+85?"}]
 SCREENSHOT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]}
 THINKING = {"type": "enabled", "budget_tokens": 1024}
+
+
+def test_tools_of_servers_are_refused(server: Running) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    body = {"max_tokens": 9, "messages": SUM, "tools": [search]}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert "runs no tools of its own, such as 'web_search_20250305'" in answer.json()["error"]["message"]
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +249,7 @@ def test_errors_have_anthropics_body(claude: anthropic.Anthropic, options: Any, 
 def test_a_stream_that_fails_says_so() -> None:
     async def events() -> AsyncIterator[bytes]:
         yield b"event: ping\n\n"
-        raise AnswerFailedError(500, "the engine has died")
+        raise AnswerFailedError("the engine has died")
 
     async def whole() -> list[bytes]:
         return [chunk async for chunk in ENDING.mended(events())]

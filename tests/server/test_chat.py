@@ -44,6 +44,20 @@ def test_a_stream_begins_with_the_role_and_joins_to_the_whole(client: openai.Ope
     assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in (first, *chunks))
 
 
+def test_tokens_of_thoughts_are_counted(client: openai.OpenAI, plain: Any) -> None:
+    """As many as there are up to the tag that ends the thought, however the answer comes."""
+    options: dict[str, Any] = {"max_completion_tokens": 200}
+    whole = chat(client, logprobs=True, **options)
+    tokens = [entry.token for entry in whole.choices[0].logprobs.content]
+    num_thought = tokens.index("</think>") + 1
+    assert whole.usage.completion_tokens_details.reasoning_tokens == num_thought < len(tokens)
+    *_, last = chat(client, stream=True, stream_options={"include_usage": True}, **options)
+    assert last.usage == whole.usage
+    assert plain.usage.completion_tokens_details.reasoning_tokens == 0
+    cut = chat(client, max_completion_tokens=5).usage
+    assert cut.completion_tokens_details.reasoning_tokens == 5
+
+
 def test_the_answer_may_be_as_long_as_the_context(client: openai.OpenAI) -> None:
     answer = chat(client, max_completion_tokens=openai.omit, extra_body=NO_THINKING)
     assert answer.choices[0].finish_reason == "stop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import socket
 import threading
 import time
@@ -14,10 +15,13 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
+from pellucid.server.errors import install_error_handlers
 from pellucid.server.hosts import make_host_check
 from pellucid.server.listener import bind, listen
 from pellucid.server.options import ServeOptions
@@ -46,6 +50,39 @@ def test_a_body_that_is_no_request_is_told_why(
 ) -> None:
     reply = ask(server, content, headers)
     assert reply.status_code == 400 and message in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_contradicts_itself_is_told_so(server: Running, is_streamed: bool) -> None:
+    """It shows when the first token is chosen, and is no fault of the server's."""
+    wish = {"allowed_token_ids": [1, 2, 3], "structured_outputs": {"regex": "a+"}, "stream": is_streamed}
+    content = json.dumps({"prompt": "a", "max_tokens": 3, **wish}).encode()
+    answer = ask(server, content)
+    assert answer.status_code == (200 if is_streamed else 400)
+    error = json.loads(answer.text.removeprefix("data: ").split("\n\n")[0])["error"]
+    assert (error["code"], error["type"]) == (400, "BadRequestError")
+    assert error["message"].startswith("no token is left that may come next")
+
+
+@pytest.mark.parametrize("thought", [7, True, "text", {"text": "a"}])
+def test_a_thought_in_a_history_has_parts(server: Running, thought: object) -> None:
+    body = {"input": [{"role": "user", "content": "a"}, {"type": "reasoning", "content": thought}]}
+    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "input has at 1 a content that is no list of parts"
+
+
+def test_who_was_failed_by_a_bug_does_not_ask_on_the_same_line() -> None:
+    """For the line is closed then, and says so."""
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/bug")
+    async def bug() -> None:
+        raise AssertionError("a bug")
+
+    answer = TestClient(app, raise_server_exceptions=False).get("/bug")
+    assert answer.status_code == 500 and answer.headers["Connection"] == "close"
 
 
 def test_a_compressed_body_is_told_so(server: Running) -> None:

@@ -53,6 +53,8 @@ def test_thinking_is_an_item_of_its_own(client: openai.OpenAI) -> None:
     thought, message = answer.output
     assert thought.type == "reasoning" and thought.content[0].text and message.content[0].text == "132"
     assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
+    cut = ask(client, "What is 47+85?", extra_body={}, max_output_tokens=5).usage
+    assert cut.output_tokens_details.reasoning_tokens == 5
     silent = ask(client, "What is 47+85?", extra_body=None, reasoning={"effort": "none"})
     assert [item.type for item in silent.output] == ["message"]
 

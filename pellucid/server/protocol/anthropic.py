@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from pellucid.server.protocol.openai import ApiRequest, ChatRequest, Integer, JsonObject, Number
 
@@ -78,8 +79,19 @@ class InputMessage(ApiRequest):
     ]
 
 
+def _own_kind(kind: object) -> object:
+    if kind in (None, "custom"):
+        return kind
+    raise PydanticCustomError(
+        "server_tool",
+        "this server runs no tools of its own, such as '{kind}'; give tools with an input_schema, and run "
+        "them yourself",
+        {"kind": str(kind)[:100]},
+    )
+
+
 class CustomTool(ApiRequest):
-    type: Literal["custom"] | None = None
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_own_kind)] = None
     name: str
     description: str | None = None
     input_schema: JsonObject

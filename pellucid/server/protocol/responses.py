@@ -126,7 +126,9 @@ def _add(turn: JsonObject, index: int, item: JsonObject) -> None:
             turn["content"] = f"{turn['content']}{_text(index, item.get('content'))}"
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            texts = [str(part.get("text", "")) for part in parts if isinstance(part, dict)]  # type: ignore[union-attr]
+            if not isinstance(parts, list):
+                raise ValueError(f"input has at {index} a content that is no list of parts")
+            texts = [str(part.get("text", "")) for part in parts if isinstance(part, dict)]
             turn["reasoning_content"] = "\n".join(
                 filter(None, [str(turn.get("reasoning_content", "")), *texts])
             )
