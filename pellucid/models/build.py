@@ -27,7 +27,14 @@ from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.head import BuiltHead, HeadPlan, Lender
 from pellucid.models.kinds import kinds_of
-from pellucid.models.loader import fill_dummy, load_weights, open_source, torch_module, weights_of
+from pellucid.models.loader import (
+    check_tied,
+    fill_dummy,
+    load_weights,
+    open_source,
+    torch_module,
+    weights_of,
+)
 from pellucid.models.registry import MODELS, Model
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords
@@ -300,6 +307,7 @@ def build(
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)
     else:
+        check_tied(source, context.tied)
         load_weights(
             *(model, checkpoint, source, context.formats),
             elsewhere=context.elsewhere,

@@ -76,9 +76,16 @@ class Fields:
             raise self._wrong(name, value, "a list of numbers")
         return [float(item) for item in value]
 
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.float(name, default)
+        if not value > 0:
+            raise self._wrong(name, value, "above 0")
+        return value
+
     def number(self, name: str, default: float | None) -> float | None:
-        """A number; null is none, and only a field that is absent means `default`."""
-        return default if name not in self.config else self.float(name) if self.has(name) else None
+        """A number above 0; null is none, and only a field that is absent means `default`."""
+        return default if name not in self.config else self.positive(name) if self.has(name) else None
 
     def part(self, name: str) -> Fields:
         """A nested object."""

@@ -53,7 +53,7 @@ class Gemma2(Decoder):
     def declare(config: Fields) -> DecoderConfig:
         heads, window = heads_of(config, num=8, num_kv=4, dim=256), config.number("sliding_window", 4096)
         scores = Scores(
-            scale=config.float("query_pre_attn_scalar", 256) ** -0.5,
+            scale=config.positive("query_pre_attn_scalar", 256) ** -0.5,
             softcap=config.number("attn_logit_softcapping", 50.0),
         )
         mlp = Dense(

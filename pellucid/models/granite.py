@@ -26,7 +26,7 @@ class Granite(Decoder):
     def declare(config: Fields) -> DecoderConfig:
         bias, scores = (
             config.bool("attention_bias", False),
-            Scores(scale=config.float("attention_multiplier", 1.0)),
+            Scores(scale=config.positive("attention_multiplier", 1.0)),
         )
         mixers = grouped_layers(config, heads_of(config), qkv_bias=bias, o_bias=bias)
         mixers = [replace(mixer, scores=scores) for mixer in mixers]
@@ -34,7 +34,7 @@ class Granite(Decoder):
             decoder_config(config, mixers, dense(config, bias=config.bool("mlp_bias", False))),
             embedding_scale=config.float("embedding_multiplier", 1.0),
             residual_scale=config.float("residual_multiplier", 1.0),
-            logit_scale=1 / config.float("logits_scaling", 1.0),
+            logit_scale=1 / config.positive("logits_scaling", 1.0),
         )
 
 

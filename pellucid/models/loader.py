@@ -106,6 +106,24 @@ def check_fit(model: Loadable, checkpoint: Checkpoint, tensors: Decoded, elsewhe
     complain(checkpoint, "this model has no use for these tensors", unclaimed)
 
 
+def check_tied(source: TensorSource, tied: Mapping[str, str]) -> None:
+    """Raise ValueError for a head that is stored with other numbers than the table it is to share.
+
+    tied: a head's tensor, to the embedding's.
+    """
+    for head, table in tied.items():
+        if not {head, table} <= source.infos.keys():
+            continue
+        ours, shared = source.read(head), source.read(table)
+        are_plain = ours.is_floating_point() and ours.itemsize > 1 and ours.shape == shared.shape
+        if are_plain and not torch.equal(ours.to(shared.dtype), shared):
+            raise ValueError(
+                f"tie_word_embeddings in config.json is true, and {source.key(head)} differs from "
+                f"{source.key(table)}, which versions of transformers take differently; set it to false to "
+                f"have both, or take {source.key(head)} out of the checkpoint"
+            )
+
+
 def fill_dummy(model: Loadable, seed: int) -> None:
     """Fill every weight with random numbers, the same for the same seed and device; let the layers repack.
 

@@ -148,10 +148,7 @@ def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int)
         return 1.0
     if kind in ("yarn", "longrope") and not scaling.has("factor"):
         return max_position / original
-    factor = scaling.float("factor")
-    if not factor > 0:
-        raise ValueError(f"factor of the rotary embedding in config.json is {factor}, must be above 0")
-    return factor
+    return scaling.positive("factor")
 
 
 def frequency_factors(scaling: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:

@@ -135,10 +135,12 @@ def test_null_is_not_the_familys_default(name: str, field: str, value: object) -
         ("olmo-3-1025-7b", {"rope_scaling": {"type": "yarn", "factor": 8.0}}, "named by 'rope_type'"),
         ("olmo-3-1025-7b", {"rope_scaling": YARN | {"truncate": False}}, "truncate .* is false"),
         ("gemma-3-1b-it", {"rope_scaling": ..., "rope_parameters": LINEAR}, "one object for each of"),
+        ("gemma-2-2b", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping .* must be above 0"),
+        ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling .* is 0.0, must be above 0"),
         ("qwen2.5-0.5b-instruct", {"layer_types": ["chunked_attention"] * 24}, "24 of .'chunked_attention'"),
     ],
 )
-def test_what_transformers_passes_over_is_refused(name: str, changes: dict[str, object], words: str) -> None:
+def test_what_nobody_computes_is_refused(name: str, changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         declared(name, **changes)
 

@@ -87,13 +87,20 @@ def test_old_rotary_buffers_are_passed_over(folder: Folder) -> None:
 def test_a_tied_head_needs_no_tensor_and_minds_none(folder: Folder, duplicate: bool) -> None:
     folder.config["tie_word_embeddings"] = True
     if duplicate:
-        folder.tensors["lm_head.weight"] = torch.zeros(50, 16)
+        folder.tensors["lm_head.weight"] = folder.tensors["model.embed_tokens.weight"].float()
     else:
         del folder.tensors["lm_head.weight"]
     model = load_folder(folder).model
     hidden = torch.randn(3, 16)
     expected = hidden @ folder.tensors["model.embed_tokens.weight"].float().T
     torch.testing.assert_close(model.logits(hidden), expected)
+
+
+def test_a_tied_head_with_numbers_of_its_own_is_refused(folder: Folder) -> None:
+    """transformers 4 passes over them, 5 over what config.json says."""
+    folder.config["tie_word_embeddings"] = True
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight.* to false"):
+        load_folder(folder)
 
 
 def test_an_untied_head_needs_its_tensor(folder: Folder) -> None:
