@@ -15,8 +15,7 @@ TEXT_DEFAULTS: dict[str, dict[str, object]] = {
     },
     "Llama4ForConditionalGeneration": {},
 }
-# Of those whose head is not the text's, whether it has the embeddings' table where config.json does not say.
-HEADS_TIED = {"Gemma3ForConditionalGeneration": True}
+WITH_HEADS = ("Gemma3ForConditionalGeneration",)  # the head is not the text's, and caps no logits
 WHOLE_MODELS = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
 
 
@@ -39,7 +38,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     if name not in TEXT_DEFAULTS or not isinstance(text, dict):
         return config
     whole = {key: config[key] for key in WHOLE_MODELS if config.get(key) is not None}
-    if name in HEADS_TIED:  # it caps no logits
-        tied = config.get("tie_word_embeddings", HEADS_TIED[name])
-        whole |= {"tie_word_embeddings": tied, "final_logit_softcapping": None}
+    if name in WITH_HEADS:
+        tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        whole |= {"final_logit_softcapping": None, **tied}
     return TEXT_DEFAULTS[str(name)] | text | whole
