@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pellucid.kernels.cache_lines import cache_lines, has_lines
 from pellucid.kernels.decode_merge import sink_weight
-from pellucid.kernels.decode_tiles import sight_of
+from pellucid.kernels.decode_tiles import sight_of, visible_keys
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.hopper_prefill import hopper_prefill, hopper_takes
 from pellucid.kernels.paged_attention import (
@@ -209,15 +209,9 @@ def attend_pages(
             scores = capped(scores * scale, cap)
             factor = 1.0
         if MASKED:
-            distance = position[:, None] - (start + key)[None, :]
-            visible = distance >= 0
-            if REACH != 0:
-                visible = visible & ((start + key)[None, :] >= first_key(position, REACH)[:, None])
-            if TREE:
-                draft = start + key - first_draft
-                bits = ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)[None, :]
-                seen = ((bits & 1) != 0) & (draft < 64)[None, :]
-                visible = tl.where((draft >= 0)[None, :], seen, visible)
+            visible = visible_keys(
+                (start + key)[None, :], position[:, None], ancestors[:, None], first_draft, REACH, TREE
+            )
             scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
         weights = tl.exp2(scores * factor - new_maximum[:, None])
