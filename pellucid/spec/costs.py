@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
+MOST_PASSES = 64
+EYE = np.eye(3)
 WINDOW = 16  # plain steps that are remembered
 REMEMBERING = 31 / 32  # weight of what is known, with each step more
 LASTING = 1 / 16  # weight of the guess in the end, in steps; at first it is one
@@ -28,17 +30,34 @@ class Crowd:
     """What is known of steps with about as many rows."""
 
     guess: Numbers  # [3], of the parts: running, passes, drafts
-    squares: Numbers  # [3, 3], of how much of each part steps had; and
-    products: Numbers  # [3], with what they took beside
+    squares: Numbers = field(init=False)  # [3, 3], of how much of each part steps had; and
+    products: Numbers = field(init=False)  # [3], with what they took beside
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    seconds: float | None = None  # of a plain step: their median
+    # By passes, of steps in which most rows have as many drafts: how often, with forgetting; on the mean,
+    # their drafts a row, and what they took beside plain ones.
+    seen: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
+    drafts: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
+    took: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
     num: int = 0  # steps with drafts
-    most_passes: int = 1
-    parts: Numbers | None = None  # what follows from them; None: to be worked out
+    most: int = 1  # passes of any
+    parts: Numbers = field(init=False)  # what follows from them, as it was last worked out
+    is_new: bool = False  # is it to be worked out again?
 
-    @property
-    def seconds(self) -> float | None:
-        """Of a plain step."""
-        return sorted(self.plain)[len(self.plain) // 2] if self.plain else None
+    def __post_init__(self) -> None:
+        self.learn(self.guess)
+
+    def learn(self, guess: Numbers) -> None:
+        """Begin with other parts."""
+        self.guess, self.squares, self.products, self.parts = guess, np.eye(3), guess, guess
+
+    def add_plain(self, seconds: float) -> None:
+        self.plain.append(seconds)
+        self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 2]
+
+    def linear(self, passes: Numbers | float, drafts: Numbers | float) -> Numbers:
+        a_step, a_pass, a_draft = self.parts
+        return a_step + a_pass * (passes - 1) + a_draft * drafts
 
 
 class StepCosts:
@@ -51,7 +70,7 @@ class StepCosts:
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
 
     def add_plain(self, num_rows: int, seconds: float) -> None:
-        self._crowd(num_rows).plain.append(seconds)
+        self._crowd(num_rows).add_plain(seconds)
 
     def add(self, num_rows: int, passes: int, drafts: float, seconds: float) -> float | None:
         """A step with so many passes, and drafts a row.  Returns its time in plain ones, if that is known."""
@@ -59,72 +78,98 @@ class StepCosts:
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
-        expected = 1 + float(self.extra(num_rows, np.array([passes]), np.array([drafts]))[0])
-        took = min(seconds / plain, MOST_SURPRISE * expected)
+        expected = 1 + max(crowd.linear(passes, drafts), crowd.took[passes])
+        took = min(seconds / plain, MOST_SURPRISE * float(expected))
         parts = np.array([1.0, max(0, passes - 1), drafts])
-        lasting = LASTING * (1 - REMEMBERING)
-        crowd.squares = crowd.squares * REMEMBERING + np.outer(parts, parts) + lasting * np.eye(3)
-        crowd.products = crowd.products * REMEMBERING + parts * (took - 1) + lasting * crowd.guess
+        crowd.squares *= REMEMBERING
+        crowd.squares += parts[:, None] * parts + LASTING * (1 - REMEMBERING) * EYE
+        crowd.products = (
+            crowd.products * REMEMBERING + (took - 1) * parts + LASTING * (1 - REMEMBERING) * crowd.guess
+        )
         crowd.num += 1
-        crowd.most_passes = max(crowd.most_passes, passes)
-        crowd.parts = None
+        if 2 * drafts >= passes:
+            crowd.seen *= REMEMBERING
+            crowd.seen[passes] += 1
+            crowd.drafts[passes] += (drafts - crowd.drafts[passes]) / crowd.seen[passes]
+            crowd.took[passes] += (took - 1 - crowd.took[passes]) / crowd.seen[passes]
+            crowd.most = max(crowd.most, passes)
+        crowd.is_new = True
         return took
 
-    def add_prompt(self, num_tokens: int, seconds: float, *, is_followed: bool) -> float:
-        """A step with prompts.  Returns the seconds that the proposer took of it, or a guess."""
+    def add_prompt(self, num_tokens: int, seconds: float, *, is_followed: bool) -> None:
+        """A step with prompts, and perhaps with the proposer behind."""
         means, each = self._a_prompt_token, seconds / num_tokens
         means[is_followed] += (each - means[is_followed]) / 4 if means[is_followed] else each
-        if not is_followed:
-            return 0.0
-        if not means[0]:
-            return seconds * PROMPTS_SHARE
-        return min(max(0.0, means[1] - means[0]) * num_tokens, seconds / 2)
 
-    def most_passes(self, num_rows: int) -> int:
-        """Of the steps that have been seen."""
-        return self._nearest(num_rows).most_passes
+    def prompts(self, num_rows: int, num_tokens: int) -> float:
+        """What the proposer takes of so many tokens of prompts, in plain steps of so many rows."""
+        alone, both = self._a_prompt_token
+        plain = self.plain_seconds(num_rows)
+        if plain is None or not (alone or both):
+            return PROMPTS_SHARE * num_tokens / (num_rows + max(1, self._cheap_tokens))
+        share = min(max(0.0, 1 - alone / both), 0.5) if alone and both else PROMPTS_SHARE
+        return share * (both or alone) * num_tokens / plain
+
+    def is_known(self, num_rows: int) -> bool:
+        """Have plain steps been seen with not twice as many rows, and not half as many?"""
+        size = size_of(num_rows)
+        return any(n < 2 * size and size < 2 * n for n, crowd in self._crowds.items() if crowd.plain)
 
     def extra(self, num_rows: int, passes: Numbers, drafts: Numbers) -> Numbers:
         """What a step takes beside a plain one; passes, drafts a row: [n]."""
-        a_step, a_pass, a_draft = self.parts(num_rows)
-        return a_step + a_pass * (passes - 1) + a_draft * drafts
+        self.parts(num_rows)  # are worked out
+        crowd, at = self._crowd(num_rows), passes.astype(np.int64)
+        seen = crowd.seen[at]
+        beside = (crowd.took[at] - crowd.linear(passes, crowd.drafts[at])) * seen / (1 + seen)
+        return np.maximum(crowd.linear(passes, drafts) + beside, 0.0)
+
+    def surprise(self, num_rows: int, passes: Numbers) -> Numbers:
+        """By how much more a step may surprise that has more passes than any that has been seen."""
+        return np.maximum(passes - self._crowd(num_rows).most, 0) * self._guess(num_rows)[2]
 
     def parts(self, num_rows: int) -> Numbers:
         """[3]: of a step for running, for each further pass, for each draft of every row; none below 0."""
-        crowd = self._nearest(num_rows)
-        if crowd.parts is None:
+        crowd = self._crowd(num_rows)
+        if crowd.is_new:
             crowd.parts = np.maximum(np.linalg.solve(crowd.squares, crowd.products), 0.0)
+            crowd.is_new = False
         return crowd.parts
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Of a plain step with so many rows; between two numbers that are known, on a line."""
         size = size_of(num_rows)
+        if size in self._crowds and (seconds := self._crowds[size].seconds) is not None:
+            return seconds
         known = {n: seconds for n, c in self._crowds.items() if (seconds := c.seconds) is not None}
-        if size in known:
-            return known[size]
+        if not known:
+            return None
         below = max((other for other in known if other < size), default=None)
         above = min((other for other in known if other > size), default=None)
         if below is None or above is None:
-            return None
+            nearest = above if below is None else below
+            assert nearest is not None
+            return known[nearest] * (size + self._cheap_tokens) / (nearest + self._cheap_tokens)
         share = (size - below) / (above - below)
         return (1 - share) * known[below] + share * known[above]
 
-    def _nearest(self, num_rows: int) -> Crowd:
-        """Of those whose drafts are known."""
-        crowd, size = self._crowd(num_rows), size_of(num_rows)
-        if crowd.num:
-            return crowd
-        known = [(other, its) for other, its in self._crowds.items() if its.num]
-        return min(known, key=lambda pair: abs(pair[0] - size), default=(size, crowd))[1]
-
     def _crowd(self, num_rows: int) -> Crowd:
+        """Until drafts of so many rows are known it goes by the nearest whose are."""
         size = size_of(num_rows)
-        if size not in self._crowds:
-            guess = np.array(
-                [0.05 + self._passes / 2, self._passes, size / (size + max(1, self._cheap_tokens))]
-            )
-            self._crowds[size] = Crowd(guess, np.eye(3), guess)
-        return self._crowds[size]
+        crowd = self._crowds.get(size)
+        if crowd is None:
+            crowd = self._crowds[size] = Crowd(self._guess(size))
+        if not crowd.num:
+            known = [(abs(other - size), other) for other, its in self._crowds.items() if its.num]
+            if known:
+                other = min(known)[1]
+                ratio = self._guess(size)[2] / self._guess(other)[2]
+                crowd.learn(self.parts(other) * (1, 1, ratio))
+                crowd.most = self._crowds[other].most
+        return crowd
+
+    def _guess(self, size: int) -> Numbers:
+        """Parts of which nothing is known."""
+        return np.array([0.05 + self._passes / 2, self._passes, size / (size + max(1, self._cheap_tokens))])
 
 
 def size_of(num_rows: int) -> int:

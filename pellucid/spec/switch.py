@@ -2,24 +2,22 @@
 
 A step with drafts takes so many times a plain one's seconds, and yields so many tokens a row; the difference
 goes to the account, in plain steps, and so does what a drafter takes of steps with prompts.  A hundredth of
-every step comes on top: what may be spent on finding out.  So whatever drafts are like, and whatever noise is
+all time comes on top: what may be spent on finding out.  So whatever drafts are like, and whatever noise is
 on the clock, they cost a hundredth of the time, and what the account holds.
 Drafts end when the account is empty, or before, when what is known of them says that they do not pay
-(wants.py).  Then a trial is due when there is enough for one: a few steps in which some rows have one draft
-each.  After each that finds nothing the next one is to be saved for longer, but not when most of those that
-run are others than then: they may do something else.
+(wants.py).  Then a trial is due when there is enough for one: a few steps in which some rows have drafts.
+After each that finds nothing the next one is to be saved for longer, but not when most of those that run are
+others than then: they may do something else.
 What a plain step takes is looked at before drafts begin, and again now and then.  No torch.
 """
 
 from __future__ import annotations
 
 SHARE = 0.01  # of all time may be lost
-LEAST_SHARE = 1 / 8  # of it, after trials that found nothing
-FIRST, FOR_TRIAL, MOST = 3.0, 2.0, 4.0  # plain steps: in the account at first, for a trial, and at most
-TO_BEGIN = 1.0  # plain steps: in the account, without a trial
-TRIAL_STEPS, TRIAL_DRAFTS = 8, 24  # with drafts, and drafts looked at: after either it is judged
-LEAST_COST = 0.25  # plain steps, of a trial
-LOOK = 4  # plain steps
+LEAST_SHARE = 1 / 4  # of it, after trials that found nothing
+FIRST, MOST = 2.0, 16.0  # plain steps: in the account at first, and at most
+TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial may lose that are not
+LOOK = 1  # plain step, beside those under way
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
 
@@ -31,9 +29,10 @@ class Switch:
         self.is_on, self._tries = is_on, tries
         self.left = 0 if is_on else LOOK  # of a look, plain steps
         self.credit = FIRST
+        self._most = MOST  # that is saved
         self.saved = 0.0  # seconds, by all steps with drafts
-        self.trial_steps = self.trial_drafts = 0  # left of a trial
-        self._due = FOR_TRIAL  # credit for the next one
+        self.trial_steps = 0  # left of a trial, that verify drafts
+        self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
         self._is_known, self._is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
         self._num_entered = 0  # since a trial found nothing
@@ -51,17 +50,30 @@ class Switch:
     @property
     def is_due(self) -> bool:
         """Is there enough for a trial?"""
-        return self.credit >= self._due
+        return self.credit >= self.due
 
     def entered(self, num_rows: int) -> None:
         """One more request, beside so many rows: it may be of another kind."""
         self._num_entered += 1
         if 2 * self._num_entered >= num_rows:
-            self._eagerness, self._due = 1.0, FOR_TRIAL
+            self._eagerness = 1.0
+
+    def passed(self, took: float) -> None:
+        """Time has passed without drafts, so many plain steps."""
+        self.credit = max(self.credit, min(self.credit + SHARE * self._eagerness * took, self._most))
+
+    def may_pay(self, price: float) -> bool:
+        """Is there as much in the account, and a trial's worth beside?  If not it is to be saved."""
+        self._most = max(MOST, price + TRIAL)
+        return self.credit >= price + TRIAL
+
+    def plan_trial(self, num_steps: int, extra: float) -> None:
+        """The next one has so many steps with drafts, each of which takes so many plain ones beside."""
+        self._num_try, self.due = num_steps, num_steps * extra
 
     def plain(self) -> None:
         """A plain step has come home."""
-        self.credit = min(self.credit + SHARE * self._eagerness, MOST)
+        self.passed(1.0)
         self.left = max(0, self.left - 1)
         if self.is_on or self.is_looking:
             return
@@ -69,17 +81,18 @@ class Switch:
             self.is_on = self.credit > 0
         elif self.is_due and self._tries:
             self.is_on = self._is_known = True
-            self.trial_steps, self.trial_drafts = TRIAL_STEPS, TRIAL_DRAFTS
+            self.trial_steps = self._num_try
 
-    def drafted(self, tokens: float, took: float, plain_seconds: float, num_drafts: int) -> None:
-        """A step with drafts has come home, with so many tokens a row; it took so many plain steps."""
-        self.credit = min(self.credit + SHARE + tokens - took, MOST)
+    def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
+        """A step with drafts, or with their proposer alone, has come home.
+
+        tokens: a row.  took: plain steps.
+        """
+        self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
         self.saved += (tokens - took) * plain_seconds
         self._since_look += 1
-        if self.trial_steps:
-            self.trial_drafts -= num_drafts
-            self.trial_steps = 0 if self.trial_drafts <= 0 else self.trial_steps - 1
-        if self.credit < 0:
+        self.trial_steps = max(0, self.trial_steps - has_drafts)
+        if self.credit < -TRIAL * self.is_trying:
             self.give_up()
 
     def followed(self, took: float) -> None:
@@ -98,7 +111,7 @@ class Switch:
     @property
     def may_begin(self) -> bool:
         """Is it off, with something in the account to lose?"""
-        return not self.is_on and not self.is_looking and self.credit >= TO_BEGIN
+        return not self.is_on and not self.is_looking and self.credit >= TRIAL
 
     def begin(self) -> None:
         """It is known that they pay."""
@@ -109,7 +122,6 @@ class Switch:
         """They do not pay."""
         if self._is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
-            self._due = max(FOR_TRIAL, min(self.credit + LEAST_COST, MOST))
         self.is_on, self._is_resting = False, True
         self.trial_steps = self._num_entered = 0
 

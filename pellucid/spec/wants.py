@@ -4,16 +4,19 @@ The n-th draft of a sequence stands with rate ** n.  Each sequence teaches its r
 looked at, how many stood; what nothing is known of goes by what others have taught.  What passes and drafts
 take of a step is measured (costs.py), in plain steps.  A draft is worth it that stands with at least the
 chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
-tokens for time are the most.  If that is none, or the account of what drafts have cost is empty (switch.py),
-nobody gets any, until a trial, in which a few rows have one each.  A drafter that reads the text alone needs
-no trials: what it would have brought is read off the texts (echoes.py).
+tokens for time are the most, of those that the account of what drafts have cost (switch.py) has enough for if
+all drafts fall.  If that is none, or the account is empty, nobody gets any, until a trial, in which some rows
+have a few.  A drafter that reads the text alone needs no trials: what it would have brought is read off the
+texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
-runs or enters while it is off has none, and never wants drafts.
+runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
+where drafts have paid; and prompts are followed before a trial only if the account has enough for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +27,7 @@ from numpy.typing import NDArray
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
-from pellucid.spec.costs import Numbers, StepCosts
+from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
@@ -34,13 +37,19 @@ LEAST_CHANCE = 0.05  # of a draft, however cheap it is
 FIRST_TRIES, FIRST_RATE = 4.0, 0.7
 TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
 FORGETTING = 7 / 8  # with each verification
-OTHERS = 64  # drafts: what was looked at so long ago in any sequence hardly counts any more
-KEPT_FOR_TRIAL = 1 / 8  # of what has been taught, when it is asked anew
-TRIAL_ROWS = 16
-# Tokens for a plain step's time: rows with drafts end one by one, and leave steps less full.
-LEAST_GAIN = 1.04
+OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
+AGAIN = 2  # steps with drafts, behind which is chosen anew
+AT_RISK = 3  # steps that are planned before the first of them has come home
+# Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
+# and leave steps less full.
+GAIN_A_DOUBLING = 0.015
+# Of a trial: at most so many rows, steps and drafts; in each row as many drafts as make a step no longer than
+# twice what one makes it; and what is kept of what has been taught.
+TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 1 / 32
+# A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
+# learnt and forgotten, with each choice.
+HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
 ECHO_ROWS, ECHO_GAIN = 4, 1.1  # whose texts are looked at; tokens for a plain step's time, to begin
-AGAIN = 4  # steps with drafts, behind which is chosen anew
 
 
 class Load(NamedTuple):
@@ -62,6 +71,7 @@ class Wants:
         keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
+        self._passes = np.arange(1.0, 1 + most)
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
@@ -75,10 +85,13 @@ class Wants:
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
-        self._has_begun, self._num_drafting = False, 0  # a trial; steps with drafts since the last choice
+        self._num_drafting = 0  # steps with drafts since the last choice
+        self._was_trying = False  # when it was last chosen
+        self._num_to_try = 0  # steps of a trial that are to be planned
         self._num_looks = 0  # at texts
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
+        self._usual_gain = 1.0  # while drafts paid
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
@@ -89,9 +102,7 @@ class Wants:
         self.switch.entered(self._num_rows)
         self._has_lost[slot] = self._keeps_kv and not self._may_follow
         self._table.want[slot] = 0
-        if self.switch.is_trying:
-            self._table.want[slot] = not self._has_lost[slot]
-        elif self.switch.is_on:
+        if self.switch.is_on and not self.switch.is_trying:
             self._table.want[slot] = self._worth(np.array([slot]), self._num_rows)[1][0]
 
     @property
@@ -107,15 +118,31 @@ class Wants:
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
-        follows = (self.switch.is_on or not self._is_learning) and not self._has_lost[slots].all()
-        return int(follows or not self._has_lost[list(chunks)].all())
+        if not self._is_learning or self.switch.is_on and not self._has_lost[slots].all():
+            return 1
+        return int(self._follows(list(chunks), max(len(slots), len(chunks))))
+
+    def _follows(self, chunks: list[int], num_rows: int) -> bool:
+        """Is the drafter to have KV of these prompts?  For a trial alone, if that is not too dear."""
+        if self._has_lost[chunks].all():
+            return False
+        if self.switch.is_on and not self.switch.is_trying:
+            return True
+        num_tokens = int((self._table.known[chunks] - self._table.computed[chunks]).sum())
+        return self.switch.may_pay(self.costs.prompts(num_rows, num_tokens))
 
     def planned(self, step: Step) -> None:
         """A plan is complete."""
         if not self._is_learning:
             return
-        if self._keeps_kv and not step.num_propose and not self.switch.is_looking:
-            self._has_lost[step.decodes] = True
+        if self._keeps_kv and not step.num_propose:
+            self._has_lost[[row.slot for row in step.chunks]] = True
+            if not self.switch.is_looking:
+                self._has_lost[step.decodes] = True
+        if self._num_to_try and self._table.want[step.decodes].any():
+            self._num_to_try -= 1
+            if not self._num_to_try:
+                self._table.want[step.decodes] = 0  # until it is judged
         self._num_rows = max(1, step.num_rows)
         num_tokens = step.num_tokens if step.chunks else 0
         self._loads.append(Load(step.num_rows, step.num_drafts, step.num_propose, num_tokens))
@@ -132,11 +159,12 @@ class Wants:
         (load, seconds), self._took = self._took, None
         switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
-        if load.num_tokens and self._keeps_kv:
-            took = self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
-            switch.followed(took / plain if plain else 0.0)
-        elif load.num_tokens:
-            pass  # it says nothing
+        if load.num_tokens:
+            switch.passed(seconds / plain if plain else 0.0)
+            if self._keeps_kv:
+                self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
+                if load.passes:
+                    switch.followed(self.costs.prompts(load.num_rows, load.num_tokens))
         elif not load.passes and not load.num_drafts:
             switch.plain()
             self.costs.add_plain(load.num_rows, seconds)
@@ -146,11 +174,11 @@ class Wants:
             if took is None or plain is None:
                 switch.look()
             else:
-                self._num_drafting += 1
-                switch.drafted(num_new / load.num_rows, took, plain, load.num_drafts)
-                if switch.is_on and not switch.is_trying and switch.is_stale(self._gain):
+                self._num_drafting += not switch.is_trying
+                switch.drafted(num_new / load.num_rows, took, plain, has_drafts=load.num_drafts > 0)
+                gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
+                if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
-        self._has_begun |= switch.is_trying and not was[1]
         self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
@@ -169,31 +197,58 @@ class Wants:
 
     def choose(self, slots: Column) -> None:
         """Those that run want as many from now on as they are worth."""
-        has_begun, self._has_begun = self._has_begun, False
         self.has_switched, self._num_drafting = False, 0
         if not self._is_learning or not len(slots):
             return
         switch, want = self.switch, self._table.want
-        if has_begun:  # a trial: what is known of drafts may hold no more
-            self._all_tries *= KEPT_FOR_TRIAL
-            self._all_hits *= KEPT_FOR_TRIAL
-            self._tries[slots] *= KEPT_FOR_TRIAL
-            self._hits[slots] *= KEPT_FOR_TRIAL
         able = slots[~self._has_lost[slots]]
         want[slots] = 0
         if self._reads_text and switch.may_begin:
             self._look_for_echoes(slots)
-        if not switch.is_on or not len(able):
+        if not switch.is_on or switch.is_trying:
+            self._try(able, len(slots))
+        elif len(able):
+            want[able] = self._as_many_as_pay(able, len(slots))
+        self._was_trying = switch.is_trying
+
+    def _try(self, able: Column, num_rows: int) -> None:
+        """Say what a trial takes; in one, have its rows want drafts."""
+        some = able[:: -(-len(able) // TRIAL_ROWS) or 1]
+        num_trying, passes = max(1, len(some)), self._passes
+        extra = self.costs.extra(num_rows, passes, passes * (num_trying / num_rows))
+        num = max(1, int(np.count_nonzero(extra <= TRIAL_COST * extra[0])))
+        if not self.switch.is_trying:
+            num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
+            self.switch.plan_trial(num_steps, float(extra[num - 1]))
             return
-        if switch.is_trying:
-            want[able[:: -(-len(able) // TRIAL_ROWS)]] = 1
-            return
-        self._gain, worth = self._worth(able, len(slots))
-        if self._gain < LEAST_GAIN:
+        if not self._was_trying:  # what is known of drafts may hold no more
+            self._all_tries *= KEPT_FOR_TRIAL
+            self._all_hits *= KEPT_FOR_TRIAL
+            self._tries[able] *= KEPT_FOR_TRIAL
+            self._hits[able] *= KEPT_FOR_TRIAL
+        self._table.want[some], self._num_to_try = num, self.switch.trial_steps
+
+    def _as_many_as_pay(self, able: Column, num_rows: int) -> Column | int:
+        """By rows; none, and given up, if they pay nowhere."""
+        switch, is_proven = self.switch, not self._was_trying
+        self._gain, worth = self._worth(able, num_rows)
+        least = 1 + GAIN_A_DOUBLING * math.log2(num_rows)
+        if self._keeps_kv:
+            least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven
+        if self._gain < least:
             switch.give_up()
-            return
+            return 0
         switch.keep()
-        want[able] = worth
+        if is_proven:
+            more = self._gain - self._usual_gain
+            self._usual_gain += more * (HOPING if more > 0 else DESPAIRING)
+        return worth if worth.any() else 1
+
+    def _doubt(self, slots: Column) -> float:
+        """The standard deviation of their mean rate, if it is what they have taught."""
+        tries = float(self._tries[slots].sum()) + 1
+        rate = min(1.0, (float(self._hits[slots].sum()) + FIRST_RATE) / tries)
+        return math.sqrt(rate * (1 - rate) / tries)
 
     def _look_for_echoes(self, slots: Column) -> None:
         """Begin if the ends of some texts were foretold, which costs nothing to find out."""
@@ -215,16 +270,14 @@ class Wants:
         first = (self._all_hits + FIRST_RATE) / (self._all_tries + 1)
         tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
         rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
-        chances = np.power(np.minimum(rates, 1.0)[:, None], np.arange(1.0, 1 + self._most))  # [rows, drafts]
-        gain, _ = self._best(chances, num_rows, 1.0)
-        return self._best(chances, num_rows, gain)  # which hardly depends on what is expected
-
-    def _best(self, chances: Numbers, num_rows: int, gain: float) -> tuple[float, Column]:
-        """By the passes with the most tokens for time.  gain: tokens that a plain step's time is to yield."""
-        costs, most = self.costs, min(self._most, 2 * self.costs.most_passes(num_rows))
-        is_worth = chances[:, :most] >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * gain)
-        tokens = 1 + np.where(is_worth, chances[:, :most], 0.0).mean(axis=0).cumsum()
-        drafts = is_worth.mean(axis=0).cumsum()
-        gains = tokens / (1 + costs.extra(num_rows, np.arange(1.0, 1 + most), drafts))
+        chances = np.power(np.minimum(rates, 1.0)[:, None], self._passes)  # [rows, drafts]
+        costs, passes = self.costs, self._passes
+        # What a row would have got meanwhile goes by the last choice.
+        is_worth = chances >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * self._gain)
+        tokens = 1 + np.where(is_worth, chances, 0.0).mean(axis=0).cumsum()
+        extra = costs.extra(num_rows, passes, is_worth.mean(axis=0).cumsum())
+        risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
+        most = max(1, int(np.count_nonzero(risk <= self.switch.credit)))
+        gains = tokens[:most] / (1 + extra[:most])
         best = int(np.argmax(gains))
         return float(gains[best]), np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)

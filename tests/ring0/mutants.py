@@ -663,7 +663,11 @@ FAULTS: dict[str, list[Edit]] = {
     "4 who has left decodes on": [("table", "return slots[self.limit[slots] > 0]", "return slots")],
     "3 more drafts are wanted than a row may carry": [
         ("wants", "self._table.want[slot] = self._most", "self._table.want[slot] = self._most + 1"),
-        ("wants", "want[able] = worth", "want[able] = worth + self._most"),
+        (
+            "wants",
+            "want[able] = self._as_many_as_pay(able, len(slots))",
+            "want[able] = self._as_many_as_pay(able, len(slots)) + self._most",
+        ),
     ],
     "13 who has no work takes no part": [("pace", "while self.is_awaited:", "while False:")],
     "13 who has no work begins steps": [("pace", "while self.is_awaited:", "self.follow()\n        $")],

@@ -27,7 +27,7 @@ def test_parts_are_told_apart() -> None:
     costs = learnt()
     assert costs.plain_seconds(8) == pytest.approx(0.01, rel=0.03)
     assert costs.extra(8, np.array([1, 4]), np.array([1, 3])) == pytest.approx([0.4, 1.2], abs=0.1)
-    assert costs.most_passes(8) == 4
+    assert list(costs.surprise(8, np.array([4, 5]))) == pytest.approx([0, 8 / 28]), "four have been seen"
 
 
 @pytest.mark.parametrize("passes,drafts", [(1, 1.0), (4, 4.0), (1, 0.5)])
@@ -47,17 +47,34 @@ def test_what_is_not_known_is_guessed_or_as_in_the_nearest_crowd() -> None:
     assert costs.plain_seconds(8) is None and costs.add(8, 1, 1.0, 0.01) is None
     assert costs.parts(20)[2] == pytest.approx(0.5)
     costs = learnt()
-    assert costs.plain_seconds(16) is None
-    assert (costs.parts(16) == costs.parts(8)).all()
+    assert costs.plain_seconds(16) == pytest.approx(0.01 * 36 / 28, rel=0.03)
+    assert costs.is_known(15) and not costs.is_known(16)
+    assert costs.parts(16) == pytest.approx(costs.parts(8) * (1, 1, 16 / 36 / (8 / 28)))
     costs.add_plain(32, 0.04)
     assert costs.plain_seconds(20) == pytest.approx(0.025, rel=0.02), "on a line between"
 
 
-def test_a_proposer_pays_for_prompts() -> None:
+def test_what_lies_on_no_line_is_learnt_by_passes_of_steps_in_which_most_rows_have_so_many_drafts() -> None:
+    """As of recorded steps, whose shapes are few."""
+    took = {1: 1.2, 2: 1.3, 3: 2.5, 4: 2.6}  # plain steps
+    costs = StepCosts(20)
+    for _ in range(50):
+        costs.add_plain(8, 0.01)
+        for passes, steps in took.items():
+            costs.add(8, passes, passes, 0.01 * steps)
+            costs.add(8, passes, passes / 8, 0.011)
+    passes = np.array(list(took))
+    assert costs.extra(8, passes, passes) == pytest.approx([steps - 1 for steps in took.values()], abs=0.08)
+
+
+def test_a_proposer_takes_a_share_of_prompts() -> None:
     costs = StepCosts(20, takes_passes=True)
-    assert costs.add_prompt(100, 1.0, is_followed=True) == PROMPTS_SHARE
-    assert costs.add_prompt(100, 0.9, is_followed=False) == 0
-    assert costs.add_prompt(100, 1.0, is_followed=True) == pytest.approx(0.1)
+    assert costs.prompts(5, 100) == pytest.approx(PROMPTS_SHARE * 4), "nothing is known"
+    costs.add_plain(5, 0.1)
+    costs.add_prompt(100, 1.0, is_followed=True)
+    assert costs.prompts(5, 100) == pytest.approx(PROMPTS_SHARE * 10)
+    costs.add_prompt(100, 0.9, is_followed=False)
+    assert costs.prompts(5, 200) == pytest.approx(2)
 
 
 def test_sizes_are_few() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pellucid.spec.switch import FIRST, LOOK, MOST, SHARE, TRIAL_STEPS, Switch
+from pellucid.spec.switch import FIRST, LOOK, MOST, SHARE, TRIAL, Switch
 
 
 def plain(switch: Switch, num_steps: int) -> int:
@@ -19,68 +19,84 @@ def plain(switch: Switch, num_steps: int) -> int:
 def fail(switch: Switch) -> None:
     """A trial that costs half a step with each of its own, and finds nothing."""
     while switch.is_trying:
-        switch.drafted(1.0, 1.5, 0.01, 4)
+        switch.drafted(1.0, 1.5, 0.01, has_drafts=True)
     switch.give_up()
 
 
 def test_first_is_a_look_then_a_trial() -> None:
     switch = Switch()
+    switch.plan_trial(5, 0.1)
     assert plain(switch, 100) == LOOK and switch.is_trying
-    for _ in range(TRIAL_STEPS):
+    for _ in range(3):
+        switch.drafted(1.0, 1.1, 0.01, has_drafts=False)  # the proposer alone
+    for _ in range(5):
         assert switch.is_trying
-        switch.drafted(2.0, 1.5, 0.01, 1)
+        switch.drafted(2.0, 1.5, 0.01, has_drafts=True)
     assert switch.is_on and not switch.is_trying
     switch.keep()
     for _ in range(100):
-        switch.drafted(2.0, 1.5, 0.01, 4)
+        switch.drafted(2.0, 1.5, 0.01, has_drafts=True)
     assert switch.is_on and switch.credit == MOST
-    assert switch.saved == pytest.approx(0.005 * 108)
+    assert switch.saved == pytest.approx(0.005 * 105 - 0.003)
 
 
-def test_a_trial_ends_when_enough_has_been_looked_at() -> None:
+def test_a_trial_waits_for_what_it_takes() -> None:
     switch = Switch()
-    plain(switch, 100)
-    switch.drafted(1.0, 1.2, 0.01, 64)
-    assert switch.is_on and not switch.is_trying
+    switch.plan_trial(4, 0.75)
+    assert plain(switch, 1000) == pytest.approx((3 - FIRST) / SHARE, abs=2)
 
 
 def test_an_empty_account_ends_drafts() -> None:
+    """A trial may lose a little more, which is saved for before the next one."""
     switch = Switch(is_on=True)
     num_steps = 0
     while switch.is_on:
-        switch.drafted(1.0, 1.5, 0.01, 4)
+        switch.drafted(1.0, 1.5, 0.01, has_drafts=True)
         num_steps += 1
     assert num_steps == pytest.approx(FIRST / 0.49, abs=1)
-    assert plain(switch, 10_000) == pytest.approx(2.0 / SHARE, abs=60), "and a trial is to be saved for"
+    switch.plan_trial(100, 0.005)
+    debt = -switch.credit
+    assert plain(switch, 10_000) == pytest.approx((0.5 + debt) / SHARE, abs=2)
+    while switch.is_on:
+        switch.drafted(1.0, 1.1, 0.01, has_drafts=True)
+    assert switch.credit == pytest.approx(-TRIAL, abs=0.1)
+
+
+def test_what_is_too_dear_is_saved_for() -> None:
+    switch = Switch(is_on=True)
+    assert switch.may_pay(FIRST - TRIAL) and not switch.may_pay(2 * MOST)
+    switch.passed(10 * MOST / SHARE)
+    assert switch.may_pay(2 * MOST)
 
 
 def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
     switch = Switch()
+    switch.plan_trial(4, 0.5)
     plain(switch, 100)
     fail(switch)
     waits = list[int]()
     for _ in range(5):
         waits.append(plain(switch, 100_000))
         fail(switch)
-    assert waits == sorted(waits) and waits[-1] > 6 * waits[0] / 2
+    assert waits[1:] == sorted(waits[1:]) and waits[-1] > 3 * waits[0]
     for _ in range(4):
         switch.entered(8)
-    assert plain(switch, 100_000) < waits[-1] / 4
+    assert plain(switch, 100_000) < waits[-1] / 3
 
 
 def test_what_a_drafter_takes_of_prompts_is_paid() -> None:
     switch = Switch(is_on=True)
     switch.followed(FIRST)
-    switch.drafted(1.0, 1.2, 0.01, 4)
+    switch.drafted(1.0, 1.2, 0.01, has_drafts=True)
     assert not switch.is_on
 
 
 def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
     switch, num_steps = Switch(is_on=True), 0
     while not switch.is_stale(1.5):
-        switch.drafted(2.0, 1.3, 0.01, 4)
+        switch.drafted(2.0, 1.3, 0.01, has_drafts=True)
         num_steps += 1
-    assert num_steps == 400, "four plain steps at half the speed are half a hundredth of these"
+    assert num_steps == LOOK * 100, "a plain step at half the speed is half a hundredth of so many"
     switch.look()
     assert switch.is_looking and not switch.is_on
     assert plain(switch, 100) == LOOK and not switch.is_trying, "what is known is known"
