@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import sys
@@ -26,9 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collectstart() -> None:
+    """What is collected stays: with the garbage collector it would take half as long again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """The garbage collector looks at no module again: an engine that ends has it look at all there is."""
     collector.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:
