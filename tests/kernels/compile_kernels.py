@@ -345,11 +345,12 @@ def compile_experts(target: GPUTarget) -> None:
     common = {"TOP_K": 8, "K_PADDED": 8, "E": 60, "E_PADDED": 64} | follows(target)
     router = {"PARTS": 4, "SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
     of_few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
+    few_turns = {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step, "NUM_IN": 2048 if ALL else 768}  # unrolled
     launches = [
         (route_kernel, router, 1),
         (sort_kernel, {"TILE": 16, "BLOCK": 8192}, 4),
         (few_gate_up_kernel, of_few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
-        (few_down_kernel, of_few | {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step}, FEW_DOWN.num_warps),
+        (few_down_kernel, of_few | few_turns, FEW_DOWN.num_warps),
         (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),
     ]
     for kernel, constants, num_warps in launches:
@@ -364,22 +365,24 @@ def compile_experts(target: GPUTarget) -> None:
     few_of = common | {"NUM_IN": 7168, "PADDED": 8192}
     size = compiled(few_wide_logits_kernel, types | own, few_of, target, num_warps=4).metadata.shared
     sys.stdout.write(f"few_wide_logits_kernel {target.arch} {size}\n")
-    for rows, tiles in few(list(TILES.items()), 0, -1):
-        for full, is_gated in zip(tiles, (True, False), strict=True):
-            tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
-            constants = {"NUM_OUT": 1536, "NUM_IN": 2048, "GATED": is_gated, "ACT": "silu", "ROWS": rows}
-            constants |= {
-                "OUTS": tile.outs,
-                "STEP": tile.step,
-                "SWAPPED": tile.is_swapped,
-                "BOXED": tile.is_boxed,
-            }
-            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-            own = {"weight_ptr": f"tensordesc<bf16[{tile.outs},{tile.step}]>"} if tile.is_boxed else {}
-            size = compiled(
-                grouped_kernel, types | own, common | constants, target, **options
-            ).metadata.shared
-            sys.stdout.write(f"grouped_kernel {target.arch} {size}\n")
+    tiles = [
+        (rows, tile, is_gated)
+        for rows, both in TILES.items()
+        for tile, is_gated in zip(both, (True, False), strict=True)
+    ]
+    for rows, full, is_gated in few(tiles, 0, -1):
+        tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
+        constants = {"NUM_OUT": 1536, "NUM_IN": 2048, "GATED": is_gated, "ACT": "silu", "ROWS": rows}
+        constants |= {
+            "OUTS": tile.outs,
+            "STEP": tile.step,
+            "SWAPPED": tile.is_swapped,
+            "BOXED": tile.is_boxed,
+        }
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        own = {"weight_ptr": f"tensordesc<bf16[{tile.outs},{tile.step}]>"} if tile.is_boxed else {}
+        size = compiled(grouped_kernel, types | own, common | constants, target, **options).metadata.shared
+        sys.stdout.write(f"grouped_kernel {target.arch} {size}\n")
 
 
 def compile_latent(target: GPUTarget) -> None:
@@ -391,10 +394,8 @@ def compile_latent(target: GPUTarget) -> None:
         numbers = of | {"GROUPS": 1, "HEADS": heads, "PACKED": heads, "M": padded, "TILE": tile.keys}
         numbers |= {"BLOCK_SIZE": 64, "MERGED": latent.MERGED}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        for tree, kept in (
-            *((False, {}), (True, {})),
-            *((False, {"cache_ptr": "*fp8e4nv"}), (False, {"cache_ptr": "*fp8e5"})),
-        ):
+        kinds = ((False, {}), (True, {}), *((False, {"cache_ptr": stored}) for stored in FP8_LIMITS))
+        for tree, kept in few(kinds, 1, 2):
             decode = numbers | {"TREE": tree}
             size = shared_memory(latent.latent_decode_kernel, "*bf16", decode, target, kept, **options)
             sys.stdout.write(f"latent_decode {target.arch} {padded} {size}\n")
@@ -415,7 +416,7 @@ def compile_latent(target: GPUTarget) -> None:
     sys.stdout.write(f"{name} {target.arch} {size}\n")
     numbers = {"NUM_HEADS": 16, "HEAD_DIM": 192, "HALF": 32, "HALF_PADDED": 32, "HEADS": 16}
     numbers |= {"INTERLEAVED": True}
-    for stored in ("*bf16", *FP8_LIMITS):
+    for stored in few(("*bf16", *FP8_LIMITS), 0, 1):
         kept = {"cache_ptr": stored}
         rope = of | numbers | {"LIMIT": FP8_LIMITS.get(stored, 0.0)}
         size = shared_memory(latent_rope_kernel, "*bf16", rope, target, kept, num_warps=2)
@@ -558,10 +559,11 @@ def compile_ends() -> None:
 
 def compile_passes() -> None:
     """What lies between products, and between products and attention."""
-    for head_dim, rotary_dim, cache in ((128, 128, "*bf16"), (80, 40, "*bf16"), *FP8_HEADS):
-        heads, num_warps = program_size(4096)
+    heads = ((128, 128, "*bf16"), (80, 40, "*bf16"), *FP8_HEADS)
+    for head_dim, rotary_dim, cache in few(heads, 1, 2):
+        at_once, num_warps = program_size(4096)
         constants = {
-            **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": heads},
+            **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": at_once},
             **{"HALF": rotary_dim // 2, "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2)},
             **{"REST_PADDED": triton.next_power_of_2(max(1, head_dim - rotary_dim))},
             **{
@@ -634,7 +636,7 @@ def compile_attention(target: GPUTarget) -> None:
         (128, 4, 0, False, "*fp8e4nv"),
         (128, 8, 0, True, "*fp8e5"),
     )
-    for head_dim, num_query, reach, tree, cache in few(variants, *((0, 2, 4) if target is HOPPER else (3,))):
+    for head_dim, num_query, reach, tree, cache in few(variants, *((0, 2) if target is HOPPER else (3,))):
         dim, tile = triton.next_power_of_2(head_dim), keys_per_tile(64, DTYPE)
         constants = {
             **{
@@ -686,7 +688,7 @@ def compile_decode(target: GPUTarget) -> None:
         (128, 1, 0, False, 2048, "e5m2"),
         (128, 8, 0, False, 8, "e5m2"),
     )
-    places = (1, 2, 4, 5, 9, 11) if target is HOPPER else (1,)
+    places = (2, 3, 5, 9) if target is HOPPER else (1,)
     for head_dim, num_query, reach, tree, num_pairs, fp8 in few(variants, *places):
         packed, stored = num_query * 4, "*i16" if fp8 else "*bf16"
         by_lines = num_query == 1 and not fp8 and target is HOPPER
@@ -807,7 +809,7 @@ def compile_quantization() -> None:
     constants = {"HIDDEN": 12288, "ACT": "silu", "PARTS": 3, "PART": 4096}
     size = compiled_size(silu_mul_fp8_kernel, TO_FP8, constants, num_warps=16)
     sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
-    for group, own in ((4096, {"static_ptr": None}), (4096, {}), (128, {"static_ptr": None})):
+    for group, own in few(((4096, {"static_ptr": None}), (4096, {}), (128, {"static_ptr": None})), 1, 2):
         constants = {"DIM": 4096, "DIM_PADDED": 4096, "GROUP": group, "HAS_RESIDUAL": True} | own
         constants |= {"post_ptr": None, "IS_SCALED": False}
         size = compiled_size(add_rms_norm_kernel, TO_FP8, constants, num_warps=warps_for(4096))
@@ -832,9 +834,7 @@ def compile_few_rows(target: GPUTarget) -> None:
         gemv |= {"GROUP": group} | follows(target) | constants
         size = compiled(fp8_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
         sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
-    for rows, block_k, group in few(
-        ((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)), 0, 2
-    ):
+    for rows, block_k, group in few(((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)), 2):
         tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "GROUP": group}
         tile |= {"ACT": None, "bias_ptr": None} | follows(target)
         size = compiled(split_k_kernel, FROM_FP8, tile, target, num_warps=4, num_stages=4).metadata.shared
@@ -856,7 +856,7 @@ def compile_packed() -> None:
         (3, 8, 4096, set()),
     )
     for target, (numbers, bits, group, given) in itertools.product(
-        few((HOPPER, AMPERE), 1), few(kinds, 1, 2, 3, 4)
+        few((HOPPER, AMPERE), 1), few(kinds, 1, 2, 4)
     ):
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr"} - given)
@@ -885,7 +885,7 @@ def compile_packed_hopper() -> None:
         (Numbers.INTEGER, 8, 32, set()),
         (Numbers.E4M3, 8, 128, set()),
     )
-    of_few = [(tiles[0], kind) for kind in kinds[1:4]] + [(tiles[2], kinds[5])]
+    of_few = [(tiles[0], kinds[1]), (tiles[0], kinds[3]), (tiles[2], kinds[5])]
     for (groups, rows, stages, splits, act), (numbers, bits, group, given) in (
         itertools.product(tiles, kinds) if ALL else of_few
     ):
@@ -922,7 +922,7 @@ def compile_packed_gemv() -> None:
         (Numbers.TABLE, 4, 64, {"bias_ptr"}),
         (Numbers.E4M3, 8, 128, set()),
     )
-    of_few = [(ends[0], kind) for kind in kinds[1:]] + [(ends[1], kinds[0])]
+    of_few = [(ends[0], kinds[1]), (ends[0], kinds[3]), (ends[0], kinds[4]), (ends[1], kinds[0])]
     for (num_in, act), (numbers, bits, group, given) in itertools.product(ends, kinds) if ALL else of_few:
         assembly = products(
             *(numbers, bits, DTYPE, tuple(range(16))), middle=0x43084308, has_zero="zero_ptr" in given,
@@ -952,7 +952,8 @@ def compile_packed_experts() -> None:
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "weights_ptr"} - given)
         constants |= {"TOP_K": 4, "NUM_BLOCKS": 48} | follows(target)
-        for rows, is_gated in ((16, True), (64, False)):
+        tiles = ((16, True), (64, False))
+        for rows, is_gated in tiles if ALL else (tiles[numbers],):
             own = {"NUM_OUT": 3072, "NUM_IN": 4096, "NUM_STEPS": 64, "ACT": "silu", "ROWS": rows}
             made = compiled(
                 packed_grouped_kernel, types, constants | own | {"GATED": is_gated}, target,

@@ -40,8 +40,13 @@ def test_what_is_launched_may_be_compiled_instead(tmp_path: Path, num_workers: i
 @pytest.mark.parametrize(
     "variants", [(), pytest.param(("--all",), marks=pytest.mark.matrix)], ids=["few", "all"]
 )
-def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path, variants: tuple[str, ...]) -> None:
-    done = run("tests.kernels.compile_kernels", *variants, cache=tmp_path)
+def test_every_kernel_compiles_and_fits_shared_memory(
+    pytestconfig: pytest.Config, variants: tuple[str, ...]
+) -> None:
+    """What an earlier run has compiled, of the same source by the same compiler, is looked at again."""
+    cache = pytestconfig.cache
+    assert cache is not None
+    done = run("tests.kernels.compile_kernels", *variants, cache=cache.mkdir("triton"))
     assert done.returncode == 0, done.stderr
     sizes = [line.split() for line in done.stdout.splitlines()]
     assert len(sizes) >= (200 if variants else 60)
