@@ -39,6 +39,7 @@ OPTIONS = {
     "max_num_batched_tokens": 24, "attention_backend": "triton", "check_invariants": True,
     "cpu_kv_cache_gib": 0.01,
 }  # fmt: skip
+QUICK = {"attention_backend": "torch"}  # for what is expected: the interpreter takes far longer
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "adaptive": False, "prompt_lookup_min": 1}
 PROMPTS = [[(7 * i + 3 * j) % 250 + 1 for j in range(length)] for i, length in enumerate((30, 1, 9, 11))]
 PLAIN = [
@@ -109,7 +110,7 @@ def test_padded_chunks_give_the_same_tokens(
     )
     monkeypatch.setattr(shapes, "bucket_sizes", lambda max_rows: [max_rows])
     monkeypatch.setattr(shapes, "ROOMS", {0: (16, 32), 2: (21, 37)})
-    with LLM(str(tiny), **OPTIONS, **(drafts if by_model else {})) as llm:
+    with LLM(str(tiny), **OPTIONS | QUICK, **(drafts if by_model else {})) as llm:
         expected = [tokens(llm, params) for params in wishes]
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         seen = recorded(llm)
@@ -126,7 +127,7 @@ def test_so_they_do_over_latents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shapes, "bucket_sizes", lambda max_rows: [max_rows])
     monkeypatch.setattr(shapes, "ROOMS", {0: (32,), 2: (21, 37)})
     monkeypatch.setattr(TritonLatent, "max_graph_keys", 40)
-    with LLM(folder, **OPTIONS) as llm:
+    with LLM(folder, **OPTIONS | QUICK) as llm:
         expected = tokens(llm, PLAIN)
     with LLM(folder, **OPTIONS, speculative_config=NGRAM) as llm:
         seen = recorded(llm, max_keys=40)
@@ -154,7 +155,7 @@ def test_the_last_layer_attends_where_somebody_reads(tiny: Path, monkeypatch: py
     monkeypatch.setattr(shapes, "ROOMS", {0: (16, 32), 8: (21, 37)})
     monkeypatch.setattr(prefill_attention, "PACKED_ROWS", 16)
     options = OPTIONS | {"enable_prefix_caching": False}
-    with LLM(str(tiny), **options) as llm:
+    with LLM(str(tiny), **options | QUICK) as llm:
         model = forward_of(llm).model
         assert isinstance(model, Decoder)
         attentions = [layer for layer in model.modules() if isinstance(layer, Attention)]

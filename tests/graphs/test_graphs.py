@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +78,20 @@ class Seen:
         return found
 
 
+def run(llm: LLM, num: int) -> list[list[int]]:
+    """Of so many random requests, first without their filters and penalties."""
+    prompts, params = random_requests(num, seed=4)
+    plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
+    outputs = llm.generate(prompts, plain, use_tqdm=False) + llm.generate(prompts, params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@cache
+def plainly(model: Path, num: int) -> list[list[int]]:
+    with LLM(str(model), **OPTIONS) as llm:
+        return run(llm, num)
+
+
 STANDARD = {"rejection_sample_method": "standard"}
 
 
@@ -95,19 +110,14 @@ def test_padded_steps_give_the_same_tokens(
         if model
         else {}
     )
-    plainly = drafts if method else {}  # other drafts are other tokens there
-    prompts, params = random_requests(num, seed=4)
-    plain = [SamplingParams(temperature=p.temperature, seed=p.seed, max_tokens=p.max_tokens) for p in params]
-
-    def run(llm: LLM) -> list[list[int]]:
-        outputs = llm.generate(prompts, plain, use_tqdm=False) + llm.generate(prompts, params, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
-
-    with LLM(str(tiny), **OPTIONS, **plainly) as llm:
-        expected = run(llm)
+    if method:  # other drafts are other tokens there
+        with LLM(str(tiny), **OPTIONS, **drafts) as llm:
+            expected = run(llm, num)
+    else:
+        expected = plainly(tiny, num)
     with LLM(str(tiny), **OPTIONS, **drafts) as llm:
         seen = Seen(graphed(worker_of(llm)))
-        assert run(llm) == expected
+        assert run(llm, num) == expected
     assert sum(shape.num_rows > counts.num_rows for shape, counts in seen.found) > 20, "no step was padded"
 
 

@@ -15,7 +15,7 @@ from tests.models.harness import Harness, load
 from tests.models.margins import LEAST_MARGIN, noted_margins
 
 TOLERANCE = 1e-4
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 MAX_LEN = 128
 
 

@@ -54,7 +54,8 @@ class Stage:
     def draws(self, logits: Tensor, sampling: SamplingParams, count: int, **context: Sequence) -> np.ndarray:
         """`count` draws from the same logits [V] in one context, by requests that differ in their seed."""
         one = make(0, sampling, **({"prompt": (0,)} | context))
-        self.admit_all([replace(one, slot=i, seed=1000 + i) for i in range(count)])
+        admit(self.state, [replace(one, slot=i, seed=1000 + i) for i in range(count)])
+        self.token_ids[:count, : len(one.token_ids)] = torch.tensor(one.token_ids, device=self.device)
         logits = logits.expand(count, -1)
         return self.draw(logits, range(count), [len(one.token_ids)] * count).tokens.numpy()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +48,40 @@ def seen_drafts(llm: LLM) -> Iterator[list[tuple[list[int], list]]]:
     yield seen
 
 
+# Greedy requests in small chunks, on a pool that runs dry.
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SMALL = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 20, "enable_prefix_caching": False}
+
+
+@cache
+def plainly(model: Path, **options: object) -> list[list[int]]:
+    """Their answers without drafts."""
+    with LLM(str(model), **BASE | SMALL | options) as llm:
+        outputs = llm.generate(random_requests(12, seed=21)[0], GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@cache
+def theirs(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
 def check(
     model: Path, config: dict, reference: heads.Reference, weights: heads.Tensors, most: int = NUM, **options
 ) -> None:
-    """Greedy requests in small chunks, on a pool that runs dry, with 0 to `most` drafts in a step."""
-    prompts, _ = random_requests(12, seed=21)
-    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    """With 0 to `most` drafts in a step."""
     config = config | {"adaptive": False}  # a look at plain steps would leave the head without their keys
-    small = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 20, "enable_prefix_caching": False}
-    with LLM(str(model), **BASE | small | options) as llm:
-        plain = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
     with (
-        LLM(str(model), **BASE | small | options, speculative_config=config) as llm,
+        LLM(str(model), **BASE | SMALL | options, speculative_config=config) as llm,
         seen_drafts(llm) as seen,
     ):
         engine: Any = llm.llm_engine.engine
         want_at_random(engine.scheduler, random.Random(3), most)
-        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        outputs = llm.generate(random_requests(12, seed=21)[0], GREEDY, use_tqdm=False)
         assert llm.llm_engine.stats.num_preemptions, "the pool never ran dry"
-    assert [o.outputs[0].token_ids for o in outputs] == plain
+    assert [o.outputs[0].token_ids for o in outputs] == plainly(model, **options)
     target = load_file(model / "model.safetensors")
-    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    hf = theirs(model)
     assert len(seen) > 50
     with torch.no_grad():
         for text, drafts in random.Random(4).sample(seen, 40):
@@ -91,10 +104,10 @@ def test_eagle(tiny: Path, tmp_path: Path) -> None:
     check(tiny, {"model": str(folder), "num_speculative_tokens": NUM}, heads.eagle, weights)
 
 
-OPTIONS = [
-    {},
-    {"norm_before_residual": True},
-    {"norm_output": True, "norm_before_fc": True},
+OPTIONS = [  # without them, heads of the speculators project and trees draft
+    pytest.param({}, marks=pytest.mark.matrix),
+    pytest.param({"norm_before_residual": True}, marks=pytest.mark.matrix),
+    {"norm_before_residual": True, "norm_output": True, "norm_before_fc": True},
     {"fc_norm": True},
 ]
 
@@ -138,7 +151,7 @@ def test_trees_grow_as_eagle_2_says(
     check(model, config | {"speculative_num_steps": 4}, reference, weights, most=9)
 
 
-@pytest.mark.parametrize("is_exported", [False, True])
+@pytest.mark.parametrize("is_exported", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_medusa(tiny: Path, tmp_path: Path, is_exported: bool) -> None:
     folder = heads.write_medusa(tmp_path, is_exported=is_exported)
     file = next(file for file in folder.iterdir() if file.suffix != ".json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,30 +104,36 @@ def digest(outputs: list[RequestOutput]) -> list[object]:
     ]  # fmt: skip
 
 
+@cache
+def plainly(model: Path, num: int) -> list[object]:
+    """Of so many random prompts with random wishes, without drafts."""
+    with LLM(str(model), **BASE) as llm:
+        return digest(llm.generate(random_prompts(num, 50), random_wishes(num), use_tqdm=False))
+
+
 @pytest.mark.parametrize("options", [{}, {"depth": 2, "max_num_batched_tokens": 100}], ids=str)
 def test_nothing_of_an_output_changes(tiny: Path, options: dict) -> None:
     prompts, params = random_prompts(60, 50), random_wishes(60)
-    with LLM(str(tiny), **BASE) as llm:
-        expected = digest(llm.generate(prompts, params, use_tqdm=False))
     with LLM(str(tiny), **BASE, **options, speculative_config=NGRAM) as llm:
-        assert digest(llm.generate(prompts, params, use_tqdm=False)) == expected
+        assert digest(llm.generate(prompts, params, use_tqdm=False)) == plainly(tiny, 60)
         stats = llm.llm_engine.stats
     assert stats.num_accepted_tokens > 100, "nothing was accepted, so nothing was tested"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("room", range(1, 8))
-def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, depth: int, room: int) -> None:
-    prompt, longest = [5, 6] * 20, 64
+def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, depth: int) -> None:
+    longest = 64
     params = SamplingParams(temperature=0, logit_bias={5: 90.0}, ignore_eos=True)  # drafts are accepted
-    options = {**BASE, "max_model_len": longest, "depth": depth}
-    prompt = (prompt * 2)[: longest - room]
-    with LLM(str(tiny), **options) as llm:
-        expected = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
-    with LLM(str(tiny), **options, speculative_config=NGRAM) as llm:
-        output = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
-    assert (output.token_ids, output.finish_reason) == (expected.token_ids, expected.finish_reason)
-    assert len(output.token_ids) == min(room, params.max_tokens or room)
+    options = {**BASE, "max_model_len": longest, "depth": depth, "enable_prefix_caching": False}
+    prompts = [([5, 6] * 40)[: longest - room] for room in range(1, 8)]
+    found = []
+    for drafts in ({}, {"speculative_config": NGRAM}):
+        with LLM(str(tiny), **options, **drafts) as llm:
+            outputs = [llm.generate([prompt], params, use_tqdm=False)[0].outputs[0] for prompt in prompts]
+        found.append([(output.token_ids, output.finish_reason) for output in outputs])
+    assert found[1] == found[0]
+    lengths = [min(room, params.max_tokens or room) for room in range(1, 8)]
+    assert [len(token_ids) for token_ids, _ in found[1]] == lengths
 
 
 def test_aborted_requests_leave_the_others_alone(tiny: Path) -> None:

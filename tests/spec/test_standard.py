@@ -112,13 +112,22 @@ class Texts:
 
 def joint(sampling: SamplingParams) -> np.ndarray:
     """[V ** LENGTH]: the target's exact probability of every text, token by token."""
+    known: dict[tuple[int, frozenset[int]], np.ndarray] = {}
+
+    def after(said: list[int]) -> np.ndarray:
+        """[V]: what follows, by the last token and those with a penalty."""
+        key = said[-1], frozenset(said[1:]) if sampling.presence_penalty else frozenset[int]()
+        if key not in known:
+            logits = MODEL[said[-1]].clone()
+            logits[list(set(said[1:]))] -= sampling.presence_penalty
+            known[key] = exact(logits, sampling)
+        return known[key]
+
     chances = []
     for text in product(range(V), repeat=LENGTH):
         chance, said = 1.0, [PROMPT]
         for token in text:
-            logits = MODEL[said[-1]].clone()
-            logits[list(set(said[1:]))] -= sampling.presence_penalty
-            chance *= exact(logits, sampling)[token]
+            chance *= after(said)[token]
             said.append(token)
         chances.append(chance)
     return np.array(chances)

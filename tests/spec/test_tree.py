@@ -15,6 +15,7 @@ from tests.spec.test_ngram import random_prompts, random_wishes
 from tests.spec.toy import tree_config, want_at_random
 from tests.trees import ancestor_bits, depths_of, paths_of
 
+FULLY = pytest.mark.matrix
 BUSH = (0, 0, 1, 1, 2)
 DEEP = (0, 1, 0, 3, 3, 2, 6)
 WIDE = (0, 0, 0, 1, 1, 2, 4, 4, 7, 3)  # more queries than a short row has
@@ -67,17 +68,22 @@ def plain(tiny: Path) -> Plain:
         return Plain(prompts, params, llm.generate(prompts, params, use_tqdm=False))
 
 
+COMPANIES = {  # and whose tree every run has, the others with `make test-matrix`
+    "all at once": ({}, BUSH),
+    "two plans in flight": ({"depth": 2, "max_num_batched_tokens": 400}, WIDE),
+    "a pool that runs dry": ({"depth": 2, "num_gpu_blocks_override": 16}, DEEP),
+    "few slots": ({"max_num_seqs": 3, "block_size": 64, "enable_prefix_caching": False}, WIDE),
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("parents", "options"),
     [
-        {},
-        {"depth": 2, "max_num_batched_tokens": 400},
-        {"depth": 2, "num_gpu_blocks_override": 16},
-        {"max_num_seqs": 3, "block_size": 64, "enable_prefix_caching": False},
+        pytest.param(parents, options, id=f"{company}-{parents}", marks=() if parents == own else FULLY)
+        for company, (options, own) in COMPANIES.items()
+        for parents in (BUSH, DEEP, WIDE)
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("parents", [BUSH, DEEP, WIDE], ids=str)
 def test_nothing_of_an_output_changes(
     tiny: Path, plain: Plain, parents: tuple[int, ...], options: dict
 ) -> None:
@@ -118,17 +124,22 @@ def test_on_a_gpu_the_tokens_are_the_same(tiny: Path, parents: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("room", range(1, 8))
-def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, temperature: float, room: int) -> None:
-    longest = 64
+def test_a_text_may_end_anywhere_before_the_longest_length(tiny: Path, temperature: float) -> None:
+    longest, rooms = 64, range(1, 8)
     params = SamplingParams(temperature=temperature, seed=3, ignore_eos=True, max_tokens=None)
-    options = {**BASE, "max_model_len": longest, "depth": 2}
-    prompt = [5, 6, 7] * 30
-    prompt = prompt[: longest - room]
+    options = {**BASE, "max_model_len": longest, "depth": 2, "enable_prefix_caching": False}
+    prompts = [
+        [10 + room, *[5, 6, 7] * 30][: longest - room] for room in rooms
+    ]  # the first tells which text it is
+
+    def said(llm: LLM) -> list[tuple[list[int], str | None]]:
+        outputs = [llm.generate([prompt], params, use_tqdm=False)[0].outputs[0] for prompt in prompts]
+        return [(output.token_ids, output.finish_reason) for output in outputs]
+
     with LLM(str(tiny), **options) as llm:
-        expected = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
-    speculative = tree_config(BUSH, [prompt + expected.token_ids])
-    with LLM(str(tiny), **options, speculative_config=speculative) as llm:
-        output = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
-    assert (output.token_ids, output.finish_reason) == (expected.token_ids, expected.finish_reason)
-    assert len(output.token_ids) == room
+        expected = said(llm)
+    texts = [prompt + tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)]
+    with LLM(str(tiny), **options, speculative_config=tree_config(BUSH, texts)) as llm:
+        assert said(llm) == expected
+        assert llm.llm_engine.stats.num_accepted_tokens
+    assert [len(tokens) for tokens, _ in expected] == [*rooms]
