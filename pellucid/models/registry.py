@@ -48,6 +48,7 @@ MODELS: Registry[type[Model]] = Registry(
         "DeepseekV32ForCausalLM": "pellucid.models.deepseek:DeepseekV32",
         "Glm4MoeLiteForCausalLM": "pellucid.models.deepseek:Glm4MoeLite",
         "Ernie4_5ForCausalLM": "pellucid.models.ernie4_5:Ernie45",
+        "Ernie4_5_ForCausalLM": "pellucid.models.ernie4_5:Ernie45",
         "Exaone4ForCausalLM": "pellucid.models.exaone4:Exaone4",
         "GemmaForCausalLM": "pellucid.models.gemma:Gemma",
         "Gemma2ForCausalLM": "pellucid.models.gemma:Gemma2",

@@ -139,8 +139,8 @@ def original_length(config: Fields, scaling: Fields, family: FamilyRope, max_pos
     Not so where layers of one kind have a scaling of their own.
     """
     name = "original_max_position_embeddings"
-    inside = scaling.int(name, max_position)
-    return inside if family.windows else config.int(name, family.original or inside)
+    inside = scaling.size(name, max_position)
+    return inside if family.windows else config.size(name, family.original or inside)
 
 
 def scaling_factor(scaling: Fields, kind: str, max_position: int, original: int) -> float:

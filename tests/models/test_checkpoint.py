@@ -143,6 +143,7 @@ def test_models_that_are_not_served_are_refused_with_those_that_are(
         ({"rope_type": "xpos"}, "unknown rotary embedding 'xpos'.*known: default, linear"),
         ({"rope_type": "linear"}, "config.json has no 'factor'"),
         ({"rope_type": "linear", "factor": "two"}, "factor in config.json is 'two', must be a number"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "is 0, must be at least 1"),
         ({"rope_type": "linear", "factor": 0}, "factor in config.json is 0.0, must be above 0"),
     ],
 )

@@ -108,6 +108,7 @@ LINEAR = {"rope_type": "linear", "type": "linear", "factor": 8.0}
         ("qwen2.5-7b-instruct", {"num_key_value_heads": None}),
         ("qwen2.5-7b-instruct", {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": None}),
         ("ernie-4.5-0.3b-pt", {"num_key_value_heads": ...}),
+        ("ernie-4.5-0.3b-pt", {"architectures": ["Ernie4_5_ForCausalLM"]}),
         ("exaone-4.0-32b", {"num_key_value_heads": ...}),
     ],
 )
