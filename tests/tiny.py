@@ -131,6 +131,8 @@ def _weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
                 "mlp.down_proj.weight": matrix(dim, inner),
             }.items()
         }
+    if config["tie_word_embeddings"]:
+        del weights["lm_head.weight"]
     if config["architectures"] == CONFIG["architectures"]:
         return weights
     return {name: tensor for name, tensor in weights.items() if "q_norm" not in name and "k_norm" not in name}
