@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,13 @@ COMPANIES = {
 }
 
 
-@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+def some(*others: str) -> list[Any]:
+    """The companies; the others when the layouts of ranks, or the matrix, are asked for."""
+    marks = {name: [pytest.mark.parallel if "two" in name else pytest.mark.matrix] for name in others}
+    return [pytest.param(each, id=name, marks=marks.get(name, ())) for name, each in COMPANIES.items()]
+
+
+@pytest.mark.parametrize("options", some("two stages"))
 def test_vectors_are_those_of_transformers(tiny: Path, options: dict) -> None:
     prompts, _ = random_requests(9, seed=6)
     np.testing.assert_allclose(vectors(tiny, prompts, PLAIN, **options), expected(tiny, prompts), atol=1e-4)
@@ -118,7 +125,7 @@ def pooled(tiny: Path, folder: Path, mode: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+@pytest.mark.parametrize("options", some("two ranks", "all at once"))
 def test_means_of_all_tokens_are_those_of_transformers(tiny: Path, tmp_path: Path, options: dict) -> None:
     from transformers import AutoModel
 

@@ -71,7 +71,7 @@ def assert_same(
         assert abs(pair[0] - pair[1]) < ROUNDING, f"{tokens[i]} instead of {expected[i]}"
 
 
-@pytest.fixture(scope="module", params=[50, pytest.param(100, marks=pytest.mark.matrix)])
+@pytest.fixture(scope="module", params=[30, pytest.param(100, marks=pytest.mark.matrix)])
 def alone(
     tiny: Path, request: pytest.FixtureRequest
 ) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:

@@ -46,7 +46,13 @@ COMPANIES = {
 }
 
 
-@pytest.mark.parametrize("options", COMPANIES.values(), ids=COMPANIES.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=pytest.mark.parallel if name == "two stages" else ())
+        for name, options in COMPANIES.items()
+    ],
+)
 def test_tokens_do_not_depend_on_company(folder: Path, alone, options: dict) -> None:
     prompts, params, expected = alone
     assert_same(folder, prompts, params, run(folder, prompts, params, **options), expected)
@@ -83,13 +89,20 @@ FP8_COMPANIES = {
 }
 
 
-@pytest.mark.parametrize("options", FP8_COMPANIES.values(), ids=FP8_COMPANIES.keys())
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=pytest.mark.matrix if name == "drafts from the text" else ())
+        for name, options in FP8_COMPANIES.items()
+    ],
+)
 def test_nor_with_latents_in_fp8(folder: Path, options: dict) -> None:
     prompts, params = random_requests(6, seed=4)
-    alone = [
-        run(folder, [prompt], [sampling], kv_cache_dtype="fp8")[0]
-        for prompt, sampling in zip(prompts, params, strict=True)
-    ]
+    with LLM(str(folder), **BASE, kv_cache_dtype="fp8", enable_prefix_caching=False) as llm:
+        alone = [
+            llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
     assert run(folder, prompts, params, kv_cache_dtype="fp8", **options) == alone
     assert run(folder, prompts, params) != alone, "nothing was rounded"
 

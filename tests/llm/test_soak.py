@@ -10,7 +10,7 @@ import pytest
 from pellucid import LLMEngine, SamplingParams
 
 
-@pytest.mark.parametrize("num", [500, pytest.param(1000, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("num", [250, pytest.param(1000, marks=pytest.mark.matrix)])
 def test_every_request_is_answered_and_no_block_is_lost(tiny: Path, num: int) -> None:
     rng = random.Random(0)
     engine = LLMEngine.from_options(
