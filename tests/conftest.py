@@ -82,3 +82,10 @@ def forked_members(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pellucid.nodes.local.spawn", request.getfixturevalue("nursery").spawn)
         yield
+
+
+@pytest.fixture
+def forks(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> Nursery:
+    """The same for one test."""
+    monkeypatch.setattr("pellucid.nodes.local.spawn", nursery.spawn)
+    return nursery

@@ -1,11 +1,13 @@
-"""Members forked from a process that has imported what they will need: seconds less for each of them.
+"""Members, and programs with members, forked from a process that has imported what they will need.
 
-For tests of what members do.  How they start and end is tested with `python -m pellucid.member` itself, in
-tests/executor, tests/cluster, tests/nodes and tests/llm/test_members.py.
+That takes seconds less for each of them.  For tests of what they do.  How members start and end is tested
+with `python -m pellucid.member` itself, in tests/executor, tests/cluster, tests/nodes and
+tests/llm/test_members.py.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import mmap
@@ -31,11 +33,14 @@ NUM_DESCRIPTORS = 3  # of a member: the two of its line, and its notes
 
 
 class Nursery:
-    """The process that they come from."""
+    """The process that they come from.  line: to it; without one it is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: socket.socket | None = None) -> None:
+        self._lock, self._process = threading.Lock(), None
+        if line is not None:
+            self._ours = line
+            return
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
@@ -43,6 +48,16 @@ class Nursery:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
+
+    def run(self, *arguments: str, environment: Mapping[str, str] | None = None, **files: int) -> Forked:
+        """Start `python -m pellucid` with these arguments, a program whose members are forks, too.
+
+        files: descriptors in place of this process's `stdout` and `stderr`.
+        """
+        descriptors = [files.get(name, number) for number, name in ((1, "stdout"), (2, "stderr"))]
+        wish = {"title": TITLE + arguments[0], "folder": os.getcwd(), "path": sys.path}
+        wish |= {"environment": dict(os.environ if environment is None else environment)}
+        return Forked(self.ask(wish | {"arguments": arguments}, *descriptors), self)
 
     def spawn(
         self, name: str, line: tuple[int, int], environment: Mapping[str, str] | None = None
@@ -62,7 +77,8 @@ class Nursery:
 
     def close(self) -> None:
         self._ours.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 class Forked:
@@ -85,8 +101,11 @@ class Forked:
         return code
 
     def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
 
 def serve(asked: socket.socket) -> None:
@@ -96,7 +115,7 @@ def serve(asked: socket.socket) -> None:
     import pellucid.executor.member
     import pellucid.models.build
     import pellucid.worker.worker  # noqa: F401
-    from pellucid import collector, member
+    from pellucid import collector
 
     collector.freeze()  # once: each fork has the garbage collector look at all there is as it starts
     codes: dict[int, int] = {}  # of those that have ended
@@ -117,7 +136,7 @@ def serve(asked: socket.socket) -> None:
                 os.close(descriptor)
         else:
             asked.close()
-            become(member.main, wish, descriptors)
+            become(wish, descriptors)
 
 
 def ended() -> dict[int, int]:
@@ -129,22 +148,55 @@ def ended() -> dict[int, int]:
     return codes
 
 
-def become(main: Any, wish: dict[str, Any], descriptors: list[int]) -> None:
+def become(wish: dict[str, Any], descriptors: list[int]) -> None:
     """What a process started anew would be."""
+    from pellucid import member
+    from pellucid.cli.main import main as program
+    from pellucid.nodes import local
+
+    code = 1
     try:
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(PR_SET_NAME, wish["title"].removeprefix(TITLE).encode())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(wish["folder"])
         os.environ.clear()
         os.environ.update(wish["environment"])
         sys.path[:] = wish["path"]
-        sys.argv = ["pellucid.member", *map(str, descriptors), wish["title"]]
-        main()
+        if "arguments" in wish or "engine" in wish["title"]:  # it will have members of its own
+            local.spawn = Nursery(nested(descriptors)).spawn
+        ctypes.CDLL(None).prctl(PR_SET_NAME, wish["title"].removeprefix(TITLE).encode())
+        if "arguments" in wish:
+            for number, descriptor in enumerate(descriptors, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            sys.argv = ["pellucid", *wish["arguments"]]
+            code = program() or 0
+            atexit._run_exitfuncs()
+        else:
+            sys.argv = ["pellucid.member", *map(str, descriptors), wish["title"]]
+            member.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(1)
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def nested(others: list[int]) -> socket.socket:
+    """A line to a nursery of this process's own, while that has one thread.  others: not to be held by it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        ours.close()
+        for descriptor in others:
+            os.close(descriptor)
+        serve(theirs)
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

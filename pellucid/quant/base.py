@@ -173,11 +173,11 @@ def slice_of(tensor: Tensor, axis: int, local: int, coords: Coords) -> Tensor:
     size = tensor.shape[axis]
     first = min(coords.rank * local, size)
     found = tensor.narrow(axis, first, min(local, size - first))
-    missing = local - found.shape[axis]
-    if not missing:
+    if found.shape[axis] == local:
         return found
-    sizes = [*found.shape[:axis], missing, *found.shape[axis + 1 :]]
-    return torch.cat((found, found.new_zeros(sizes)), axis)
+    whole = found.new_zeros([*found.shape[:axis], local, *found.shape[axis + 1 :]])
+    whole.narrow(axis, 0, found.shape[axis]).copy_(found)  # torch.cat of meta tensors imports a compiler
+    return whole
 
 
 class Replicated:

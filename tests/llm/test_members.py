@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pellucid import LLM, SamplingParams
+from tests.forked import Nursery
 from tests.llm.test_invariance import BASE
 from tests.patience import PATIENCE, eventually
 from tests.processes import alive, member, members
@@ -34,7 +35,7 @@ print(len(output.outputs[0].token_ids), flush=True)
     "way,options",
     [
         pytest.param("a script", "tensor_parallel_size=2", marks=pytest.mark.matrix),
-        ("a script", "data_parallel_size=2"),
+        pytest.param("a script", "data_parallel_size=2", marks=pytest.mark.matrix),
         ("a pipe", "tensor_parallel_size=2"),
         ("a prompt", "data_parallel_size=2"),
     ],
@@ -84,19 +85,26 @@ def test_a_class_in_a_module_beside_the_script_is_known_to_its_members(
 
 def test_a_class_in_the_script_itself_is_refused_with_the_way_out(tiny: Path, tmp_path: Path) -> None:
     before = "from pellucid.models.qwen3 import Qwen3 as Mine; " + REGISTER.format(path="__main__:Mine")
-    done = run(tmp_path, PROGRAM.format(model=str(tiny), options="tensor_parallel_size=2", before=before))
+    alone, among_two = (
+        PROGRAM.format(model=str(tiny), options=options, before=before)
+        for options in ("", "tensor_parallel_size=2")
+    )
+    done = run(tmp_path, alone + among_two.replace("begun", "begun again"))
+    assert done.stdout.split() == ["begun", "5", "begun", "again"], "in the script's own process it is known"
     assert done.stderr.splitlines()[-1] == (
         "ValueError: __main__:Mine is in a script, which other processes do not run; put Mine into a module "
         'beside it, say mine.py, and name it "mine:Mine"'
     )
-    alone = run(tmp_path, PROGRAM.format(model=str(tiny), options="", before=before))
-    assert alone.stdout.split() == ["begun", "5"], "in the script's own process it is known"
 
 
 @pytest.mark.parametrize(
     "options,who",
     [
-        ("tensor_parallel_size=2", "worker [01] has failed, before its first plan[^:]*"),
+        pytest.param(
+            "tensor_parallel_size=2",
+            "worker [01] has failed, before its first plan[^:]*",
+            marks=pytest.mark.matrix,
+        ),
         ("data_parallel_size=2", "engine [01] has failed"),
         (
             "tensor_parallel_size=2, data_parallel_size=2",
@@ -138,7 +146,7 @@ TOLD = {
     ids=["a dead worker, a stopped engine", "a stopped worker, a dead engine"],
 )
 def test_whatever_becomes_of_a_member_under_load_is_named_and_leaves_nothing(
-    tiny: Path, hurts: list[tuple[str, signal.Signals]], caplog: pytest.LogCaptureFixture
+    tiny: Path, hurts: list[tuple[str, signal.Signals]], caplog: pytest.LogCaptureFixture, forks: Nursery
 ) -> None:
     """Requests of the first one that is lost go on at the other, and end with that."""
     options = BASE | {"tensor_parallel_size": 2, "data_parallel_size": 2, "worker_timeout": 3.0}
@@ -169,12 +177,15 @@ def test_whatever_becomes_of_a_member_under_load_is_named_and_leaves_nothing(
 
 
 OWNER = """
-import sys
-from pellucid import LLM, SamplingParams
-llm = LLM(sys.argv[1], tensor_parallel_size=2, data_parallel_size=2, device="cpu", cpu_kv_cache_gib=0.05)
-print("ready", flush=True)
-while True:
-    llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=250, ignore_eos=True), use_tqdm=False)
+import asyncio, sys
+from pellucid import AsyncLLM, SamplingParams
+async def main():
+    llm = AsyncLLM(model=sys.argv[1], tensor_parallel_size=2, device="cpu", cpu_kv_cache_gib=0.05)
+    print("ready", flush=True)
+    while True:
+        async for _ in llm.generate([1, 2, 3], SamplingParams(max_tokens=250, ignore_eos=True)):
+            pass
+asyncio.run(main())
 """
 
 
@@ -186,7 +197,7 @@ def test_members_of_members_end_with_an_owner_that_is_killed_under_load(tiny: Pa
     )
     assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
     found = [psutil.Process(pid) for pid in members(owner.pid)]
-    assert len(found) == 6
+    assert len(found) == 3, "an engine, and its workers"
     owner.kill()
     owner.communicate()
     _, alive = psutil.wait_procs(found, timeout=20)

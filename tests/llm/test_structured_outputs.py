@@ -118,7 +118,9 @@ def test_every_text_is_of_its_language(llm: LLM) -> None:
         STARVED,
         {"tensor_parallel_size": 2, **NGRAM},
         {"pipeline_parallel_size": 2, **NGRAM},
-        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.parallel),  # as test_data_parallel.py has it
+        pytest.param(
+            {"data_parallel_size": 2}, marks=pytest.mark.parallel
+        ),  # as test_data_parallel.py has it
     ],
     ids=str,
 )
