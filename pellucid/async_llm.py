@@ -291,6 +291,11 @@ class AsyncLLM:
         return self._engine.error
 
     @property
+    def silence(self) -> float:
+        """Seconds since an engine that has something to do has spoken; of several, the last that has."""
+        return self._engine.silence
+
+    @property
     def has_tokenizer(self) -> bool:
         return self._front.tokenizer is not None
 

@@ -107,16 +107,23 @@ class Server:
             raise
 
     async def look(self) -> None:
-        """Does it live?"""
-        is_up = False
+        """Does it live, and its engine?"""
+        is_up, of_engine = False, 0.0
         with suppress(Gone, TimeoutError):
-            _, said = await asyncio.wait_for(self.whole("GET", "/health", b"", {}), HEALTH_SECONDS)
+            said = await self._told("/health")
             is_up = not said  # what is wrong is told in words
             self._heard = time.monotonic()
-        self.note(is_up=is_up)
-        if (silence := time.monotonic() - self._heard) > self._patience:
+            of_engine = silence_in(await self._told("/load"))
+        silence = time.monotonic() - self._heard
+        self.note(is_up=is_up and of_engine <= self._patience)
+        if max(silence, of_engine) > self._patience:
+            who = "its engine" if of_engine > silence else "it"
             for answer in self._answers:
-                answer.give_up(f"it has said nothing for {silence:.0f} s")
+                answer.give_up(f"{who} has said nothing for {max(silence, of_engine):.0f} s")
+
+    async def _told(self, route: str) -> bytes:
+        """Raises Gone, or TimeoutError."""
+        return (await asyncio.wait_for(self.whole("GET", route, b"", {}), HEALTH_SECONDS))[1]
 
     def note(self, *, is_up: bool) -> None:
         if is_up != self.is_up:
@@ -125,6 +132,13 @@ class Server:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def silence_in(load: bytes) -> float:
+    """Seconds since a server's engine has spoken that has something to do; vLLM's do not say."""
+    with suppress(ValueError, AttributeError):
+        return float(json.loads(load).get("engine_silence", 0.0))
+    return 0.0
 
 
 def request_bytes(target: Target, method: str, route: str, body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -120,12 +120,14 @@ class Replica:
         self.stats = turn.stats
         self._is_idle = not turn.has_work and turn.num_heard == self._num_sent
 
+    @property
+    def silence(self) -> float:
+        """Seconds since it spoke last; 0 if it has nothing to say, or has ended."""
+        return 0.0 if self._is_idle or self._member.failure is not None else time.monotonic() - self._heard
+
     def describe_silence(self) -> str | None:
         """What is wrong if it has been silent for too long, and has not ended."""
-        if self._is_idle or self._member.failure is not None:
-            return None
-        silence = time.monotonic() - self._heard
-        if silence <= self._max_silence:
+        if (silence := self.silence) <= self._max_silence:
             return None
         is_stopped = self._member.process.is_stopped
         if self.stats.sleep.num_orders < self._num_long and not is_stopped:
@@ -239,6 +241,11 @@ class Replicas:
     def watch(self, *, is_on: bool) -> None:
         """Have the engines send frames, each beginning anew, or have them stop."""
         self._inbox.append(Watch(is_on))
+
+    @property
+    def silence(self) -> float:
+        """Seconds since one that has something to do has spoken; of several, the least."""
+        return min((replica.silence for replica in self._replicas if replica.error is None), default=0.0)
 
     def stats(self) -> EngineStats:
         """As of each engine's last turn."""

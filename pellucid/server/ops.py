@@ -42,7 +42,8 @@ async def version() -> Response:
 
 @router.get("/load", summary="Requests under way")
 async def load(request: Request) -> Response:
-    return json_response({"server_load": server_of(request).num_requests})
+    server = server_of(request)
+    return json_response({"server_load": server.num_requests, "engine_silence": server.llm.silence})
 
 
 @router.post("/reset_prefix_cache", summary="Forget all cached prefixes that no running request uses")

@@ -19,6 +19,7 @@ import pytest
 
 from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of
 from tests.patience import PATIENCE, eventually
+from tests.processes import member
 from tests.server.conftest import Running, running
 
 PROMPT = "Sort these: 5 1 4 2 9 7. " * 12
@@ -145,6 +146,17 @@ def test_a_server_and_a_router_that_are_stopped_keep_nobody_waiting(
             finally:
                 decode.process.send_signal(signal.SIGCONT)
         assert any("was lost: it has said nothing for" in line for line in said)
+        eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).json()["decode"][decode.url]["is_up"])
+        engine = psutil.Process(member("engine 0", decode.process.pid))
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+            next(lines := answer.iter_lines())
+            engine.suspend()
+            try:
+                said = [*lines]
+                assert text(complete(url)) == expected, "the other one goes on here, too"
+            finally:
+                engine.resume()
+        assert any("was lost: its engine has said nothing for" in line for line in said)
         eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).json()["decode"][decode.url]["is_up"])
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
             next(lines := answer.iter_lines())

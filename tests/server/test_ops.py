@@ -26,7 +26,7 @@ def test_it_is_well(server: Running) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/ping").status_code == httpx.post(f"{server.url}/ping").status_code == 200
     assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
-    assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
+    assert httpx.get(f"{server.url}/load").json() == {"server_load": 0, "engine_silence": 0.0}
 
 
 def test_head_is_get_without_the_body(server: Running) -> None:
