@@ -4,6 +4,7 @@ The first process lends, with the first GPU, the second one loads, with the last
 engine has it done, from the question to the word that all was there; `copies` is its copies alone.
 
     python benchmarks/kv_ways.py                           # 125 pages of 64 tokens of Qwen3-8B
+    python benchmarks/kv_ways.py --busy --streams 1 2 4    # beside a busy GPU
     python benchmarks/kv_ways.py --device cpu --page-bytes 65536 --pages 64
 """
 
@@ -13,13 +14,16 @@ import argparse
 import multiprocessing as mp
 import os
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 
 import torch
 
 from pellucid.connectors.base import Ended, Job, WorkerDoor
+from pellucid.connectors.peer import device as peer_device
 from pellucid.connectors.peer.lender import Lender
 from pellucid.connectors.peer.shelf import Shelf
 from pellucid.connectors.peer.wire import Facts, Key
@@ -106,9 +110,32 @@ def plain_copy(source: str, target: str, num_bytes: int) -> float:
         began = time.perf_counter()
         b.copy_(a)
         for device in {source, target} - {"cpu"}:
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
         best = min(best, time.perf_counter() - began)
     return best
+
+
+@contextmanager
+def busy(target: str) -> Iterator[None]:
+    """The GPU that loads adds up numbers meanwhile, as fast as its memory gives them."""
+    is_over, a = threading.Event(), torch.ones(1 << 28, dtype=torch.float16, device=target)
+    b = torch.empty_like(a)
+
+    def add() -> None:
+        stream = torch.cuda.Stream(target)
+        with torch.cuda.stream(stream):
+            while not is_over.is_set():
+                for _ in range(8):
+                    torch.add(a, 1, out=b)
+                stream.synchronize()
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -120,10 +147,20 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--page-bytes", type=int, default=64 * 36 * 2 * 8 * 128 * 2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=["host", "cuda"], choices=("host", "cuda", "nixl"))
+    parser.add_argument("--busy", action="store_true", help="the GPU that loads works meanwhile")
+    parser.add_argument("--streams", nargs="+", type=int, default=[1], help="that copies are dealt out to")
     given = parser.parse_args(args)
+    if given.busy and given.device == "cpu":
+        parser.error("--busy is for GPUs")
     source = target = "cpu"
     if given.device == "cuda":
         source, target = "cuda:0", f"cuda:{torch.cuda.device_count() - 1}"
+    with busy(target) if given.busy else nullcontext():
+        measure(given, source, target)
+
+
+def measure(given: argparse.Namespace, source: str, target: str) -> None:
+    """Print the plain copy, and what each way has of it."""
     num_bytes = given.pages * given.page_bytes
     plain = plain_copy(source, target, num_bytes)
     print(
@@ -140,15 +177,16 @@ def main(args: Sequence[str] | None = None) -> None:
         )
         lender.start()
         assert ours.recv() == "ready"
-        for title, seconds in zip(
-            ("whole", "copies"), load(name, target, *sizes, given.repeats), strict=True
-        ):
-            best, middle = min(seconds), statistics.median(seconds)
-            print(
-                f"{way:5s} {title:6s} {1e3 * middle:8.2f} ms, {num_bytes / middle / 1e9:6.1f} GB/s, "
-                f"{plain / middle:.0%} of the plain copy (best {plain / best:.0%})",
-                flush=True,
-            )
+        for peer_device.NUM_STREAMS in given.streams if way == "cuda" else [1]:
+            took = load(name, target, *sizes, given.repeats)
+            for title, seconds in zip(("whole", "copies"), took, strict=True):
+                best, middle = min(seconds), statistics.median(seconds)
+                print(
+                    f"{way:5s} {title:6s} {peer_device.NUM_STREAMS} streams {1e3 * middle:8.2f} ms, "
+                    f"{num_bytes / middle / 1e9:6.1f} GB/s, {plain / middle:.0%} of the plain copy "
+                    f"(best {plain / best:.0%})",
+                    flush=True,
+                )
         ours.send("end")
         lender.join()
 
