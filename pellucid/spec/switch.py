@@ -32,6 +32,7 @@ class Switch:
         self._most = MOST  # that is saved
         self.saved = 0.0  # seconds, by all steps with drafts
         self.trial_steps = 0  # left of a trial, that verify drafts
+        self.num_trials = 0
         self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
         self._is_known, self._is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
@@ -82,6 +83,7 @@ class Switch:
         elif self.is_due and self._tries:
             self.is_on = self._is_known = True
             self.trial_steps = self._num_try
+            self.num_trials += 1
 
     def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
         """A step with drafts, or with their proposer alone, has come home.

@@ -213,7 +213,8 @@ class Wants:
 
     def _try(self, able: Column, num_rows: int) -> None:
         """Say what a trial takes; in one, have its rows want drafts."""
-        some = able[:: -(-len(able) // TRIAL_ROWS) or 1]
+        stride = -(-len(able) // TRIAL_ROWS) or 1
+        some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
         num_trying, passes = max(1, len(some)), self._passes
         extra = self.costs.extra(num_rows, passes, passes * (num_trying / num_rows))
         num = max(1, int(np.count_nonzero(extra <= TRIAL_COST * extra[0])))

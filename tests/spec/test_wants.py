@@ -25,6 +25,7 @@ CASES = {
     "a head, long turns": ("eagle3", turns(96, 0.9, 0.1), ((1, 768),), 1.25, 0.95),
     "a head on a CPU, bad": ("eagle3 on a CPU", constant(0.0), ((1, 96), (8, 96)), 0.98, 0.95),
     "a head on a CPU, middling": ("eagle3 on a CPU", constant(0.5), ((1, 768),), 1.1, 0.95),
+    "small networks on a CPU, too dear": ("medusa on a CPU", constant(0.8), ((32, 96),), 0.98, 0.95),
     "a small model, good": ("draft model", constant(0.8), ((8, 96),), 1.5, 0.95),
     "a block, good": ("dflash", constant(0.9), ((1, 768),), 5.0, 0.94),
     "finished texts, good": ("suffix", constant(0.8), ((1, 768), (8, 96)), 2.5, 0.92),
