@@ -45,7 +45,7 @@ def calls_of(text: str) -> list[Call]:
     """The calls behind the thinking, in order; those whose arguments are no JSON object are left out."""
     calls: list[Call] = []
     name = ""
-    for event in _read(text, None, finds_calls=True):
+    for event in _read(split_thinking(text)[1], "", finds_calls=True):
         if isinstance(event, ToolCallStart):
             name = event.name
         elif isinstance(event, ToolCallArguments):
