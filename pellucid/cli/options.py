@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 
 from pellucid.config import SECTIONS, all_options
-from pellucid.no_effect import ENGINE, UNSERVED, WITH_VALUE
+from pellucid.no_effect import ENGINE, UNSERVED, WITH_VALUE, WITH_VALUES
 from pellucid.registry import load_object
 from pellucid.sampling_params import SamplingParams
 
@@ -29,6 +29,23 @@ SHORT = {  # vLLM's
     "data_parallel_size": "-dp",
     "enable_expert_parallel": "-ep",
     "quantization": "-q",
+    "speculative_config": "-sc",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_start_rank": "-dpr",
+    "master_addr": "-dpa",
+    "master_port": "-dpp",
+    "compilation_config": "-cc",
+    "optimization_level": "-O",
+}
+SHORT_UNSERVED = {
+    "-ac": "attention_config",
+    "-dc": "diffusion_config",
+    "-dcp": "decode_context_parallel_size",
+    "-dpb": "data_parallel_backend",
+    "-dpe": "data_parallel_external_lb",
+    "-dph": "data_parallel_hybrid_lb",
+    "-dpn": "data_parallel_rank",
+    "-pcp": "prefill_context_parallel_size",
 }
 
 SAMPLING_HELP = {
@@ -67,11 +84,15 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             command = self._command(parsed)
             flag = unknown[0].partition("=")[0]
+            name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+            base, dot, key = flag.partition(".")
+            way_out = UNSERVED.get(SHORT_UNSERVED.get(base, name.partition(".")[0]))
+            if way_out is not None:
+                command.error(f"{base} is not supported: {way_out}")
+            if dot and base in command._option_string_actions:  # vLLM's way to say a key of a JSON object
+                command.error(f"{flag} is not known; say {base} '{{\"{key}\": ..}}'")
             near = difflib.get_close_matches(flag, list(command._option_string_actions), n=1)
             hint = f"did you mean {near[0]}?" if near else "nothing of that name is known"
-            way_out = UNSERVED.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
-            if way_out is not None:
-                command.error(f"{flag} is not supported: {way_out}")
             command.error(f"unknown argument {unknown[0]!r}; {hint}")
         return parsed
 
@@ -102,8 +123,11 @@ def add_ignored(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Take options that have no effect, unseen in the help."""
     for name in names:
         flag, flags = "--" + name.replace("_", "-"), argparse.BooleanOptionalAction
-        if name in WITH_VALUE:
-            parser.add_argument(flag, dest=name, default=UNSET, help=argparse.SUPPRESS)
+        said = [flag, *([SHORT[name]] if name in SHORT else [])]
+        if name in WITH_VALUES:
+            parser.add_argument(flag, dest=name, nargs="+", default=UNSET, help=argparse.SUPPRESS)
+        elif name in WITH_VALUE:
+            parser.add_argument(*said, dest=name, default=UNSET, help=argparse.SUPPRESS)
         else:
             parser.add_argument(flag, dest=name, action=flags, default=UNSET, help=argparse.SUPPRESS)
 

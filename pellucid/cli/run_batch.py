@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 OPTIONS = (  # of a server's, those that have to do with answers
     *("served_model_name", "max_logprobs", "max_n", "max_output_tokens", "max_stop_strings"),
-    *("max_grammar_seconds", "chat_template", "reasoning_parser", "tool_call_parser"),
-    *("enable_auto_tool_choice",),
+    *("max_grammar_seconds", "chat_template", "default_chat_template_kwargs", "reasoning_parser"),
+    *("tool_call_parser", "enable_auto_tool_choice"),
 )
 
 

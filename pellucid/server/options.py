@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from pellucid.config import option
+from pellucid.config import json_object, option
 from pellucid.server.parsers.compose import choose
 
 PRINTABLE = re.compile("[!-~]+")
@@ -56,6 +57,9 @@ class ServeOptions:
     max_body_mib: float = option(8.0, "most MiB of a request's body")
     request_seconds: float = option(60.0, "most seconds that a request may take to come in")
     chat_template: str | None = option(None, "a file with a Jinja template, instead of the model's own")
+    default_chat_template_kwargs: str | None = option(
+        None, 'names for the template where a request says none, JSON: {"enable_thinking": false}'
+    )
     root_path: str = option("", "the path under which a proxy shows this server")
     ssl_certfile: str | None = option(None, "certificate, for HTTPS")
     ssl_keyfile: str | None = option(None, "the certificate's key")
@@ -99,11 +103,17 @@ class ServeOptions:
         if self.log_prompts and not self.enable_log_requests:
             raise ValueError("log_prompts needs enable_log_requests")
         check_keys("api_key", self.api_key)
+        _ = self.template_defaults  # which raises for what is none
         self._check_certificate()
         if not self.host:
             raise ValueError("host is empty; 0.0.0.0 is every address of this machine")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port is {self.port}, must be in [0, 65535]")
+
+    @cached_property
+    def template_defaults(self) -> Mapping[str, object]:
+        """What `default_chat_template_kwargs` says."""
+        return json_object("default_chat_template_kwargs", self.default_chat_template_kwargs or {})
 
     def _check_certificate(self) -> None:
         if self.ssl_certfile is None:

@@ -96,7 +96,7 @@ class Renderer:
             body.messages or (),
             tools=tools_of(body).tools or None,
             chat_template=self.facts.chat_template,
-            chat_template_kwargs=body.template_options,
+            chat_template_kwargs={**self.facts.options.template_defaults, **body.template_options},
             add_generation_prompt=body.adds_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
         )

@@ -14,8 +14,14 @@ import pytest
 
 from pellucid import __version__
 from pellucid.async_llm import AsyncLLM
+from pellucid.models.checkpoint import ASSETS
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.metrics import Metrics
+from pellucid.server.options import ServeOptions
 from pellucid.server.protocol.openai import ChatRequest, TokenizeRequest
+from pellucid.server.renderer import ModelFacts, Renderer
+from pellucid.text.chat import render_chat
+from pellucid.text.tokenizer import Tokenizer
 from pellucid.types import FinishReason, SeqUpdate
 from tests.patience import PATIENCE, eventually
 from tests.schedule.device import make_request
@@ -101,6 +107,37 @@ def test_messages_go_to_the_tokens_of_a_chat(server: Running, options: dict[str,
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, **more}).json()
     assert reply["tokens"] == answer["prompt_token_ids"]
     assert reply["count"] == answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("said", "thinks"),
+    [
+        ({}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"other": 1}}, False),
+        ({"reasoning_effort": "low"}, False),
+    ],
+    ids=str,
+)
+def test_a_server_has_defaults_for_the_template(said: dict[str, Any], thinks: bool) -> None:
+    tokenizer = Tokenizer.load(ASSETS / "sprout")
+    options = ServeOptions(default_chat_template_kwargs='{"enable_thinking": false}')
+    facts = ModelFacts(
+        names=("m",), options=options, tokenizer_path=None, vocab_size=9, max_model_len=9,
+        defaults=SamplingParams(),
+    )  # fmt: skip
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **said})
+    prompts = {
+        is_on: render_chat(tokenizer, body.messages, chat_template_kwargs={"enable_thinking": is_on})
+        for is_on in (True, False)
+    }
+    assert Renderer(facts, tokenizer).render(body) == prompts[thinks] != prompts[not thinks]
+
+
+@pytest.mark.parametrize("said", ["{", "[1]", "1"])
+def test_defaults_for_the_template_are_an_object(said: str) -> None:
+    with pytest.raises(ValueError, match="default_chat_template_kwargs .*(no JSON|must be an object)"):
+        ServeOptions(default_chat_template_kwargs=said)
 
 
 @pytest.mark.parametrize(
