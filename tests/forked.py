@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from pellucid.nodes.local import NOTES, TITLE, LocalProcess
 
@@ -49,15 +49,17 @@ class Nursery:
                 process_group=0,
             )
 
-    def run(self, *arguments: str, environment: Mapping[str, str] | None = None, **files: int) -> Forked:
+    def run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Forked:
         """Start `python -m pellucid` with these arguments, a program whose members are forks, too.
 
-        files: descriptors in place of this process's `stdout` and `stderr`.
+        What it writes to its standard output comes in `stdout`.
         """
-        descriptors = [files.get(name, number) for number, name in ((1, "stdout"), (2, "stderr"))]
+        reads, writes = os.pipe()
         wish = {"title": TITLE + arguments[0], "folder": os.getcwd(), "path": sys.path}
         wish |= {"environment": dict(os.environ if environment is None else environment)}
-        return Forked(self.ask(wish | {"arguments": arguments}, *descriptors), self)
+        pid = self.ask(wish | {"arguments": arguments}, writes, 2)
+        os.close(writes)
+        return Forked(pid, self, os.fdopen(reads))
 
     def spawn(
         self, name: str, line: tuple[int, int], environment: Mapping[str, str] | None = None
@@ -84,8 +86,8 @@ class Nursery:
 class Forked:
     """As much of a Popen as members' owners use."""
 
-    def __init__(self, pid: int, nursery: Nursery) -> None:
-        self.pid, self._nursery, self.returncode = pid, nursery, None
+    def __init__(self, pid: int, nursery: Nursery, stdout: TextIO | None = None) -> None:
+        self.pid, self._nursery, self.stdout, self.returncode = pid, nursery, stdout, None
 
     def poll(self) -> int | None:
         if self.returncode is None:

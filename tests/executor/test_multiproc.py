@@ -51,7 +51,11 @@ def finish(engine: LLMEngine) -> list[str | None]:
         pytest.param(1, "pipeline_parallel_size", marks=pytest.mark.matrix),
     ],
 )
-def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int, parallel: str) -> None:
+def test_a_worker_that_dies_is_named_and_ends_the_engine(
+    tiny: Path, rank: int, parallel: str, request: pytest.FixtureRequest
+) -> None:
+    if parallel == "pipeline_parallel_size":  # the others are started anew
+        request.getfixturevalue("forks")
     engine = started(tiny, depth=2, **{parallel: 2})
     os.kill(member(f"worker {rank}"), signal.SIGKILL)
     assert finish(engine) == ["error"] * 3
@@ -60,6 +64,7 @@ def test_a_worker_that_dies_is_named_and_ends_the_engine(tiny: Path, rank: int, 
     engine.shutdown()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_worker_that_hangs_is_named_in_time(tiny: Path) -> None:
     engine = started(tiny, tensor_parallel_size=2, worker_timeout=3.0)
     os.kill(member("worker 1"), signal.SIGSTOP)
@@ -77,6 +82,7 @@ def test_a_worker_that_hangs_is_named_in_time(tiny: Path) -> None:
     engine.shutdown()
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_the_user_can_mend_is_a_value_error(tiny: Path) -> None:
     with pytest.raises(ValueError, match="lower max_model_len to 48"):
         LLM(
@@ -87,6 +93,7 @@ def test_what_the_user_can_mend_is_a_value_error(tiny: Path) -> None:
     assert not members()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_checkpoint_that_is_refused_behind_the_start_leaves_no_workers(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny")
     (folder / "generation_config.json").write_text('{"top_p": 0}')

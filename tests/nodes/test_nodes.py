@@ -18,6 +18,7 @@ import pytest
 
 from pellucid import LLM, SamplingParams
 from pellucid.nodes.connection import SECRET
+from tests.forked import Forked, Nursery
 from tests.llm.test_invariance import BASE
 from tests.patience import PATIENCE, eventually
 from tests.processes import alive, members
@@ -52,10 +53,23 @@ def agent(port: int, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def two_nodes(model: Path, **options: Any) -> Iterator[tuple[LLM, subprocess.Popen[str]]]:
+def forked_agent(forks: Nursery, port: int) -> Iterator[Forked]:
+    process = forks.run("agent", "--master-port", str(port), "--node-addr", OTHER, "--once")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def two_nodes(
+    model: Path, forks: Nursery | None = None, **options: Any
+) -> Iterator[tuple[LLM, subprocess.Popen[str] | Forked]]:
+    """forks: whose the second machine's agent and its members are, instead of started anew."""
     port = free_port()
     with (
-        agent(port, "--once") as process,
+        agent(port, "--once") if forks is None else forked_agent(forks, port) as process,
         LLM(str(model), nnodes=2, master_port=port, **{**BASE, **options}) as llm,
     ):
         yield llm, process
@@ -73,18 +87,23 @@ def expected(tiny: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "layout",
+    "layout,is_forked",
     [
-        {"tensor_parallel_size": 2},
-        {"pipeline_parallel_size": 2},
-        {"data_parallel_size": 2},
+        ({"tensor_parallel_size": 2}, False),
+        ({"pipeline_parallel_size": 2}, True),
+        ({"data_parallel_size": 2}, True),
     ],
     ids=["tp", "pp", "dp"],
 )
 def test_two_machines_say_what_one_process_says_and_nothing_stays(
-    layout: dict[str, int], tiny: Path, expected: list[list[int]]
+    layout: dict[str, int],
+    is_forked: bool,
+    tiny: Path,
+    expected: list[list[int]],
+    request: pytest.FixtureRequest,
 ) -> None:
-    with two_nodes(tiny, **layout) as (llm, process):
+    forks = request.getfixturevalue("forks") if is_forked else None
+    with two_nodes(tiny, forks, **layout) as (llm, process):
         there = members(process.pid)
         assert len(there) == 1
         assert tokens(llm) == expected
@@ -105,8 +124,10 @@ def ends_in(llm: LLM, seconds: float) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("victim", ["rank", "agent"])
-def test_a_rank_or_an_agent_that_is_killed_is_named_within_ten_seconds(victim: str, tiny: Path) -> None:
-    with two_nodes(tiny, tensor_parallel_size=2) as (llm, process):
+def test_a_rank_or_an_agent_that_is_killed_is_named_within_ten_seconds(
+    victim: str, tiny: Path, forks: Nursery
+) -> None:
+    with two_nodes(tiny, forks, tensor_parallel_size=2) as (llm, process):
         (there,) = members(process.pid)
         for prompt in PROMPTS:
             llm.llm_engine.add_request(prompt, LONG)
@@ -123,8 +144,10 @@ def test_a_rank_or_an_agent_that_is_killed_is_named_within_ten_seconds(victim: s
     assert not members()
 
 
-def test_an_agent_that_is_stopped_holds_nobody_up(tiny: Path, expected: list[list[int]]) -> None:
-    with two_nodes(tiny, tensor_parallel_size=2) as (llm, process):
+def test_an_agent_that_is_stopped_holds_nobody_up(
+    tiny: Path, expected: list[list[int]], forks: Nursery
+) -> None:
+    with two_nodes(tiny, forks, tensor_parallel_size=2) as (llm, process):
         there = members(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         assert tokens(llm) == expected
@@ -133,9 +156,9 @@ def test_an_agent_that_is_stopped_holds_nobody_up(tiny: Path, expected: list[lis
 
 
 def test_when_a_machine_dies_its_engines_requests_end_and_others_go_on(
-    tiny: Path, expected: list[list[int]]
+    tiny: Path, expected: list[list[int]], forks: Nursery
 ) -> None:
-    with two_nodes(tiny, data_parallel_size=2) as (llm, process):
+    with two_nodes(tiny, forks, data_parallel_size=2) as (llm, process):
         assert tokens(llm) == expected
         os.kill(process.pid, signal.SIGKILL)
         eventually(lambda: process.poll() is not None)
@@ -216,8 +239,8 @@ def test_a_machine_whose_network_goes_is_named(
         eventually(lambda name=name: not subprocess.check_output(["ip", "netns", "pids", name]))
 
 
-def test_a_stopped_rank_is_named_with_its_machine(tiny: Path) -> None:
-    with two_nodes(tiny, tensor_parallel_size=2, worker_timeout=6.0) as (llm, process):
+def test_a_stopped_rank_is_named_with_its_machine(tiny: Path, forks: Nursery) -> None:
+    with two_nodes(tiny, forks, tensor_parallel_size=2, worker_timeout=3.0) as (llm, process):
         (there,) = members(process.pid)
         os.kill(there, signal.SIGSTOP)
         error, _ = ends_in(llm, 30)

@@ -18,6 +18,7 @@ import openai
 import psutil
 import pytest
 
+from tests.forked import Forked, Nursery
 from tests.patience import PATIENCE, eventually
 from tests.processes import members
 from tests.server.chromium import Tab, chromium, find_chromium
@@ -29,7 +30,7 @@ SMALL = ["--device", "cpu", "--num-threads", "1", "--cpu-kv-cache-gib", "0.05", 
 class Running:
     """A server's process and where it listens."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     url: str
 
     @property
@@ -74,12 +75,19 @@ class Running:
 
 
 @contextmanager
-def running(*options: str, env: dict[str, str] | None = None) -> Generator[Running, None, None]:
-    """Start a server, and end it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pellucid", "serve", "--port", "0", *SMALL, *options],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
-    )  # fmt: skip
+def running(
+    *options: str, env: dict[str, str] | None = None, forks: Nursery | None = None
+) -> Generator[Running, None, None]:
+    """Start a server, and end it.  forks: of which it is one, its engine too, instead of started anew."""
+    arguments = ["serve", "--port", "0", *SMALL, *options]
+    environment = {**os.environ, **(env or {})}
+    if forks is None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pellucid", *arguments],
+            stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+    else:
+        process = forks.run(*arguments, environment=environment)
     alarm = threading.Timer(PATIENCE, process.kill)
     alarm.start()
     try:
