@@ -13,6 +13,7 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.latent_rope import latent_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
+from tests.diagonal import diagonal
 
 SPEC = LatentSpec(
     num_heads=6, nope_dim=12, rope_dim=8, value_dim=20, rank=24, dtype=torch.float32, block_size=16
@@ -121,9 +122,7 @@ def make_fwd(backend: LatentBackend, work: list[int], computed: list[int], table
     return fwd
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("name", list(LATENT_BACKENDS))
-@pytest.mark.parametrize("steps", list(STEPS.values()), ids=[name.replace(" ", "-") for name in STEPS])
+@diagonal({"interleaved": [True, False], "name": list(LATENT_BACKENDS), "steps": list(STEPS.values())})
 def test_both_backends_attend_as_defined(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], name: str, interleaved: bool
 ) -> None:

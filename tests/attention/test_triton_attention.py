@@ -19,6 +19,7 @@ from pellucid.attention.triton import TritonAttention
 from pellucid.kernels.prefill_plan import PromptTiles
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
+from tests.diagonal import diagonal
 from tests.spec.toy import tree_config
 from tests.tiny import write_latent_checkpoint
 
@@ -111,8 +112,7 @@ WANTED = {  # rows, wanted queries of each, and tiles of 64 queries
 }
 
 
-@pytest.mark.parametrize(("lens", "wanted", "num_tiles"), WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("window", [None, 25])
+@diagonal({"lens,wanted,num_tiles": list(WANTED.values()), "window": [None, 25]})
 def test_the_last_layer_attends_where_somebody_reads(
     lens: list[tuple[int, int]], wanted: list[int], num_tiles: int, window: int | None,
     monkeypatch: pytest.MonkeyPatch,

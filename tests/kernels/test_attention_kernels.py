@@ -34,6 +34,7 @@ from pellucid.kernels.prefill_attention import (
 )
 from pellucid.kernels.prefill_plan import PromptTiles, longest_first
 from tests.attention.paged import Rows, make_rows
+from tests.diagonal import diagonal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DECODES = [(1, 1), (1, 16), (1, 40), (1, 300), (1, 513)]
@@ -205,9 +206,7 @@ def test_half_precision_matches_within_its_rounding(dtype: torch.dtype) -> None:
     assert_matches_reference(prefill(long), long)
 
 
-@pytest.mark.parametrize("window", [None, 30])
-@pytest.mark.parametrize("kept", [E4M3, E5M2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])
+@diagonal({"window": [None, 30], "kept": [E4M3, E5M2], "dtype": [torch.float32, torch.float16, BFLOAT16]})
 def test_an_fp8_cache_is_read_with_its_scales(
     dtype: torch.dtype, kept: torch.dtype, window: int | None
 ) -> None:

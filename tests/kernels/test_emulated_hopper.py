@@ -18,6 +18,7 @@ from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
 from tests.attention.paged import make_rows
+from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
 from tests.kernels.test_attention_kernels import paged
 from tests.kernels.test_prefill_plan import is_cut, programs_of
@@ -183,8 +184,7 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("act", [None, "silu"])
+@diagonal({"tile": TILES, "act": [None, "silu"]})
 def test_products_of_few_rows_match(tile: Wgmma, act: str | None) -> None:
     module = emulated("hopper_matmul", num_multiprocessors=64)
     x, weight = operands(tile.rows + 5, 272, 1096)
@@ -224,9 +224,13 @@ def test_fp8_products_of_few_rows_match() -> None:
     check_fp8(module, tile, scales, None)
 
 
-@pytest.mark.parametrize("tile", [Wgmma(128, 128, 2, 6), Wgmma(64, 16, 1, 8), Wgmma(64, 64, 4, 4)], ids=str)
-@pytest.mark.parametrize("group", [128, 256])
-@pytest.mark.parametrize("act", [None, "silu"])
+@diagonal(
+    {
+        "tile": [Wgmma(128, 128, 2, 6), Wgmma(64, 16, 1, 8), Wgmma(64, 64, 4, 4)],
+        "group": [128, 256],
+        "act": [None, "silu"],
+    }
+)
 def test_fp8_products_with_scales_of_groups_match(tile: Wgmma, group: int, act: str | None) -> None:
     module = emulated("hopper_matmul", num_multiprocessors=64)
     num_groups = -(-1104 // group)

@@ -31,6 +31,7 @@ from pellucid.kernels.routing import (
     wide_logits,
     wide_logits_ref,
 )
+from tests.diagonal import diagonal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SILU = Gating("silu")
@@ -174,12 +175,10 @@ def assert_mixed_alike(
     torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("num_tokens", [1, FEW_TOKENS, FEW_TOKENS + 1, 40])
-@pytest.mark.parametrize(
-    ("gating", "biased"),
-    [(SILU, False), (SILU, True), (Gating("gelu_tanh"), False), (Gating("silu", 0.5, 1.702), True)],
-    ids=str,
-)
+GATINGS = [(SILU, False), (SILU, True), (Gating("gelu_tanh"), False), (Gating("silu", 0.5, 1.702), True)]
+
+
+@diagonal({"num_tokens": [1, FEW_TOKENS, FEW_TOKENS + 1, 40], "gating,biased": GATINGS})
 def test_few_tokens_and_many_are_mixed_as_the_reference_does(
     num_tokens: int, gating: Gating, biased: bool
 ) -> None:

@@ -22,6 +22,7 @@ from pellucid.kernels.paged_attention import PagedRows, TreeRows
 from pellucid.kernels.prefill_attention import prefill_tiles
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
+from tests.diagonal import diagonal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BFLOAT16 = pytest.param(
@@ -196,9 +197,13 @@ def test_heads_of_a_program_divide_all_and_have_room() -> None:
     assert heads_per_program(7, 8) == 7
 
 
-@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("nope", "rotary", "value"), [(16, 16, 16), (12, 8, 20), (32, 16, 24)])
+@diagonal(
+    {
+        "kept": [None, torch.float8_e4m3fn, torch.float8_e5m2],
+        "dtype": DTYPES,
+        "nope,rotary,value": [(16, 16, 16), (12, 8, 20), (32, 16, 24)],
+    }
+)
 def test_prefill(nope: int, rotary: int, value: int, dtype: torch.dtype, kept: torch.dtype | None) -> None:
     heads, rank, scale = 3, 24, 1.0 if kept is None else 0.5
     case = latents(CHUNKS, rank + rotary, dtype, kept)

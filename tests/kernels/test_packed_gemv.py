@@ -16,6 +16,7 @@ from pellucid.kernels.packed_gemv import GemvTile
 from pellucid.kernels.packed_matmul import packed_matmul_ref
 from pellucid.kernels.packed_weight import Numbers, packed
 from pellucid.kernels.silu_mul import silu_mul_ref
+from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
 
@@ -67,8 +68,7 @@ def test_gated_products_match(tile: GemvTile, act: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@diagonal({"kind": KINDS, "dtype": [torch.bfloat16, torch.float16]})
 def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
     tile = GemvTile(8 if dtype == torch.float16 and kind == TABLE else 4, 2)
     multiply(emulated("packed_gemv"), kind, dtype, tile, (72, 560))

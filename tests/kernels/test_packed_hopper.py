@@ -18,6 +18,7 @@ from pellucid.kernels.packed_products import PackedProducts
 from pellucid.kernels.packed_weight import packed
 from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.tiles import Wgmma
+from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
 
@@ -68,8 +69,7 @@ def multiply(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ALL, ids=str)
+@diagonal({"kind": ALL, "dtype": [torch.bfloat16, torch.float16]})
 def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
     multiply(emulated("packed_hopper"), kind, dtype, Wgmma(128, 16, 2, 2), (5, 200, 560))
 

@@ -26,6 +26,7 @@ from pellucid.kernels.prefill_plan import (
     longest_first,
 )
 from tests.attention.paged import make_rows
+from tests.diagonal import diagonal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEP = KEYS.value
@@ -371,9 +372,7 @@ def batches() -> Iterator[list[tuple[int, int]]]:
     yield [(20 + 7 * i, 20 + 7 * i + 301 * (i % 3)) for i in range(9)]
 
 
-@pytest.mark.parametrize("cut", [0, prefill_plan.CUT])
-@pytest.mark.parametrize("heads", [(4, 2), (8, 1)])
-@pytest.mark.parametrize("lens", list(batches()), ids=len)
+@diagonal({"cut": [0, prefill_plan.CUT], "heads": [(4, 2), (8, 1)], "lens": list(batches())})
 def test_attention_by_a_plan_is_attention(
     lens: list[tuple[int, int]], heads: tuple[int, int], cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

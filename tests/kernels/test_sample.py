@@ -18,6 +18,7 @@ from pellucid.sample.noise import Purpose, gumbel, token_codes
 from pellucid.sample.state import Column, LogitsBatch, SamplingState
 from pellucid.sample.vocabulary import WHOLE_VOCABULARY, Vocabulary
 from pellucid.sampling_params import SamplingParams
+from tests.diagonal import diagonal
 from tests.sample.conftest import admit, make
 from tests.sample.test_vocabulary import on_every_rank
 
@@ -104,8 +105,7 @@ def test_every_number_of_the_noise_is_the_samplers() -> None:
         torch.testing.assert_close(values, noise[row][places // BLOCK_TOKENS], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spread", [0.1, 2.0, 30.0])
-@pytest.mark.parametrize("few", [0, 100])
+@diagonal({"spread": [0.1, 2.0, 30.0], "few": [0, 100]})
 def test_the_draw_is_the_same_however_the_blocks_are_shared_out(
     spread: float, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
