@@ -18,11 +18,10 @@ from pellucid.layers.norm import NormSpec
 from pellucid.layers.position_scale import PositionScale
 from pellucid.layers.rope import RopeConfig
 from pellucid.models.fields import Fields
-from pellucid.models.rope import FamilyRope, rope_config
+from pellucid.models.rope import LAYER_TYPES, FamilyRope, rope_config
 
 # Queries and keys are normalized over each head, or over all together, or over each head without weights.
 QKNormed = Literal["head", "width", "plain"]
-LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

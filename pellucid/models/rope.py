@@ -14,7 +14,7 @@ from pellucid.models.fields import Fields
 
 PRETRAINED_LENGTH = ("llama3", "yarn", "longrope")  # kinds that ask for the length seen in pre-training
 DEFAULT_THETA = 10000.0
-LAYER_KINDS = ("full_attention", "sliding_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention")  # of layers, in families that differ by them
 ANY_ROTARY_DIM = 2  # asked with by who wants to know no more than how far positions reach
 
 
@@ -102,10 +102,10 @@ def own_fields(config: Fields, layer_type: str) -> Fields:
     """
     name = "rope_parameters"
     stated = config.part(name) if config.has(name) else Fields({})
-    if stated.config and not any(kind in stated.config for kind in LAYER_KINDS):
+    if stated.config and not any(kind in stated.config for kind in LAYER_TYPES):
         raise ValueError(
             f"{name} in config.json is {stated.config}, must hold one object for each of "
-            f"{' and '.join(LAYER_KINDS)}"
+            f"{' and '.join(LAYER_TYPES)}"
         )
     own = dict(stated.part(layer_type).config) if stated.has(layer_type) else {}
     scaling = config.part("rope_scaling") if config.has("rope_scaling") else Fields({})
