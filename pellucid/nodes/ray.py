@@ -30,7 +30,7 @@ from pellucid.resolve import Resolved
 PATIENCE = 30.0  # seconds in which an actor that runs dials
 ANSWER = 1.0  # seconds in which it tells what it has noted
 KNOWN = 3.0  # seconds in which Ray knows why the first one has ended, and those that end with it
-AUTH = "RAY_AUTH_MODE"  # the variable, which Ray sets where it finds a token (from 2.50 on or so)
+AUTH = "RAY_AUTH_MODE"  # the variable, which Ray sets where it finds a token
 SHOWN = 400  # characters of what Ray says of an end
 
 
@@ -147,8 +147,10 @@ class RayLauncher:
         except self._ray.exceptions.RayError as error:
             for actor in list(self._actors):
                 self.release(actor)
+            is_late = isinstance(error, self._ray.exceptions.GetTimeoutError)
+            took = f" in {self._seconds:g} s" if is_late else ""
             raise RuntimeError(
-                f"Ray has started no actors on their machines in {self._seconds:g} s{self._hint}: {error}"
+                f"Ray has started no actors on their machines{took}{self._hint}: {error}"
             ) from error
         addresses = list(dict.fromkeys(address for address, _, _ in facts))
         self._pids = [pid for _, _, pid in facts]

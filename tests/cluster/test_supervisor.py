@@ -107,7 +107,8 @@ def test_one_that_dies_is_named_with_what_is_known_of_it(team: Supervisor, how: 
 def test_one_that_hangs_up_and_does_not_end_is_named_in_time(team: Supervisor) -> None:
     started(team)
     began = time.monotonic()
-    assert ask(team, 0, "hang up") == Failed("toy 0 is lost (no exit code)", is_lost=True)
+    team.members[0].process.reason = lambda: "it was tired"  # type: ignore[method-assign]
+    assert ask(team, 0, "hang up") == Failed("toy 0 is lost (no exit code); it was tired", is_lost=True)
     assert GRACE <= time.monotonic() - began < GRACE + 5
 
 
