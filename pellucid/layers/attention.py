@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.kernels.fp8_cache import is_fp8
+from pellucid.kernels.fp8_cache import is_fp8, kv_scale
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         """
         if self.k_scale_weight is not None and self.v_scale_weight is not None:
             if is_fp8(self.spec.kv_dtype):
-                self.k_scale, self.v_scale = self.k_scale_weight.item(), self.v_scale_weight.item()
+                self.k_scale, self.v_scale = kv_scale(self.k_scale_weight), kv_scale(self.v_scale_weight)
             self.k_scale_weight, self.v_scale_weight = None, None
         if self.q_norm is not None and self.k_norm is not None:
             q_weight = self.q_norm.weight.expand(self.spec.num_heads, -1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import LatentBackend, LatentSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.kernels.fp8_cache import is_fp8
+from pellucid.kernels.fp8_cache import is_fp8, kv_scale
 from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.norm import RMSNorm
@@ -91,7 +91,7 @@ class LatentAttention(nn.Module):
         """
         spec = self.spec
         if self.k_scale_weight is not None and is_fp8(spec.kv_dtype):
-            self.row_scale = self.k_scale_weight.item()
+            self.row_scale = kv_scale(self.k_scale_weight)
         self.k_scale_weight = self.v_scale_weight = None
         self.norm = QKNorm(self.kv_norm.weight.detach(), self.kv_norm.spec.eps)
         self.up = self.kv_b.detach().view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)

@@ -66,11 +66,12 @@ class Lender:
                 "the draft head borrows the model's embedding, which is on another pipeline stage; "
                 "use pipeline_parallel_size=1, or a head with embed_tokens of its own"
             )
-        table = model.head.param("weight")
+        table = dict(model.head.named_parameters(recurse=False)).get("weight")
         if not isinstance(table, Weight):
             raise ValueError(
-                "the draft head borrows the model's embedding, which is kept in codes; leave lm_head and "
-                "embedding out of quantization, or use a head with embed_tokens of its own"
+                "the draft head borrows the model's embedding, which this pipeline stage keeps in codes, or "
+                "laid out for the head's product; use pipeline_parallel_size=1, or a head with embed_tokens "
+                "of its own"
             )
         alone = self.group.size == 1
         return (VocabEmbedding(table) if alone else SplitVocabEmbedding(table, self.group)).forward

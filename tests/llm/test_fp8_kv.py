@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, SamplingParams
 from pellucid.config import EngineConfig
+from pellucid.kernels.fp8_cache import kv_scale
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.quant.kv_scales import kv_scale_name
@@ -90,6 +91,12 @@ def test_the_checkpoints_scales_are_found_under_every_name(
     assert found == pytest.approx([0.01, 0.03, 0.02, 0.06])
     plain = load(folder, max_model_len=64).attention_layers
     assert [(layer.k_scale, layer.v_scale) for layer in plain] == [(1.0, 1.0)] * 2
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_scale_that_nothing_can_be_divided_by_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="kv_cache_dtype='auto'"):
+        kv_scale(torch.tensor([scale]))
 
 
 def test_scales_are_one_without_the_checkpoints(tiny: Path) -> None:

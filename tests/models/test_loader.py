@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from pellucid.config import ModelConfig
+from pellucid.dist.collectives import SingleRank
 from pellucid.dist.mesh import Stage
 from pellucid.layers.linear import Linear
 from pellucid.models import loader
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.decoder import Decoder
+from pellucid.models.fields import Fields
+from pellucid.models.head import Lender
 from pellucid.models.loader import weights_of
 from pellucid.weights.source import Shards
 from tests.models.conftest import Folder
@@ -236,6 +240,18 @@ def test_stages_one_after_the_other_are_the_model(folder: Folder, tied: bool) ->
     last.inlet.stream = first.model(Harness(first, num_seqs=1, max_len=16).inputs(work))
     hidden = last.model(Harness(last, num_seqs=1, max_len=16).inputs(work))
     assert torch.equal(last.model.logits(hidden), expected)
+
+
+def test_a_stage_lends_its_tied_table_while_it_is_plain(folder: Folder) -> None:
+    del folder.tensors["lm_head.weight"]
+    _, last = stages(folder, tie_word_embeddings=True)
+    lender = Lender(model=last.model, config=Fields(folder.config), group=SingleRank())
+    ids = torch.tensor([3, 5])
+    assert torch.equal(lender.embedding()(ids), folder.tensors["model.embed_tokens.weight"][ids].float())
+    assert isinstance(last.model, Decoder) and isinstance(last.model.head, Linear)
+    last.model.head.replace("weight", None)  # as methods do that lay it out anew
+    with pytest.raises(ValueError, match="embed_tokens of its own"):
+        lender.embedding()
 
 
 def test_dummy_weights_are_the_same_on_any_stage(folder: Folder) -> None:
