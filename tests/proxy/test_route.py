@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of
+from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
 from tests.processes import member
 from tests.server.conftest import Running, running
@@ -55,10 +56,10 @@ def config(role: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Generator[tuple[Running, Running, str], None, None]:
+def servers(nursery: Nursery) -> Generator[tuple[Running, Running, str], None, None]:
     with (
-        running(*config("kv_producer")) as prefill,
-        running(*config("kv_consumer")) as decode,
+        running(*config("kv_producer"), forks=nursery) as prefill,
+        running(*config("kv_consumer"), forks=nursery) as decode,
         routing("--prefill", prefill.url, "--decode", decode.url) as url,
     ):
         yield prefill, decode, url

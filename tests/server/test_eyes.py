@@ -20,6 +20,7 @@ from pellucid.server.statistics_log import lines
 from pellucid.server.tracing import Tracer
 from pellucid.sleep.state import AWAKE
 from pellucid.types import FinishReason, SeqUpdate
+from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
 from tests.schedule.device import make_request
 from tests.server.conftest import Running, running
@@ -101,12 +102,12 @@ def collector() -> Generator[tuple[str, list[bytes]], None, None]:
 
 
 def test_a_server_sends_spans_and_writes_lines(
-    collector: tuple[str, list[bytes]], capfd: pytest.CaptureFixture[str]
+    collector: tuple[str, list[bytes]], capfd: pytest.CaptureFixture[str], nursery: Nursery
 ) -> None:
     pytest.importorskip("opentelemetry.sdk")
     endpoint, bodies = collector
     options = ["--otlp-traces-endpoint", endpoint, "--enable-log-requests", "--log-stats-interval", "0.2"]
-    with running("--verbose", *options) as server:
+    with running("--verbose", *options, forks=nursery) as server:
         body = {"prompt": "Once upon a secret", "max_tokens": 40, "ignore_eos": True}
         reply = httpx.post(
             f"{server.url}/v1/completions", json=body, headers={"traceparent": PARENT}, timeout=PATIENCE

@@ -25,6 +25,7 @@ from pellucid.server.errors import install_error_handlers
 from pellucid.server.hosts import make_host_check
 from pellucid.server.listener import bind, listen
 from pellucid.server.options import ServeOptions
+from tests.forked import Nursery
 from tests.patience import PATIENCE, cpu_seconds
 from tests.server.conftest import Running, running
 
@@ -208,7 +209,7 @@ def test_other_offers_change_nothing(server: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Running]:
+def hasty(nursery: Nursery) -> Iterator[Running]:
     options = [
         "--request-seconds",
         "0.5",
@@ -219,7 +220,7 @@ def hasty() -> Iterator[Running]:
         "--allowed-hosts",
         "a.org",
     ]
-    with running(*options) as server:
+    with running(*options, forks=nursery) as server:
         yield server
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pellucid.connectors.peer.params import KVParams
 from pellucid.connectors.peer.trust import Trust
+from tests.forked import Nursery
 from tests.patience import PATIENCE
 from tests.server.conftest import Running, running
 
@@ -26,15 +27,15 @@ def config(role: str, **more: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Generator[tuple[Running, Running], None, None]:
+def pair(nursery: Nursery) -> Generator[tuple[Running, Running], None, None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     lends = config("kv_producer", kv_ip="127.0.0.1", kv_port=port)
     with (
         secret(),
-        running("--dtype", "float32", "--kv-transfer-config", lends) as first,
-        running("--dtype", "float32", "--kv-transfer-config", config("kv_consumer")) as second,
+        running("--dtype", "float32", "--kv-transfer-config", lends, forks=nursery) as first,
+        running("--dtype", "float32", "--kv-transfer-config", config("kv_consumer"), forks=nursery) as second,
     ):
         yield first, second
 

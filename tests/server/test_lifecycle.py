@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pellucid.server.lifecycle import MOST_FILES, allow_files
+from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
 from tests.server.conftest import Running, running
 
@@ -75,7 +76,7 @@ def test_an_engine_that_dies_is_started_anew_once(capfd: pytest.CaptureFixture[s
     assert "leaked" not in capfd.readouterr().err
 
 
-def test_a_guarded_server_drains(tmp_path: Path) -> None:
+def test_a_guarded_server_drains(tmp_path: Path, nursery: Nursery) -> None:
     (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
     limits = ["--max-waiting", "2", "--max-body-mib", "0.01", "--max-output-tokens", "200"]
     limits += ["--drain-seconds", str(PATIENCE)]
@@ -83,7 +84,7 @@ def test_a_guarded_server_drains(tmp_path: Path) -> None:
     # The key that ps shows is not the only one.
     template = ["--chat-template", str(tmp_path / "template")]
     with running(
-        *limits, *names, *template, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}
+        *limits, *names, *template, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}, forks=nursery
     ) as server:
         _check_keys(server)
         _check_sizes(server)
@@ -213,8 +214,8 @@ def test_a_drain_ends_and_a_taken_port_is_told() -> None:
         assert whole.status == 503
 
 
-def test_an_engine_that_is_stopped_is_noticed_within_its_time() -> None:
-    with running("--worker-timeout", "2") as server:
+def test_an_engine_that_is_stopped_is_noticed_within_its_time(nursery: Nursery) -> None:
+    with running("--worker-timeout", "2", forks=nursery) as server:
         stream = Client(server, stream=True)
         stream.start()
         assert stream.has_begun.wait(PATIENCE)

@@ -13,6 +13,7 @@ import pytest
 
 from pellucid.server.listener import bind
 from pellucid.server.options import ServeOptions
+from tests.forked import Nursery
 from tests.patience import PATIENCE
 from tests.server.conftest import running
 
@@ -28,7 +29,7 @@ def certificate(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_a_server_may_listen_at_a_path_and_know_its_clients(tmp_path: Path) -> None:
+def test_a_server_may_listen_at_a_path_and_know_its_clients(tmp_path: Path, nursery: Nursery) -> None:
     """By certificates, and by keys of a file."""
     path, keys = tmp_path / "socket", tmp_path / "keys.yaml"
     keys.write_text("alice: {key: secret, requests_per_minute: 1}\n")
@@ -42,7 +43,7 @@ def test_a_server_may_listen_at_a_path_and_know_its_clients(tmp_path: Path) -> N
         return httpx.Client(transport=transport, base_url="https://localhost", timeout=PATIENCE)
 
     secured = ["--ssl-certfile", own, "--ssl-keyfile", key, "--ssl-ca-certs", own]
-    with running("--uds", str(path), "--api-key-file", str(keys), *secured) as server:
+    with running("--uds", str(path), "--api-key-file", str(keys), *secured, forks=nursery) as server:
         assert server.url == f"unix:{path}"
         context = ssl.create_default_context(cafile=own)
         with client(context) as stranger, pytest.raises(httpx.TransportError):

@@ -28,6 +28,7 @@ from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import Frame, StepView
 from pellucid.server.xray import Gaps, Requests, Sight, Viewers, Wait, Watcher, encode
 from pellucid.types import FinishReason, SeqUpdate
+from tests.forked import Nursery
 from tests.patience import PATIENCE
 from tests.schedule.device import make_request
 from tests.server.conftest import Running, eventually, running
@@ -248,8 +249,8 @@ def end_of(socket: Connection) -> tuple[int, str]:
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
-def test_a_key_is_needed_where_keys_are_and_a_death_is_told() -> None:
-    with running("--api-key", "schluessel+/", "--restart") as server:
+def test_a_key_is_needed_where_keys_are_and_a_death_is_told(nursery: Nursery) -> None:
+    with running("--api-key", "schluessel+/", "--restart", forks=nursery) as server:
         for key in (None, "", "wrong"):
             with pytest.raises((InvalidStatus, ConnectionClosed)):
                 watch(server, key=key)
