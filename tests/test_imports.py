@@ -56,7 +56,8 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "connectors.tiers": {"connectors", "kv", "types"},
     "connectors.host": {"connectors", "kv", "schedule.sequence", "features.base", "registry", "resolve"},
     # As free of torch: how many drafts rows want.
-    "spec.wants": {"spec.switch", "spec.costs", "spec.echoes", "spec.drafter", "schedule"},
+    "spec.wants": {"spec.switch", "spec.costs", "spec.chances", "spec.echoes", "spec.drafter", "schedule"},
+    "spec.chances": set[str](),
     "spec.drafter": set[str](),
     "spec.echoes": set[str](),
     "spec.switch": set[str](),

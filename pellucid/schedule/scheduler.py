@@ -60,7 +60,7 @@ class Scheduler:
         self.features = features or HostFeatures()
         most_new = 1 + options.num_spec
         self.table = Table(options.num_slots, options.max_model_len, most_new, self.features.watched)
-        self.wants = Wants(self.table, options.num_spec, options.cheap_tokens, drafter=options.drafter)
+        self.wants = Wants.of(self.table, options)
         self._stops = StopTokens()
         self.prefill_budget: PrefillBudget = prefill_budget or UnlimitedPrefill()
         self.counters = SchedulerCounters(

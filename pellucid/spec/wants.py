@@ -1,6 +1,7 @@
 """How many drafts each sequence wants: those by which the step yields the most tokens for its time.
 
-The n-th draft of a sequence stands with rate ** n.  Each sequence teaches its rate: of the drafts that were
+The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
+(chances.py).  Each sequence teaches its rate: of the drafts that were
 looked at, how many stood; what nothing is known of goes by what others have taught.  What passes and drafts
 take of a step is measured (costs.py), in plain steps.  A draft is worth it that stands with at least the
 chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
@@ -19,14 +20,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.schedule.plan import Column
-from pellucid.schedule.step import Step
+from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.schedule.table import Table
+from pellucid.spec.chances import Chances
 from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
@@ -65,13 +67,22 @@ class Wants:
     """Writes the column `want`."""
 
     def __init__(
-        self, table: Table, most: int, cheap_tokens: int, *, drafter: Drafter = Drafter.STATELESS
+        self,
+        table: Table,
+        most: int,
+        cheap_tokens: int,
+        *,
+        drafter: Drafter = Drafter.STATELESS,
+        tree_depth: int = 0,
     ) -> None:
-        """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many."""
+        """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many.
+
+        tree_depth: of the deepest draft, if they are trees.
+        """
         keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
-        self._passes = np.arange(1.0, 1 + most)
+        self._passes, self._chances = np.arange(1.0, 1 + most), Chances(most, tree_depth)
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
@@ -92,6 +103,16 @@ class Wants:
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
         self._usual_gain = 1.0  # while drafts paid
+
+    @classmethod
+    def of(cls, table: Table, options: SchedulerOptions) -> Self:
+        return cls(
+            table,
+            options.num_spec,
+            options.cheap_tokens,
+            drafter=options.drafter,
+            tree_depth=options.tree_depth,
+        )
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
@@ -187,7 +208,7 @@ class Wants:
             return
         has_drafts = (draft > 0) & (num_new > 0)
         slots, draft, num_new = slots[has_drafts], draft[has_drafts], num_new[has_drafts]
-        tries, hits = np.minimum(num_new, draft), num_new - 1
+        tries, hits = self._chances.tries(draft, num_new), num_new - 1
         self._tries[slots] = self._tries[slots] * FORGETTING + tries
         self._hits[slots] = self._hits[slots] * FORGETTING + hits
         num = float(tries.sum())
@@ -271,7 +292,7 @@ class Wants:
         first = (self._all_hits + FIRST_RATE) / (self._all_tries + 1)
         tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
         rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
-        chances = np.power(np.minimum(rates, 1.0)[:, None], self._passes)  # [rows, drafts]
+        chances = self._chances.of(np.minimum(rates, 1.0))  # [rows, drafts]
         costs, passes = self.costs, self._passes
         # What a row would have got meanwhile goes by the last choice.
         is_worth = chances >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * self._gain)

@@ -59,10 +59,10 @@ def test_rows_of_all_kinds_behind_a_queue_are_faster_together() -> None:
 class Steps:
     """Rows of which each draft stands with a chance of its own, in steps that take no time."""
 
-    def __init__(self, chances: list[float], cheap_tokens: int = 256) -> None:
+    def __init__(self, chances: list[float], cheap_tokens: int = 256, *, tree_depth: int = 0) -> None:
         self.chances, self.slots = np.array(chances), np.arange(len(chances))
         self.table = Table(len(chances), 16, 1 + MOST)
-        self.wants = Wants(self.table, MOST, cheap_tokens)
+        self.wants = Wants(self.table, MOST, cheap_tokens, tree_depth=tree_depth)
         self.wants.switch = Switch(is_on=True)
         self.wants.costs.add_plain(len(chances), 0.01)
         for _ in range(8):
@@ -95,6 +95,18 @@ def test_drafts_that_mostly_stand_are_all_wanted(num_rows: int) -> None:
 def test_drafts_that_never_stand_are_given_up(num_rows: int) -> None:
     run = Steps([0.0] * num_rows)
     assert not run.go(100)[80:].any() and not run.wants.switch.is_on
+
+
+def test_drafts_of_a_tree_are_worth_less_than_those_of_a_chain() -> None:
+    """In a tree of depth 2 the third and the fourth add little to the first two."""
+    wanted = list[float]()
+    for depth in (0, 2):
+        run = Steps([0.8] * 64, tree_depth=depth)
+        for num in (1, MOST) * 50:
+            run.wants.costs.add(64, num, num, 0.01 * (1 + 0.2 * num))
+        run.wants.choose(run.slots)
+        wanted.append(float(run.table.want[run.slots].mean()))
+    assert wanted[0] > wanted[1] > 0
 
 
 def test_each_sequence_has_its_own_rate() -> None:
