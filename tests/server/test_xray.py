@@ -170,7 +170,7 @@ def test_no_page_of_another_host_may_watch(server: Running) -> None:
 
 
 def test_a_watcher_that_stands_still_holds_up_nobody(server: Running, client: openai.OpenAI) -> None:
-    with watch(server, max_queue=1) as slow:
+    with watch(server, max_queue=1, close_timeout=1) as slow:  # it would wait ten seconds to read the end
         ask(client, n=4)
         time.sleep(0.2)
         with watch(server) as other:
