@@ -252,6 +252,7 @@ while True:
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_engines_side_by_side_never_meet(tiny: Path, tmp_path: Path) -> None:
     with owner(tmp_path, OTHER_ENGINE, str(tiny)) as other:
         engine = LLMEngine.from_options(model=str(tiny), tensor_parallel_size=2, **OPTIONS)

@@ -228,6 +228,7 @@ def test_who_does_not_want_an_engine_any_more_need_not_wait_for_its_start() -> N
     asyncio.run(end_within_restart())
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_an_engine_does_not_read_goes_to_it_as_soon_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pellucid.cluster.line.BUFFER", 1)
     monkeypatch.setattr("pellucid.async_llm.HEARTBEAT", 1000.0)  # nobody comes by to look
