@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from pellucid.sample.sampler import Sampled, Sampler
@@ -54,7 +54,10 @@ class Stage:
     def draws(self, logits: Tensor, sampling: SamplingParams, count: int, **context: Sequence) -> np.ndarray:
         """`count` draws from the same logits [V] in one context, by requests that differ in their seed."""
         one = make(0, sampling, **({"prompt": (0,)} | context))
-        admit(self.state, [replace(one, slot=i, seed=1000 + i) for i in range(count)])
+        prepared = self.state.prepare(one)
+        (_, *integers), floats = prepared.numbers  # the first is the seed
+        alike = [replace(prepared, slot=i, numbers=([1000 + i, *integers], floats)) for i in range(count)]
+        self.state.admit(alike)
         self.token_ids[:count, : len(one.token_ids)] = torch.tensor(one.token_ids, device=self.device)
         logits = logits.expand(count, -1)
         return self.draw(logits, range(count), [len(one.token_ids)] * count).tokens.numpy()
