@@ -1,9 +1,10 @@
 """Whether drafts are made at all: an account of the time that they have saved, or cost.
 
 A step with drafts takes so many times a plain one's seconds, and yields so many tokens a row; the difference
-goes to the account, in plain steps, and so does what a drafter takes of steps with prompts.  A hundredth of
-all time comes on top: what may be spent on finding out.  So whatever drafts are like, and whatever noise is
-on the clock, they cost a hundredth of the time, and what the account holds.
+goes to the account, in plain steps.  A hundredth of all time comes on top: what may be spent on finding out.
+So whatever drafts are like, and whatever noise is on the clock, they cost a hundredth of the time, and what
+the account holds.  What a drafter takes of steps with prompts is lent until it is known whether drafts pay;
+then they must have paid for that, too.
 Drafts end when the account is empty, or before, when what is known of them says that they do not pay
 (wants.py).  Then a trial is due when there is enough for one: a few steps in which some rows have drafts.
 After each that finds nothing the next one is to be saved for longer, but not when most of those that run are
@@ -17,6 +18,7 @@ SHARE = 0.01  # of all time may be lost
 LEAST_SHARE = 1 / 4  # of it, after trials that found nothing
 FIRST, MOST = 2.0, 16.0  # plain steps: in the account at first, and at most
 TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial may lose that are not
+PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
 LOOK = 1  # plain step, beside those under way
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
@@ -34,9 +36,10 @@ class Switch:
         self.trial_steps = 0  # left of a trial, that verify drafts
         self.num_trials = 0
         self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
-        self._is_known, self._is_resting = is_on, False  # has there been a trial; have drafts been given up?
+        self._is_known, self.is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
         self._num_entered = 0  # since a trial found nothing
+        self._gained = self._owed = 0.0  # plain steps: by steps with drafts, and to steps with prompts
         self._since_look = 0  # steps with drafts
 
     @property
@@ -63,8 +66,17 @@ class Switch:
         """Time has passed without drafts, so many plain steps."""
         self.credit = max(self.credit, min(self.credit + SHARE * self._eagerness * took, self._most))
 
-    def may_pay(self, price: float) -> bool:
-        """Is there as much in the account, and a trial's worth beside?  If not it is to be saved."""
+    def may_follow(self, price: float, gain: float) -> bool:
+        """Is a drafter to follow prompts, for so many plain steps?
+
+        gain: tokens for a plain step's time, as expected.  As long as nothing is known of drafts it must pay
+        for the price within some steps; if they pay, they must have paid for the prompts before; else the
+        account must have enough, which is saved up to that.
+        """
+        if not self._is_known:
+            return price <= PAYS_WITHIN * (gain - 1)
+        if not self.is_resting:
+            return self._gained >= self._owed
         self._most = max(MOST, price + TRIAL)
         return self.credit >= price + TRIAL
 
@@ -78,7 +90,7 @@ class Switch:
         self.left = max(0, self.left - 1)
         if self.is_on or self.is_looking:
             return
-        if self._is_known and not self._is_resting:
+        if self._is_known and not self.is_resting:
             self.is_on = self.credit > 0
         elif self.is_due and self._tries:
             self.is_on = self._is_known = True
@@ -92,6 +104,7 @@ class Switch:
         """
         self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
         self.saved += (tokens - took) * plain_seconds
+        self._gained += tokens - took
         self._since_look += 1
         self.trial_steps = max(0, self.trial_steps - has_drafts)
         if self.credit < -TRIAL * self.is_trying:
@@ -99,7 +112,9 @@ class Switch:
 
     def followed(self, took: float) -> None:
         """A drafter has taken so many plain steps of a step with prompts."""
-        self.credit -= took
+        self._owed += took
+        if self.is_resting:
+            self.credit -= took
 
     def look(self) -> None:
         """Go without for a moment."""
@@ -118,15 +133,19 @@ class Switch:
     def begin(self) -> None:
         """It is known that they pay."""
         self.is_on = self._is_known = True
-        self._is_resting = False
+        self.is_resting = False
 
     def give_up(self) -> None:
         """They do not pay."""
-        if self._is_resting:  # a trial has found nothing
+        if self.is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
-        self.is_on, self._is_resting = False, True
+        else:  # what was lent for prompts is paid back, some of it
+            debt = max(0.0, self._owed - max(0.0, self._gained))
+            self.credit = max(self.credit - debt, min(self.credit, -FIRST))
+        self._gained = self._owed = 0.0
+        self.is_on, self.is_resting = False, True
         self.trial_steps = self._num_entered = 0
 
     def keep(self) -> None:
         """They pay."""
-        self.trial_steps, self._is_resting, self._eagerness = 0, False, 1.0
+        self.trial_steps, self.is_resting, self._eagerness = 0, False, 1.0

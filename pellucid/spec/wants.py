@@ -1,9 +1,9 @@
 """How many drafts each sequence wants: those by which the step yields the most tokens for its time.
 
 The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
-(chances.py).  Each sequence teaches its rate: of the drafts that were
-looked at, how many stood; what nothing is known of goes by what others have taught.  What passes and drafts
-take of a step is measured (costs.py), in plain steps.  A draft is worth it that stands with at least the
+(chances.py).  Each sequence teaches its rate: of the drafts that were looked at, how many stood; what nothing
+is known of goes by what others have taught.  What passes and drafts take of a step is measured (costs.py), in
+plain steps.  A draft is worth it that stands with at least the
 chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
 tokens for time are the most, of those that the account of what drafts have cost (switch.py) has enough for if
 all drafts fall.  If that is none, or the account is empty, nobody gets any, until a trial, in which some rows
@@ -12,7 +12,7 @@ texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
-where drafts have paid; and prompts are followed before a trial only if the account has enough for it.
+where drafts have paid; and prompts are followed only where drafts may pay for that (switch.py).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Wants:
     @property
     def _may_follow(self) -> bool:
         """Are those that enter to have KV of the drafter's?"""
-        return self.switch.is_on or self.switch.is_looking or self.switch.is_due
+        return not self.switch.is_resting or self.switch.is_on or self.switch.is_due
 
     def num_propose(self, slots: Column, chunks: Sequence[int]) -> int:
         """Most drafts to be made behind these rows; one at least where a drafter's KV stays whole.
@@ -139,18 +139,18 @@ class Wants:
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
-        if not self._is_learning or self.switch.is_on and not self._has_lost[slots].all():
+        decoding = np.setdiff1d(slots, chunks)
+        if not self._is_learning or self.switch.is_on and not self._has_lost[decoding].all():
             return 1
         return int(self._follows(list(chunks), max(len(slots), len(chunks))))
 
     def _follows(self, chunks: list[int], num_rows: int) -> bool:
-        """Is the drafter to have KV of these prompts?  For a trial alone, if that is not too dear."""
+        """Is the drafter to have KV of these prompts?  Where it may not pay, if that is not too dear."""
         if self._has_lost[chunks].all():
             return False
-        if self.switch.is_on and not self.switch.is_trying:
-            return True
         num_tokens = int((self._table.known[chunks] - self._table.computed[chunks]).sum())
-        return self.switch.may_pay(self.costs.prompts(num_rows, num_tokens))
+        gain, _ = self._worth(np.array(chunks), num_rows)
+        return self.switch.may_follow(self.costs.prompts(num_rows, num_tokens), gain)
 
     def planned(self, step: Step) -> None:
         """A plan is complete."""

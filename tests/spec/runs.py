@@ -29,7 +29,7 @@ from pellucid.schedule.step import SchedulerOptions
 from pellucid.spec.drafter import Drafter
 from pellucid.types import Request
 
-PROMPT, BLOCK = 64, 64  # tokens
+BLOCK = 64  # tokens
 PERIOD = 20  # tokens, of texts: where a draft stands the text goes on as so many tokens before
 Rates = Callable[[int, int], NDArray[np.float64]]  # of a request by its number, at each of so many places
 Numbers = NDArray[np.float64]
@@ -120,6 +120,7 @@ class Work:
 
     rows: int
     answer: int = 96  # tokens
+    prompt: int = 64
     shortest: int = 0  # answer, if they differ
     requests: int = 0  # of a wave, if more than rows
     rates: Sequence[Rates] = (constant(0.8),)  # of each wave
@@ -139,7 +140,7 @@ class Run:
         most = machine.most if fixed is None else fixed
         if fixed:
             self.machine = replace(machine, most=fixed)
-        max_len = PROMPT + work.answer + 1
+        max_len = work.prompt + work.answer + 1
         options = SchedulerOptions(
             max_model_len=max_len,
             num_slots=work.rows,
@@ -181,7 +182,7 @@ class Run:
                 answer = int(self._dice.integers(work.shortest, work.answer, endpoint=True))
             num_tokens += answer
             self._rates[len(self._rates)] = rates(index, answer + 1)
-            tokens = self._dice.integers(1 << 30, size=PROMPT).tolist()
+            tokens = self._dice.integers(1 << 30, size=work.prompt).tolist()
             request = Request(
                 id=f"{number}.{index}",
                 prompt_token_ids=tokens,

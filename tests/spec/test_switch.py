@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pellucid.spec.switch import FIRST, LOOK, MOST, SHARE, TRIAL, Switch
+from pellucid.spec.switch import FIRST, LOOK, MOST, PAYS_WITHIN, SHARE, TRIAL, Switch
 
 
 def plain(switch: Switch, num_steps: int) -> int:
@@ -64,9 +64,15 @@ def test_an_empty_account_ends_drafts() -> None:
 
 def test_what_is_too_dear_is_saved_for() -> None:
     switch = Switch(is_on=True)
-    assert switch.may_pay(FIRST - TRIAL) and not switch.may_pay(2 * MOST)
+    switch.give_up()
+    assert switch.may_follow(FIRST - TRIAL, 1.0) and not switch.may_follow(2 * MOST, 1.0)
     switch.passed(10 * MOST / SHARE)
-    assert switch.may_pay(2 * MOST)
+    assert switch.may_follow(2 * MOST, 1.0)
+
+
+def test_prompts_are_followed_at_first_if_drafts_may_soon_pay_for_it() -> None:
+    switch = Switch()
+    assert switch.may_follow(0.5 * PAYS_WITHIN, 1.6) and not switch.may_follow(0.5 * PAYS_WITHIN, 1.4)
 
 
 def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
@@ -84,11 +90,18 @@ def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
     assert plain(switch, 100_000) < waits[-1] / 3
 
 
-def test_what_a_drafter_takes_of_prompts_is_paid() -> None:
+def test_what_a_drafter_takes_of_prompts_is_lent_until_drafts_pay_or_do_not() -> None:
     switch = Switch(is_on=True)
-    switch.followed(FIRST)
-    switch.drafted(1.0, 1.2, 0.01, has_drafts=True)
-    assert not switch.is_on
+    switch.followed(1.0)
+    assert switch.credit == FIRST and not switch.may_follow(0.1, 2.0)
+    switch.drafted(2.5, 1.3, 0.01, has_drafts=True)
+    assert switch.may_follow(0.1, 2.0), "it has been paid for"
+    switch.followed(1.2)
+    switch.give_up()
+    assert switch.credit == pytest.approx(FIRST + SHARE + 1.2 - 1.0)
+    before = switch.credit
+    switch.followed(0.5)
+    assert switch.credit == before - 0.5, "it is known, and paid at once"
 
 
 def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
