@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pellucid.models.fields import Fields
 from pellucid.models.gemma import Gemma3
 from pellucid.models.registry import MODELS
@@ -76,7 +74,8 @@ def test_names_of_tensors_are_the_text_s_in_either_spelling() -> None:
         assert Gemma3.rename(name) == "model.norm.weight"
 
 
-@pytest.mark.parametrize("architecture", list(MODELS))
-def test_a_model_without_head_may_have_no_prefix(architecture: str) -> None:
-    rename = MODELS.load(architecture).rename
-    assert rename("norm.weight") == "model.norm.weight" and rename("lm_head.weight") == "lm_head.weight"
+def test_a_model_without_head_may_have_no_prefix() -> None:
+    for family in map(MODELS.load, MODELS):
+        if family.__module__.startswith("pellucid."):  # other tests' are there, too
+            assert family.rename("norm.weight") == "model.norm.weight", family
+            assert family.rename("lm_head.weight") == "lm_head.weight", family

@@ -79,7 +79,8 @@ def test_what_takes_too_long_is_refused_in_time_and_then_at_once(
     "spec,words",
     [
         (regex("[a"), "cannot be compiled: .*Unclosed"),
-        (GrammarSpec("json", '{"$ref": "#"}'), "describes no text at all"),
+        # In either version of xgrammar's words.
+        (GrammarSpec("json", '{"$ref": "#"}'), r"describes no text at all|Circular \$ref"),
         (GrammarSpec("json", '{"$ref": "http://a.org"}'), "cannot be compiled: .*is not followed"),
         (GrammarSpec("json", '{"a": ' * 100_000), "cannot be compiled"),
     ],
