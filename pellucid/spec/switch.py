@@ -66,6 +66,11 @@ class Switch:
         """Time has passed without drafts, so many plain steps."""
         self.credit = max(self.credit, min(self.credit + SHARE * self._eagerness * took, self._most))
 
+    @property
+    def is_paid(self) -> bool:
+        """Is nothing lent for prompts that drafts have not paid for?"""
+        return self.is_resting or self._gained >= self._owed
+
     def may_follow(self, price: float, gain: float) -> bool:
         """Is a drafter to follow prompts, for so many plain steps?
 
@@ -76,7 +81,7 @@ class Switch:
         if not self._is_known:
             return price <= PAYS_WITHIN * (gain - 1)
         if not self.is_resting:
-            return self._gained >= self._owed
+            return self.is_paid
         self._most = max(MOST, price + TRIAL)
         return self.credit >= price + TRIAL
 

@@ -91,6 +91,8 @@ class Wants:
         self.costs = StepCosts(cheap_tokens, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
+        self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
+        self._proposes = False  # the last plan
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         # Of any sequence's drafts, with forgetting.
@@ -122,6 +124,7 @@ class Wants:
             return
         self.switch.entered(self._num_rows)
         self._has_lost[slot] = self._keeps_kv and not self._may_follow
+        self._is_followed[slot] = False
         self._table.want[slot] = 0
         if self.switch.is_on and not self.switch.is_trying:
             self._table.want[slot] = self._worth(np.array([slot]), self._num_rows)[1][0]
@@ -139,15 +142,24 @@ class Wants:
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
-        decoding = np.setdiff1d(slots, chunks)
-        if not self._is_learning or self.switch.is_on and not self._has_lost[decoding].all():
+        if not self._is_learning:
             return 1
-        return int(self._follows(list(chunks), max(len(slots), len(chunks))))
+        if self.switch.is_on:
+            decoding = np.setdiff1d(slots, chunks) if chunks else slots
+            if not self._has_lost[decoding].all():
+                return 1
+        return int(len(chunks) > 0 and self._follows(list(chunks), max(len(slots), len(chunks))))
 
     def _follows(self, chunks: list[int], num_rows: int) -> bool:
-        """Is the drafter to have KV of these prompts?  Where it may not pay, if that is not too dear."""
+        """Is the drafter to have KV of these prompts?  Where it may not pay, if that is not too dear.
+
+        A prompt that was begun with it is followed to its end, unless drafts have been given up meanwhile.
+        """
         if self._has_lost[chunks].all():
             return False
+        is_begun = self._is_followed[chunks] & ~self._has_lost[chunks]
+        if is_begun.any() and not self.switch.is_resting:
+            return True
         num_tokens = int((self._table.known[chunks] - self._table.computed[chunks]).sum())
         gain, _ = self._worth(np.array(chunks), num_rows)
         return self.switch.may_follow(self.costs.prompts(num_rows, num_tokens), gain)
@@ -156,10 +168,14 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
-        if self._keeps_kv and not step.num_propose:
+        self._proposes = step.num_propose > 0
+        if self._keeps_kv and not self._proposes:
             self._has_lost[[row.slot for row in step.chunks]] = True
             if not self.switch.is_looking:
                 self._has_lost[step.decodes] = True
+        elif self._keeps_kv and step.chunks:
+            chunks = [row.slot for row in step.chunks]
+            self._is_followed[chunks] = ~self._has_lost[chunks]
         if self._num_to_try and self._table.want[step.decodes].any():
             self._num_to_try -= 1
             if not self._num_to_try:
@@ -226,6 +242,8 @@ class Wants:
         want[slots] = 0
         if self._reads_text and switch.may_begin:
             self._look_for_echoes(slots)
+        if not len(able) and not self._proposes and not switch.is_paid:
+            switch.give_up()  # nobody is left whose drafts could pay for the prompts
         if not switch.is_on or switch.is_trying:
             self._try(able, len(slots))
         elif len(able):

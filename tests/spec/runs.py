@@ -122,6 +122,8 @@ class Work:
     answer: int = 96  # tokens
     prompt: int = 64
     shortest: int = 0  # answer, if they differ
+    answers: Sequence[int] = ()  # tokens, of each wave's, if waves differ: at most `answer`
+    budget: int = 16384  # tokens of a step
     requests: int = 0  # of a wave, if more than rows
     rates: Sequence[Rates] = (constant(0.8),)  # of each wave
 
@@ -144,7 +146,7 @@ class Run:
         options = SchedulerOptions(
             max_model_len=max_len,
             num_slots=work.rows,
-            max_num_batched_tokens=16384,
+            max_num_batched_tokens=work.budget,
             num_spec=most,
             cheap_tokens=machine.cheap_tokens if is_adaptive else 0,
             drafter=machine.drafter if most else Drafter.NONE,
@@ -177,7 +179,7 @@ class Run:
     def _wave(self, number: int, rates: Rates) -> None:
         work, num_tokens, seconds = self.work, 0, 0.0
         for index in range(work.num_requests):
-            answer = work.answer
+            answer = work.answers[number] if work.answers else work.answer
             if work.shortest:
                 answer = int(self._dice.integers(work.shortest, work.answer, endpoint=True))
             num_tokens += answer

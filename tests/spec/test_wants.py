@@ -13,7 +13,7 @@ from pellucid.spec.drafter import Drafter
 from pellucid.spec.switch import Switch
 from pellucid.spec.wants import TRIAL_ROWS, Wants
 from tests.schedule.device import Device, make_request, make_scheduler, step
-from tests.spec.runs import MACHINES, Rates, Work, compare, constant, mixed, turns
+from tests.spec.runs import MACHINES, Rates, Run, Work, compare, constant, mixed, turns
 
 MOST = 4
 # Beside it: rows, tokens of an answer, least throughput of none, of the best number.
@@ -67,6 +67,28 @@ def test_prompts_of_any_length_are_followed_where_drafts_pay_for_that(
 ) -> None:
     work = Work(rows=rows, prompt=prompt, rates=(constant(rate),) * 3)
     assert compare(MACHINES[machine], work).of_off >= of_off
+
+
+@pytest.mark.parametrize(
+    "prompt,answers,budget",
+    [
+        pytest.param(2000, (3, 3, 3, 96, 96), 16384, id="answers too short to pay for prompts, first"),
+        pytest.param(8000, (12, 96), 512, id="prompts in parts, which drafts have not yet paid for"),
+    ],
+)
+def test_drafts_come_back_that_have_not_yet_paid_for_prompts(
+    prompt: int, answers: tuple[int, ...], budget: int
+) -> None:
+    work = Work(
+        rows=1,
+        prompt=prompt,
+        answer=max(answers),
+        answers=answers,
+        budget=budget,
+        rates=(constant(0.8),) * len(answers),
+    )
+    machine = MACHINES["eagle3"]
+    assert Run(machine, work).waves[-1] > 1.4 * Run(machine, work, fixed=0).waves[-1]
 
 
 def test_rows_of_all_kinds_behind_a_queue_are_faster_together() -> None:
