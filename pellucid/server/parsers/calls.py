@@ -114,7 +114,7 @@ class Brackets:
 
     def read(self, text: str, start: int, *, floor: int) -> int:
         """Read on from `start`; the place behind the bracket that leaves `floor` open, or that of a tag."""
-        self.is_closed = False
+        self.is_closed, begin = False, start
         if self._is_escaped and start < len(text):
             self._is_escaped, start = False, start + 1
         while (mark := MARK.search(text, start)) is not None:
@@ -124,7 +124,7 @@ class Brackets:
                     self._quote = "" if self._quote == sign else self._quote
                 case '"' as sign:
                     self._quote = sign
-                case "'" as sign if self._last(text, mark.start()) in OPENERS:
+                case "'" as sign if self._last(text, begin, mark.start()) in OPENERS:
                     self._quote = sign
                 case "\\" if self._quote:
                     self._is_escaped = start == len(text)
@@ -143,7 +143,7 @@ class Brackets:
                     self._breaks.append(mark.start())
                 case _:
                     pass
-        self._before = self._last(text, len(text))
+        self._before = self._last(text, begin, len(text))
         return len(text)
 
     def mended(self, text: str) -> str:
@@ -155,11 +155,11 @@ class Brackets:
         self._breaks = []
         return "".join(parts) + text[ends[-1] :]
 
-    def _last(self, text: str, end: int) -> str:
-        """The last character before `end` that is no white space."""
-        while end > 0 and text[end - 1].isspace():
+    def _last(self, text: str, begin: int, end: int) -> str:
+        """The last character before `end` that is no white space; begin: where `_before` is that."""
+        while end > begin and text[end - 1].isspace():
             end -= 1
-        return text[end - 1] if end > 0 else self._before
+        return text[end - 1] if end > begin else self._before
 
 
 def _call(text: str) -> tuple[ToolCallStart, ToolCallArguments] | None:

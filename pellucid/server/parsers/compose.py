@@ -25,6 +25,7 @@ from pellucid.server.parsers.base import (
 
 AUTO = "auto"
 NONE = "plain"
+MOST_READ = 1 << 19  # characters of thoughts that are read for calls, again behind each mark that begins none
 CHANNELS = "openai_gptoss"  # the parser of answers whose parts no single token divides
 # What is found in the chat templates of models, the more special first.
 REASONING_MARKS = (
@@ -109,55 +110,63 @@ class _CallsAmidThoughts:
         self._tools: Parser | None = None  # reads what is held, if it begins with a mark
         self._calls: list[Event] = []  # that it has found
         self._told: list[Event] = []
+        self._num_read = 0  # characters of thoughts, each as often as it was held behind a new mark
 
     def feed(self, text: str) -> list[Event]:
         return self._read(self._reasoning.feed(text))
 
     def finish(self) -> list[Event]:
         told = self._read(self._reasoning.finish())
-        calls = self._calls + (self._tools.finish() if self._tools is not None else [])
-        while self._held:
-            if self._tools is not None and not any(map(_is_said, calls)):
+        while self._tools is not None:
+            calls = [*self._calls, *self._tools.finish()]
+            if not any(map(_is_said, calls)):
                 return [*told, *calls]
-            self._release()
-            calls = self._calls + (self._tools.finish() if self._tools is not None else [])
-            told += self._take()
-        return told
+            self._look_on()
+        self._tell(len(self._held))
+        return told + self._take()
 
     def _read(self, events: Iterable[Event]) -> list[Event]:
         for event in events:
             if isinstance(event, Reasoning):
                 self._think(event.text)
-            else:
-                while self._held and (not isinstance(event, Content) or event.text.strip()):
-                    self._release()
-                self._told.append(event)
+                continue
+            if not isinstance(event, Content) or event.text.strip():
+                while self._tools is not None:
+                    self._look_on()
+                self._tell(len(self._held))
+            self._told.append(event)
         return self._take()
 
     def _think(self, text: str) -> None:
         """More of a thought; where nothing is held that could become a call, it is told."""
         self._held += text
+        if self._tools is None or not self._is_call(text):
+            self._look_on()
+
+    def _look_on(self) -> None:
+        """What is held begins with a thought; there may be a call behind its first mark."""
+        while self._finds_mark() and not self._is_call(self._held):
+            pass
+
+    def _finds_mark(self) -> bool:
+        """Tell the thought up to the next mark, beyond one that has begun no call; is there one?"""
         if self._tools is not None:
-            self._calls += self._tools.feed(text)
-            if any(map(_is_said, self._calls)):
-                self._release()
-            return
-        at = self._held.find(self._mark)
+            self._tools, self._calls = None, []
+            self._tell(self._held.find(self._mark) + len(self._mark))
+        at = self._held.find(self._mark) if self._num_read < MOST_READ else -1
         end = at if at >= 0 else len(self._held) - overlap(self._held, self._mark)
         self._tell(len(self._held[:end].rstrip()))
         if at >= 0:
             self._tools = self._make_tools()
-            held, self._held = self._held, ""
-            self._think(held)
+            self._num_read += len(self._held)
+        return at >= 0
 
-    def _release(self) -> None:
-        """What is held begins with a thought; there may be a call behind its first mark."""
-        at = self._held.find(self._mark)
-        self._tools, self._calls = None, []
-        self._tell(at + len(self._mark) if at >= 0 else len(self._held))
-        held, self._held = self._held, ""
-        if held:
-            self._think(held)
+    def _is_call(self, text: str) -> bool:
+        """Is all that is held calls, as far as it goes?  text: the end of it, which is read now."""
+        assert self._tools is not None, "no mark has been found"
+        events = self._tools.feed(text)
+        self._calls += events
+        return not any(map(_is_said, events))
 
     def _tell(self, length: int) -> None:
         if length:

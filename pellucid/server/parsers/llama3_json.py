@@ -35,14 +35,14 @@ class Llama3JsonParser(PythonScript):
         tag = yield from self._accept(*TAGS)
         while True:
             yield from self._calls(tag, names)
-            self._give_back()
-            names, tag = self._names, (yield from self._until("\n{", *TAGS))
-            if not tag:
-                return
-            if tag not in TAGS:
-                self._at -= 1
-                if not (yield from self._may_be_call()):
-                    self._give_back()
+            names, may_be_call = self._names, False
+            while not may_be_call:
+                self._give_back()
+                tag = yield from self._until("\n{", *TAGS)
+                if not tag:
+                    return
+                self._at -= tag not in TAGS
+                may_be_call = tag in TAGS or (yield from self._may_be_call())
 
     def _may_be_call(self) -> Reading[bool]:
         """Does an object begin as calls do?"""

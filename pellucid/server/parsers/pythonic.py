@@ -89,12 +89,13 @@ class PythonicParser(PythonScript):
         yield from self._accept(START)
         while True:
             yield from self._lists()
-            self._give_back()
-            tag = yield from self._until("\n[", START)
-            if not tag:
-                return
-            if tag != START and not (yield from self._is_of_tool()):
+            is_list = False
+            while not is_list:
                 self._give_back()
+                tag = yield from self._until("\n[", START)
+                if not tag:
+                    return
+                is_list = tag == START or (yield from self._is_of_tool())
 
     def _is_of_tool(self) -> Reading[bool]:
         """Does a list call a tool, whose bracket is the last that has been read?  It is put back."""

@@ -15,6 +15,7 @@ from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.base import (
     REASONING_PARSERS,
     TOOL_PARSERS,
+    Content,
     ParserSetting,
     ToolCallStart,
     reasoning_parser,
@@ -231,6 +232,19 @@ def test_what_is_no_call_stays_in_the_text(parser: str) -> None:
     assert [kind for kind, _ in events] == ["content"] and events[0][1].startswith("So: ")
     assert "what is this?" in events[0][1] and events[0][1].endswith("and so on")
     assert found(parser, f"{opening or weather[:8]} ...")[0][0] == "content"
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("pythonic", "So:\n[other(city='Paris')] it is"),
+        ("pythonic", "So:\n[ 1, 2\nand so on"),
+        ("llama3_json", "So:\n{ x = 1\nand so on"),
+    ],
+)
+def test_a_bracket_that_begins_no_call_holds_nothing_up(parser: str, text: str) -> None:
+    events = Parsers(tools=parser).make(ParserSetting(tools=TOOLS)).feed(text)
+    assert "".join(event.text for event in events if isinstance(event, Content)) == text
 
 
 @given(
