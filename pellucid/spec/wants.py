@@ -317,7 +317,8 @@ class Wants:
         tokens = 1 + np.where(is_worth, chances, 0.0).mean(axis=0).cumsum()
         extra = costs.extra(num_rows, passes, is_worth.mean(axis=0).cumsum())
         risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
-        most = max(1, int(np.count_nonzero(risk <= self.switch.credit)))
-        gains = tokens[:most] / (1 + extra[:most])
+        is_dear = risk > self.switch.credit
+        is_dear[0] = False
+        gains = np.where(is_dear, 0.0, tokens / (1 + extra))
         best = int(np.argmax(gains))
         return float(gains[best]), np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)

@@ -190,6 +190,17 @@ def test_no_more_is_at_risk_than_the_account_has() -> None:
     assert run.table.want[run.slots].min() > 1
 
 
+def test_what_is_too_dear_is_not_wanted_because_more_is_cheap() -> None:
+    """As of recorded steps, of which some are padded far."""
+    run = Steps([0.95] * 64)
+    for _ in range(50):
+        for num, took in zip(range(1, 1 + MOST), (1.01, 1.6, 1.6, 1.02), strict=True):
+            run.wants.costs.add(64, num, num, 0.01 * took)
+    run.wants.switch.credit = 0.5
+    run.wants.choose(run.slots)
+    assert run.table.want[run.slots].min() == MOST
+
+
 def test_a_new_sequence_goes_by_what_others_have_taught() -> None:
     run = Steps([0.95] * 100)
     run.go(100)
