@@ -122,15 +122,23 @@ class Replica:
 
     @property
     def silence(self) -> float:
-        """Seconds since it spoke last; 0 if it has nothing to say, or has ended."""
+        """Seconds since it spoke last; 0 if it has nothing to say, has ended, or sleeps or wakes just now."""
+        return self._silence if self._silence and not self._is_at_long_order else 0.0
+
+    @property
+    def _silence(self) -> float:
         return 0.0 if self._is_idle or self._member.failure is not None else time.monotonic() - self._heard
+
+    @property
+    def _is_at_long_order(self) -> bool:
+        return self.stats.sleep.num_orders < self._num_long
 
     def describe_silence(self) -> str | None:
         """What is wrong if it has been silent for too long, and has not ended."""
-        if (silence := self.silence) <= self._max_silence:
+        if (silence := self._silence) <= self._max_silence:
             return None
         is_stopped = self._member.process.is_stopped
-        if self.stats.sleep.num_orders < self._num_long and not is_stopped:
+        if self._is_at_long_order and not is_stopped:
             return None
         if silence <= self._max_silence + self._grace and not is_stopped:
             return None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from pellucid import platform
-from pellucid.cluster.messages import Turn
+from pellucid.cluster.messages import Abort, Turn, WakeUp
+from pellucid.config import EngineConfig
 from pellucid.executor.base import Capacity
 from pellucid.observe.statistics import EngineStats
 from pellucid.platform import share_of_cpus
-from pellucid.router.replicas import hear_early, joined, least
+from pellucid.router.replicas import Replica, hear_early, joined, least
 from pellucid.sleep.state import AWAKE
 from pellucid.types import FinishReason, SeqUpdate, TokenLogprobs
 
@@ -73,6 +75,24 @@ def test_engines_divide_the_cores(num_cores: int, num_shares: int, monkeypatch: 
     assert all(share >= {core, core + 100} for share in shares for core in share if core < 100)
     if num_shares <= num_cores:
         assert sum(map(len, shares)) == 2 * num_cores, "some core is in two shares"
+
+
+def test_an_engine_that_wakes_up_is_not_silent() -> None:
+    """It may take minutes; whoever asks how it is is not to give it up."""
+    member = SimpleNamespace(failure=None, send=lambda message: None)
+    replica = Replica(member, EngineConfig.from_options({}))  # type: ignore[arg-type]
+    assert replica.silence == 0, "it has not begun"
+    numbers = dict.fromkeys((f.name for f in fields(EngineStats)), 0) | {"sleep": AWAKE}
+    stats = EngineStats(**numbers)  # type: ignore[arg-type]
+    replica.note(Turn([], stats, num_heard=0, has_work=False, error=None))
+    replica.post(WakeUp(()))
+    replica.flush()
+    assert replica.silence == 0
+    stats = replace(stats, sleep=replace(AWAKE, num_orders=1))
+    replica.note(Turn([], stats, num_heard=1, has_work=False, error=None))
+    replica.post(Abort("a"))
+    replica.flush()
+    assert replica.silence > 0
 
 
 def test_an_engine_that_fails_while_others_begin_says_so() -> None:
