@@ -8,7 +8,7 @@ thread beside it makes batches of that, sends them, keeps the last ones, and sen
 from __future__ import annotations
 
 import logging
-import os
+import socket
 import threading
 import time
 from collections import deque
@@ -117,8 +117,8 @@ class KVEvents(HostFeature):
         return False
 
     def _stored(self, kind: int, digests: list[bytes], blocks: Pages, origin: object) -> None:
-        prefix, tokens = cast(tuple[Prefix, Tokens], origin)
-        size, names, place = self._size, prefix.digests, 0
+        prefix, tokens, place = cast(tuple[Prefix, Tokens, int], origin)
+        size, names = self._size, prefix.digests
         places = [place := names.index(digest, place) for digest in digests]
         for first, end in runs(places):
             self._note(
@@ -162,10 +162,11 @@ class Publisher:
         self._noted: deque[Noted] = deque()
         self._is_told, self._is_over = False, False
         self._num_lost = self._num_missed = 0  # events that did not fit, and those of them that were told of
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        num_kept = 0 if config.replay_endpoint is None else config.buffer_steps
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=num_kept)
         self._encoder, self._next, self._topic = msgspec.msgpack.Encoder(), 0, config.topic.encode()
-        self._reads, self._writes = os.pipe()
-        os.set_blocking(self._writes, False)
+        self._bell, self._heard = socket.socketpair()  # the thread has the latter
+        self._bell.setblocking(False)
         self._context = self._zmq.Context()
         try:
             self._out = self._open(self._zmq.PUB, config.endpoint, config.hwm)
@@ -175,6 +176,7 @@ class Publisher:
                 self._replay = self._open(self._zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1)
         except BaseException:
             self._release()
+            self._bell.close()
             raise
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
@@ -195,6 +197,8 @@ class Publisher:
 
     def note(self, event: Noted) -> None:
         """Of the engine's thread; never waits."""
+        if self._is_over:
+            return
         if len(self._noted) >= self._config.max_queue_size:
             self._num_lost += 1
             return
@@ -204,28 +208,28 @@ class Publisher:
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._writes, b"!")
+        with suppress(OSError):  # it has been rung already, or nobody is there any more
+            self._bell.send(b"!")
 
     def close(self) -> None:
         """Send what was noted, and give the sockets back; nothing happens the second time."""
-        if not self._is_over:
-            self._is_over = True
-            self._wake()
-            self._thread.join(FAREWELL)
+        self._is_over = True
+        self._wake()
+        self._thread.join(FAREWELL)
+        self._bell.close()
 
     # The thread
 
     def _run(self) -> None:
         poller = self._zmq.Poller()
-        poller.register(self._reads, self._zmq.POLLIN)
+        poller.register(self._heard.fileno(), self._zmq.POLLIN)
         if self._replay is not None:
             poller.register(self._replay, self._zmq.POLLIN)
         try:
             while not self._is_over or self._noted:
                 ready = dict(poller.poll())
-                if self._reads in ready:
-                    os.read(self._reads, 1 << 10)
+                if self._heard.fileno() in ready:
+                    self._heard.recv(1 << 10)
                     self._is_told = False  # before what is there is looked at: what comes now rings again
                     self._send()
                 if self._replay in ready:
@@ -233,6 +237,8 @@ class Publisher:
         except Exception:
             logger.exception("events of blocks are sent no more")
         finally:
+            self._is_over = True
+            self._noted.clear()
             self._release()
 
     def _send(self) -> None:
@@ -293,8 +299,7 @@ class Publisher:
 
     def _release(self) -> None:
         self._context.destroy(linger=int(1000 * FAREWELL))
-        os.close(self._reads)
-        os.close(self._writes)
+        self._heard.close()
 
 
 def number(digest: bytes) -> int:

@@ -87,7 +87,7 @@ class KVTransfer(HostFeature):
             num_cached=hit.num_tokens,
             num_tokens=num_tokens,
             digests=digests[len(hit.pages) : num],
-            origin=(seq.prefix, tokens),
+            origin=(seq.prefix, tokens, len(hit.pages)),
         )
         if not lend_for_load(kv, transfer, self._scheduler.watermark):
             return False

@@ -86,9 +86,9 @@ class HostFeatures:
         )
 
     def holds(self, seq: Sequence, hit: PrefixHit) -> bool:
-        """Does one keep it from being admitted, until it lets go of it?"""
-        hooks = self._hooks.of(FEATURE_BITS, "holds")
-        return bool(hooks) and any(feature.holds(seq, hit) for _, feature in hooks)
+        """Does one keep it from being admitted, until it lets go of it?  All are asked."""
+        keepers = [name for name, each in self._hooks.of(FEATURE_BITS, "holds") if each.holds(seq, hit)]
+        return bool(keepers)
 
     def vacate(self, seq: Sequence, tokens: Tokens, num_computed: int) -> None:
         """It leaves its slot."""

@@ -229,7 +229,7 @@ class KVManager:
             first = max(num_published, int(self._first[i, slot]))
             if first < num_full:
                 names = prefix.digests[first:num_full]
-                self.pool.publish(i, self.pages[slot, first:num_full, which], names, (prefix, tokens))
+                self.pool.publish(i, self.pages[slot, first:num_full, which], names, (prefix, tokens, first))
         self.publish_at[slot] = num_full * size + size
 
     def release(self, slot: int) -> None:

@@ -195,6 +195,21 @@ def test_kinds_and_loads(config: dict[str, Any]) -> None:
         assert store.store.over and all(ok for _, ok in store.store.over), "there were loads"
 
 
+def test_what_was_loaded_belongs_to_whom_it_was_loaded_for(config: dict[str, Any]) -> None:
+    store = StoreTransfer(Store(num_tokens=8))
+    with listening(config) as (feature, subscriber):
+        scheduler = make_scheduler(features={"kv_transfer": store, "kv_events": feature})
+        scheduler.add(replace(make_request("a", 13), cache_salt="mine"))
+        device = Device()
+        while scheduler.has_unfinished:
+            step(scheduler, device)
+            store.say_all()
+        subscriber.catch_up()
+        assert store.store.over, "there was a load"
+        first = subscriber.stored()[0]
+        assert len(first["block_hashes"]) == 2 and first["extra_keys"] == [["mine"], None]
+
+
 def test_an_adapter_is_named_and_so_is_a_topic(config: dict[str, Any]) -> None:
     request = replace(make_request("a", 9), lora=AdapterRef("tuned", "/nowhere", "content").encode())
     with listening(config) as (feature, subscriber):
@@ -222,6 +237,36 @@ def test_events_that_were_lost_leave_a_gap(config: dict[str, Any]) -> None:
         publisher._wake = wake
         scheduler.clear_prefix_cache()
         assert [num for num, _ in subscriber.ask(0)] == [0, 2]
+
+
+def test_whoever_notes_lives_on_when_nobody_sends(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(config) as (feature, _):
+        scheduler = make_scheduler(features={"kv_events": feature})
+        publisher = feature._publisher
+        assert publisher is not None
+        publisher._encoder = None
+        scheduler.clear_prefix_cache()
+        publisher._thread.join(PATIENCE)
+        assert "events of blocks are sent no more" in caplog.text
+        for _ in range(3):
+            scheduler.clear_prefix_cache()
+        assert not publisher._noted
+        feature.shutdown()
+        scheduler.clear_prefix_cache()
+
+
+def test_nothing_is_kept_that_nobody_can_ask_for(config: dict[str, Any]) -> None:
+    del config["replay_endpoint"]
+    feature = KVEvents(SimpleNamespace(kv_events=KVEventsConfig(**config), replica=0))  # type: ignore[arg-type]
+    scheduler = make_scheduler(features={"kv_events": feature})
+    scheduler.clear_prefix_cache()
+    feature.shutdown()
+    assert feature._publisher is not None and (feature._publisher._next, len(feature._publisher._kept)) == (
+        1,
+        0,
+    )
 
 
 def test_each_engine_has_its_own_ports() -> None:
