@@ -4,7 +4,7 @@ A step with drafts takes so many times a plain one's seconds, and yields so many
 goes to the account, in plain steps.  A hundredth of all time comes on top: what may be spent on finding out.
 So whatever drafts are like, and whatever noise is on the clock, they cost a hundredth of the time, and what
 the account holds.  What a drafter takes of steps with prompts is lent until it is known whether drafts pay;
-then they must have paid for that, too.
+then they must have paid for that, too, and no more is lent than they may soon pay back.
 Drafts end when the account is empty, or before, when what is known of them says that they do not pay
 (wants.py).  Then a trial is due when there is enough for one: a few steps in which some rows have drafts.
 After each that finds nothing the next one is to be saved for longer, but not when most of those that run are
@@ -19,6 +19,8 @@ LEAST_SHARE = 1 / 4  # of it, after trials that found nothing
 FIRST, MOST = 2.0, 16.0  # plain steps: in the account at first, and at most
 TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial may lose that are not
 PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
+MOST_LENT = 64.0  # plain steps: lent to follow prompts, that drafts have not yet gained
+MOST_AHEAD = 32.0  # plain steps: gained by drafts and not yet lent, that are remembered
 LOOK = 1  # plain step, beside those under way
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
@@ -109,17 +111,25 @@ class Switch:
         """
         self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
         self.saved += (tokens - took) * plain_seconds
-        self._gained += tokens - took
+        self.gained(tokens - took)
         self._since_look += 1
         self.trial_steps = max(0, self.trial_steps - has_drafts)
         if self.credit < -TRIAL * self.is_trying:
             self.give_up()
 
-    def followed(self, took: float) -> None:
-        """A drafter has taken so many plain steps of a step with prompts."""
+    def followed(self, took: float, gained: float = 0.0) -> None:
+        """A drafter has taken so many plain steps of a step with prompts, whose drafts have saved so many."""
+        self.gained(gained)
         self._owed += took
         if self.is_resting:
-            self.credit -= took
+            self.credit -= took - min(0.0, gained)
+        is_empty = self.is_on and self.is_resting and self.credit < -TRIAL
+        if is_empty or (not self.is_resting and self._owed - self._gained > MOST_LENT):
+            self.give_up()
+
+    def gained(self, steps: float) -> None:
+        """Drafts have saved so many plain steps."""
+        self._gained = min(self._gained + steps, self._owed + MOST_AHEAD)
 
     def look(self) -> None:
         """Go without for a moment."""
@@ -146,7 +156,8 @@ class Switch:
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
         else:  # what was lent for prompts is paid back, some of it
             debt = max(0.0, self._owed - max(0.0, self._gained))
-            self.credit = max(self.credit - debt, min(self.credit, -FIRST))
+            least = -MOST if self._is_known and debt > MOST_LENT else -FIRST
+            self.credit = max(self.credit - debt, min(self.credit, least))
         self._gained = self._owed = 0.0
         self.is_on, self.is_resting = False, True
         self.trial_steps = self._num_entered = 0

@@ -61,6 +61,8 @@ class Load(NamedTuple):
     num_drafts: int  # that it verifies
     passes: int  # drafts that it makes for each row
     num_tokens: int  # that it computes, if there are prompts among them
+    num_decodes: int
+    num_joining: int  # prompts that end
 
 
 class Wants:
@@ -182,7 +184,8 @@ class Wants:
                 self._table.want[step.decodes] = 0  # until it is judged
         self._num_rows = max(1, step.num_rows)
         num_tokens = step.num_tokens if step.chunks else 0
-        self._loads.append(Load(step.num_rows, step.num_drafts, step.num_propose, num_tokens))
+        counts = step.num_rows, step.num_drafts, step.num_propose, num_tokens
+        self._loads.append(Load(*counts, len(step.decodes), len(step.joining)))
 
     def took(self, seconds: float) -> None:
         """The oldest plan has come home, so long after the one before it or after its own start."""
@@ -201,7 +204,8 @@ class Wants:
             if self._keeps_kv:
                 self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
                 if load.passes:
-                    switch.followed(self.costs.prompts(load.num_rows, load.num_tokens))
+                    took = self.costs.prompts(load.num_rows, load.num_tokens)
+                    switch.followed(took, self._gained_beside_prompts(load, num_new))
         elif not load.passes and not load.num_drafts:
             switch.plain()
             self.costs.add_plain(load.num_rows, seconds)
@@ -217,6 +221,14 @@ class Wants:
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
         self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN
+
+    def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
+        """Plain steps of those that decode, as far as it is known what their drafts take."""
+        if not load.num_decodes:
+            return 0.0
+        passes, drafts = np.array([[load.passes], [load.num_drafts / load.num_decodes]])
+        tokens = (num_new - load.num_joining) / load.num_decodes
+        return tokens - 1 - float(self.costs.extra(load.num_decodes, passes, drafts)[0])
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pellucid.spec.switch import FIRST, LOOK, MOST, PAYS_WITHIN, SHARE, TRIAL, Switch
+from pellucid.spec.switch import FIRST, LOOK, MOST, MOST_AHEAD, MOST_LENT, PAYS_WITHIN, SHARE, TRIAL, Switch
 
 
 def plain(switch: Switch, num_steps: int) -> int:
@@ -102,6 +102,23 @@ def test_what_a_drafter_takes_of_prompts_is_lent_until_drafts_pay_or_do_not() ->
     before = switch.credit
     switch.followed(0.5)
     assert switch.credit == before - 0.5, "it is known, and paid at once"
+
+
+def test_no_more_is_lent_for_prompts_than_drafts_may_yet_pay_for() -> None:
+    switch = Switch(is_on=True)
+    for _ in range(1000):
+        switch.drafted(2.5, 1.3, 0.01, has_drafts=True)
+    switch.followed(MOST_AHEAD + MOST_LENT)
+    assert switch.is_on, "of what was gained so much counts"
+    switch.followed(1.0, gained=1.0)
+    assert switch.is_on
+    switch.followed(1.0)
+    assert not switch.is_on and switch.credit == -MOST
+    switch.credit = TRIAL
+    switch.plain()
+    assert switch.is_on and switch.is_resting
+    switch.followed(0.5, gained=-0.6)
+    assert not switch.is_on, "a trial whose account is empty ends beside prompts, too"
 
 
 def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:

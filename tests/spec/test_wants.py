@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,16 @@ def test_drafts_come_back_that_have_not_yet_paid_for_prompts(
     )
     machine = MACHINES["eagle3"]
     assert Run(machine, work).waves[-1] > 1.4 * Run(machine, work, fixed=0).waves[-1]
+
+
+def test_a_drafter_no_longer_follows_prompts_whose_answers_are_too_short_to_pay() -> None:
+    """Also where each step has prompts and some row has drafts, so that no step with drafts alone tells."""
+    answers = (96, 4, 4, 4)
+    work = Work(rows=4, requests=64, prompt=1000, answer=96, answers=answers, budget=512)
+    work = replace(work, rates=(constant(0.8),) * len(answers))
+    machine = MACHINES["draft model"]
+    waves, off = Run(machine, work).waves, Run(machine, work, fixed=0).waves
+    assert waves[0] > 1.3 * off[0] and waves[-1] > 0.97 * off[-1]
 
 
 def test_rows_of_all_kinds_behind_a_queue_are_faster_together() -> None:
