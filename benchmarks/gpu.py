@@ -99,7 +99,7 @@ class Outcome:
 
 
 class Running:
-    """A row's process, which leads a group of its own."""
+    """A row's process, which leads a session of its own."""
 
     def __init__(self, row: Row, gpus: Sequence[Gpu], log: Path, scratch: Path, until: float) -> None:
         self.row, self.gpus, self.log, self.began = row, gpus, log, time.monotonic()
@@ -119,17 +119,24 @@ class Running:
             )  # fmt: skip
 
     def end(self, *, interrupted: bool = False) -> Outcome | None:
-        """None: it runs on.  Whoever is left of its group, all of it after too long, is killed."""
+        """None: it runs on.  Whoever is left of its session, all of it after too long, is killed."""
         code, now = self.process.poll(), time.monotonic()
         if code is None and now < self.until and not interrupted:
             return None
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_session(self.process.pid)
         figures, numbers = self.row.figures_of(trimmed(self.log, ROW_BYTES))
         verdict = "failed" if code else "worse" if self.row.is_worse(numbers) else "passed"
         if code is None:
             verdict = "interrupted" if interrupted else "too long"
         return Outcome(self.row, verdict, figures, round(now - self.began, 1), self.process.wait())
+
+
+def kill_session(leader: int) -> None:
+    """Kill its processes, in whichever groups: members of an engine each lead one."""
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):  # it has ended meanwhile, or is none
+            if os.getsid(int(process.name)) == leader:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 class Report:

@@ -40,6 +40,10 @@ run = '''python -c "print('x' * 300_000); 1 / 0"'''
 [bad.hangs]
 run = "echo begun; while true; do touch $BEAT; sleep 0.01; done & wait"
 limit = 0.2
+[bad.leaves]
+run = '''echo begun; python -c "import subprocess
+beat = 'while true; do touch $BEAT; sleep 0.01; done'
+subprocess.Popen(['timeout', '9', 'sh', '-c', beat], process_group=0)"; exit 3'''
 [slow.waits]
 run = "echo begun; touch $SCRATCH/../begun; sleep 60"
 [slow.sees]
@@ -89,7 +93,7 @@ def test_rows_run_beside_each_other_and_what_they_show_is_kept(command: list[str
     assert verdicts(tmp_path / "out") == {
         "no/module": "skipped", "no/gpus": "skipped", "no/memory": "skipped", "no/time": "skipped",
         "fine/both": "passed", "fine/first": "passed", "fine/second": "passed", "fine/figures": "passed",
-        "bad/worse": "worse", "bad/large": "failed", "bad/hangs": "too long",
+        "bad/worse": "worse", "bad/large": "failed", "bad/hangs": "too long", "bad/leaves": "failed",
     }  # fmt: skip
     assert re.search(r"fine/figures .* exit 0: 1,003.5 2\n", done.stdout)
     assert "GPUs 0,1\n" in done.stdout and "it needs 81 GiB of a GPU, which has 80\n" in done.stdout
@@ -101,7 +105,7 @@ def test_rows_run_beside_each_other_and_what_they_show_is_kept(command: list[str
     left_out = [*command, "fine", "no", "--done", str(tmp_path / "out" / "summary.json"), "--list"]
     listed = subprocess.run(left_out, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^\w+/\w+", listed, re.MULTILINE) == ["no/module", "no/gpus", "no/memory", "no/time"]
-    assert not (tmp_path / "beat").exists(), "a child of what hung goes on"
+    assert not (tmp_path / "beat").exists(), "a child of what hung or failed goes on"
 
 
 def test_who_interrupts_it_has_what_was_shown_until_then(command: list[str], tmp_path: Path) -> None:
