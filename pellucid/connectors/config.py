@@ -118,9 +118,14 @@ class KVEventsConfig:
             raise ValueError(
                 f"publisher in kv_events_config is {self.publisher!r}, must be one of {', '.join(PUBLISHERS)}"
             )
+        if self.enable_kv_cache_events not in (True, False):
+            raise ValueError(
+                f"enable_kv_cache_events in kv_events_config is {self.enable_kv_cache_events!r}, "
+                "must be true or false"
+            )
         for name in ("buffer_steps", "hwm", "max_queue_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} in kv_events_config is {value!r}, must be at least 1")
         for name in ("endpoint", "replay_endpoint", "topic"):
             value = getattr(self, name)

@@ -280,7 +280,9 @@ def test_each_engine_has_its_own_ports() -> None:
     [
         ({"enable_kv_cache_event": True}, "did you mean 'enable_kv_cache_events'"),
         ({"publisher": "nats"}, "publisher in kv_events_config is 'nats'"),
+        ({"enable_kv_cache_events": "false"}, "enable_kv_cache_events in kv_events_config is 'false'"),
         ({"hwm": 0}, "hwm in kv_events_config is 0"),
+        ({"hwm": True}, "hwm in kv_events_config is True"),
         ({"topic": 3}, "topic in kv_events_config is 3"),
     ],
 )
