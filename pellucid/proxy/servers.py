@@ -136,7 +136,7 @@ class Server:
 
 def silence_in(load: bytes) -> float:
     """Seconds since a server's engine has spoken that has something to do; vLLM's do not say."""
-    with suppress(ValueError, AttributeError):
+    with suppress(ValueError, AttributeError, TypeError):
         return float(json.loads(load).get("engine_silence", 0.0))
     return 0.0
 

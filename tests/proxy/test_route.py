@@ -17,7 +17,7 @@ import openai
 import psutil
 import pytest
 
-from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of
+from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of, silence_in
 from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
 from tests.processes import member
@@ -187,6 +187,12 @@ def test_while_one_server_is_left_requests_are_answered(servers: tuple[Running, 
     prefill.process.kill()
     assert complete(url).status_code == 503
     eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503)
+
+
+def test_a_server_may_not_say_how_long_its_engine_is_silent() -> None:
+    assert silence_in(b'{"server_load": 1, "engine_silence": 3.5}') == 3.5
+    for load in (b"", b"[]", b'{"server_load": 1}', b'{"engine_silence": null}'):
+        assert silence_in(load) == 0
 
 
 def test_prompts_go_where_their_beginning_is_known_while_nobody_has_less_to_do() -> None:
