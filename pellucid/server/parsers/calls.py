@@ -20,6 +20,7 @@ NAME, KEY = r'"([^"\\<]{1,128})"', '"(?:arguments|parameters)"'
 HEAD = re.compile(r"\s{0,32}".join([r"\{", '"name"', ":", NAME, ",", KEY, ":", r"(?=\{\s{0,32}[\"}])"]))
 MARK = re.compile(r"""["'\\{}\[\]<\x00-\x1f]""")
 ARGUMENT_KEYS = ("arguments", "parameters")
+OTHER_KEYS = {"name", "type", "id"}  # of a call without arguments; with others it is data that has a name
 OPENERS = tuple("{[,:")  # what a string of Python's stands behind; an apostrophe in prose does not
 
 
@@ -168,7 +169,10 @@ def _call(text: str) -> tuple[ToolCallStart, ToolCallArguments] | None:
         call = literal(text)
         if not isinstance(call, dict):
             return None
-        arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
+        given = [call[key] for key in ARGUMENT_KEYS if key in call]
+        if not given and not call.keys() <= OTHER_KEYS:
+            return None
+        arguments = given[0] if given else {}
         if isinstance(arguments, str):
             arguments = literal(arguments) if arguments.strip() else {}
         if arguments is None:

@@ -234,6 +234,11 @@ def test_what_is_no_call_stays_in_the_text(parser: str) -> None:
     assert found(parser, f"{opening or weather[:8]} ...")[0][0] == "content"
 
 
+@pytest.mark.parametrize("text", ['{"name": "Ada", "age": 36}', 'So:\n{"name": "weather", "version": "1.0"}'])
+def test_data_that_has_a_name_is_no_call(text: str) -> None:
+    assert found("llama3_json", text) == [("content", text)]
+
+
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
