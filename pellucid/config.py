@@ -612,7 +612,7 @@ def json_object(name: str, value: Mapping[str, object] | str) -> Mapping[str, ob
         except ValueError as error:
             raise ValueError(f"{name} {value!r} is no JSON: {error}") from None
     if not isinstance(value, Mapping):
-        raise ValueError(f'{name} is {value!r}, must be an object, as {{"method": "ngram"}}')
+        raise ValueError(f'{name} is {value!r}, must be an object, as {{"key": 1}}')
     return value
 
 
