@@ -23,6 +23,7 @@ MARK = re.compile(r"[\"'\\()\[\]{}]")
 TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 WRONG = re.compile(rf"(?P<text>{TEXT})|\b(?P<word>{'|'.join(keyword.kwlist)})(?=\s*=[^=])", re.DOTALL)
 SHIELD = "keyword_of_python_"
+MOST_IN_VAIN = 1 << 19  # characters, read for calls that do not end; behind so many no call is looked for
 PYTHONS = {  # where no JSON is within or around it
     "boolean": {"type": "regex", "pattern": "True|False"},
     "null": {"type": "const_string", "value": "None"},
@@ -35,6 +36,10 @@ FRAME = CallFrame("NAME(", ")", ", ", None, "[", "]", style="python", otherwise=
 class PythonScript(ScriptParser):
     """What scripts ask for where calls are Python's."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_in_vain = 0  # characters, each as often as it was read for a call that did not end
+
     def _python_call(self) -> Reading[bool]:
         """Read `name(key=value, ...)`, and tell the call; is it one?"""
         call = _call((yield from self._expression()))
@@ -46,11 +51,12 @@ class PythonScript(ScriptParser):
     def _expression(self) -> Reading[str]:
         """Read up to the bracket that closes the first one outside of strings; nothing if there is none."""
         at, depth, quote = self._at, 0, ""
-        while True:
+        while self._num_in_vain < MOST_IN_VAIN:
             mark = MARK.search(self._held, at)
             if mark is None or (mark[0] == "\\" and mark.end() == len(self._held)):
                 if self._is_over:
-                    return ""
+                    self._num_in_vain += len(self._held) - self._at
+                    break
                 at = len(self._held) if mark is None else mark.start()
                 yield
                 continue
@@ -69,6 +75,7 @@ class PythonScript(ScriptParser):
                         return text
                 case _:
                     pass
+        return ""
 
 
 class PythonicParser(PythonScript):

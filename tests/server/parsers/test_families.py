@@ -22,6 +22,7 @@ from pellucid.server.parsers.base import (
     tool_parser,
 )
 from pellucid.server.parsers.compose import Parsers, choose
+from pellucid.server.parsers.pythonic import MOST_IN_VAIN, PythonicParser
 from pellucid.server.renderer import ModelFacts, Renderer
 from pellucid.server.tools import ToolUse, forced_calls, strict_calls
 from pellucid.text.tokenizer import Tokenizer
@@ -232,6 +233,14 @@ def test_what_is_no_call_stays_in_the_text(parser: str) -> None:
     assert [kind for kind, _ in events] == ["content"] and events[0][1].startswith("So: ")
     assert "what is this?" in events[0][1] and events[0][1].endswith("and so on")
     assert found(parser, f"{opening or weather[:8]} ...")[0][0] == "content"
+
+
+def test_calls_that_never_end_are_read_up_to_a_bound() -> None:
+    """Each would be read to the end of the text."""
+    text = "\n[weather(city='Paris'" * 2000
+    parser = PythonicParser(ParserSetting(tools=TOOLS))
+    assert fed(parser, [text]) == [("content", text)]
+    assert 0 < parser._num_in_vain < MOST_IN_VAIN + len(text)
 
 
 @pytest.mark.parametrize("text", ['{"name": "Ada", "age": 36}', 'So:\n{"name": "weather", "version": "1.0"}'])
