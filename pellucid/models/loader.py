@@ -115,8 +115,8 @@ def check_tied(source: TensorSource, tied: Mapping[str, str]) -> None:
         if not {head, table} <= source.infos.keys():
             continue
         ours, shared = source.read(head), source.read(table)
-        are_plain = ours.is_floating_point() and ours.itemsize > 1 and ours.shape == shared.shape
-        if are_plain and not torch.equal(ours.to(shared.dtype), shared):
+        are_plain = all(each.is_floating_point() and each.itemsize > 1 for each in (ours, shared))
+        if are_plain and ours.shape == shared.shape and not torch.equal(ours.to(shared.dtype), shared):
             raise ValueError(
                 f"tie_word_embeddings in config.json is true, and {source.key(head)} differs from "
                 f"{source.key(table)}, which versions of transformers take differently; set it to false to "

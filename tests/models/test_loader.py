@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pellucid.config import ModelConfig
 from pellucid.dist.collectives import SingleRank
@@ -18,7 +20,7 @@ from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.decoder import Decoder
 from pellucid.models.fields import Fields
 from pellucid.models.head import Lender
-from pellucid.models.loader import weights_of
+from pellucid.models.loader import check_tied, weights_of
 from pellucid.weights.source import Shards
 from tests.models.conftest import Folder
 from tests.models.harness import CPU, Harness, load
@@ -105,6 +107,12 @@ def test_a_tied_head_with_numbers_of_its_own_is_refused(folder: Folder) -> None:
     folder.config["tie_word_embeddings"] = True
     with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight.* to false"):
         load_folder(folder)
+
+
+def test_a_plain_head_is_not_compared_with_a_table_of_codes(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"head": torch.ones(2, 4), "table": torch.full((2, 4), 3, dtype=torch.int8)}, file)
+    check_tied(Shards([file], str), {"head": "table"})
 
 
 def test_an_untied_head_needs_its_tensor(folder: Folder) -> None:
