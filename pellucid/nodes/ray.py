@@ -226,7 +226,8 @@ class RayProcess:
             return ""
         except ray.exceptions.RayError as error:
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return "Ray says: " + next((line for line in said if "because" in line), said[0])[:SHOWN]
+            best = [*(line for line in said if "because" in line), *said, type(error).__name__][0]
+            return f"Ray says: {best[:SHOWN]}"
         return ""
 
     def exit_code(self, seconds: float = 0.0) -> int | None:

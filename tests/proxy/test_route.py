@@ -134,7 +134,7 @@ def test_a_server_and_a_router_that_are_stopped_keep_nobody_waiting(
 ) -> None:
     prefill, decode, _ = servers
     expected = text(complete(prefill.url))
-    body = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
     roles = "--prefill", prefill.url, "--decode", decode.url
     with routing(*roles, "--server-timeout", "5") as url:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
