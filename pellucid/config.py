@@ -258,12 +258,12 @@ class SpeculativeOptions:
     )
     speculative_model: str | None = option(
         None,
-        "a smaller model that drafts, instead of speculative_config: a folder, hub id, or sprout-draft",
+        "a small model or head that drafts, instead of speculative_config: a folder, hub id, sprout-eagle3",
         alias=("spec_model",),
     )
     speculative_method: str | None = option(
         None,
-        "the method, instead of speculative_config: draft_model or ngram; with a model draft_model",
+        "how, instead of speculative_config: ngram, suffix, draft_model, eagle3, ..; default: the model's",
         alias=("spec_method",),
     )
     num_speculative_tokens: int | None = option(
@@ -315,7 +315,8 @@ class SpeculativeConfig:
             return
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ValueError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, must be in [1, {MAX_DRAFTS}]"
+                f"num_speculative_tokens is {self.num_speculative_tokens}, must be in [1, {MAX_DRAFTS}]: "
+                f"most drafts a request and step, which method {self.method} asks for"
             )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ValueError(

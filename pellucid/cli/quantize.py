@@ -27,6 +27,14 @@ METHODS = (
     "fp8, fp8-block, fp8-static, int8, smoothquant, int4, awq, gptq, nf4, mxfp4, nvfp4, "
     "or gguf:TYPE, as gguf:Q4_K_M"
 )
+INTEGERS = ("int4", "awq", "gptq")
+OPTIONS = {  # of a recipe, and the methods that have them
+    "bits": INTEGERS,
+    "group_size": INTEGERS,
+    "symmetric": INTEGERS,
+    "act_order": ("gptq",),
+    "dialect": ("awq", "gptq"),
+}
 GIB = 1 << 30
 WORST = 10  # layers that are named
 EXIT_TOO_FAR = 1
@@ -40,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", nargs="?", metavar="OUT", type=Path, help="folder to make")
     parser.add_argument("--method", metavar="METHOD", help=METHODS)
-    parser.add_argument("--bits", type=int, default=4, help="2 to 8, of int4, awq and gptq (default 4)")
     parser.add_argument(
-        "--group-size", type=int, default=128, metavar="N",
+        "--bits", type=int, default=argparse.SUPPRESS, help="2 to 8, of int4, awq and gptq (default 4)"
+    )
+    parser.add_argument(
+        "--group-size", type=int, default=argparse.SUPPRESS, metavar="N",
         help="inputs that share a scale, of int4, awq and gptq; 0 is a whole row (default 128)",
     )  # fmt: skip
     parser.add_argument(
@@ -50,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="without zeros, of int4, awq and gptq (default yes, of awq no)",
     )  # fmt: skip
     parser.add_argument(
-        "--act-order", choices=("static", "group", "none"), default="static",
+        "--act-order", choices=("static", "group", "none"), default=argparse.SUPPRESS,
         help="gptq takes large inputs first, in groups that stay where they are, or follow (default static)",
     )  # fmt: skip
     parser.add_argument(
@@ -137,17 +147,15 @@ def check(args: argparse.Namespace) -> None:
 
 
 def recipe_of(args: argparse.Namespace):
+    """Raises ValueError for options that the method does not have."""
     from pellucid.quantize.base import Recipe
 
-    return Recipe(
-        method=args.method,
-        bits=args.bits,
-        group_size=args.group_size,
-        symmetric=vars(args).get("symmetric"),
-        act_order=args.act_order,
-        dialect=vars(args).get("dialect"),
-        ignore=tuple(args.ignore),
-    )
+    given = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    for name in given:
+        if args.method not in OPTIONS[name]:
+            option, methods = f"--{name.replace('_', '-')}", ", ".join(OPTIONS[name])
+            raise ValueError(f"{option} is of {methods}, not of {args.method}; leave it out")
+    return Recipe(method=args.method, ignore=tuple(args.ignore), **given)
 
 
 def is_bundled(name: str) -> bool:

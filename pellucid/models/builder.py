@@ -614,15 +614,17 @@ class Builder:
         spec = ParamSpec(shape=(local.num,), dtype=self.context.dtype, place=Sliced((local.num,)))
         return self._weight(spec, "sinks")
 
-    def _share(self, features: int) -> int:
+    def _share(self, num: int, what: str = "features") -> int:
         size = self.context.coords.size
-        if features % size:
-            raise ValueError(f"{features} features cannot be split over {size} ranks; use a divisor of it")
-        return features // size
+        if num % size:
+            raise ValueError(f"{num} {what} cannot be split over {size} ranks; use a divisor of it")
+        return num // size
 
     def _local(self, heads: Heads) -> Heads:
         """The heads of this rank."""
-        return Heads(self._share(heads.num), heads.num_kv // self._kv_coords(heads.num_kv).size, heads.dim)
+        return Heads(
+            self._share(heads.num, "heads"), heads.num_kv // self._kv_coords(heads.num_kv).size, heads.dim
+        )
 
     def _kv_coords(self, num_kv_heads: int) -> Coords:
         """With fewer key-value heads than ranks, neighbouring ranks hold the same head."""

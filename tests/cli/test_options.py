@@ -12,6 +12,7 @@ import pytest
 from pellucid.cli.generate import MAX_TOKENS
 from pellucid.cli.main import COMMANDS, build_parser
 from pellucid.cli.options import SAMPLING_HELP, engine_options, sampling_params
+from pellucid.cli.quantize import recipe_of
 from pellucid.config import EngineConfig, all_options
 from pellucid.sampling_params import SamplingParams
 
@@ -159,3 +160,13 @@ def test_a_command_needs_no_open_files():
     """As `pellucid serve <&- >&- 2>&-` has none."""
     script = 'exec "$0" -c "$1" <&- >&- 2>&-'
     assert subprocess.run(["sh", "-c", script, sys.executable, PROGRAM], check=False).returncode == 0
+
+
+def test_quantize_takes_what_its_method_has() -> None:
+    made = recipe_of(
+        parse("quantize", "sprout", "out", "--method", "gptq", "--bits", "3", "--act-order", "none")
+    )
+    assert (made.bits, made.group_size, made.act_order) == (3, 128, "none")
+    assert recipe_of(parse("quantize", "sprout", "out", "--method", "fp8")).bits == 4
+    with pytest.raises(ValueError, match="--bits is of int4, awq, gptq, not of nf4"):
+        recipe_of(parse("quantize", "sprout", "out", "--method", "nf4", "--bits", "3"))
