@@ -4,7 +4,8 @@ For about as many rows as there are.  A plain step's seconds are the median of t
 with drafts takes beside is counted in plain steps, and is linear in what it does: a part for running the
 proposer at all, one for each of its further passes, one for each draft of a row that is verified.  The three
 are fitted with forgetting, from a guess on, which is never forgotten: steps that are all alike do not tell
-the three apart.  No torch.
+the three apart.  Recorded steps are padded, so time is no line: by how much steps of so many passes miss it
+is learnt beside.  No torch.
 """
 
 from __future__ import annotations
