@@ -299,10 +299,10 @@ def build(
     if options.show_progress:
         kinds = kinds_of(torch_module(model), context.formats, source.infos, options.dtype)
         logger.info("weights:%s", "".join(f"\n  {kind}" for kind in kinds))
-    weights = weights_of(model)
-    weight_bytes = sum(weight.nbytes for weight in weights)
+    # Nothing here may hold on to a weight: what a layer lets go of as it repacks is to be free at once.
+    weight_bytes = sum(weight.nbytes for weight in weights_of(model))
     idle_bytes = sum(m.idle_bytes for m in torch_module(model).modules() if isinstance(m, Experts))
-    named = context.elsewhere.union(*(weight.sources for weight in weights))
+    named = context.elsewhere.union(*(weight.sources for weight in weights_of(model)))
     modules = frozenset(name.rpartition(".")[0] for name in named)
     if checkpoint.is_dummy:
         fill_dummy(model, options.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pellucid.config import ModelConfig
 from pellucid.dist.collectives import SingleRank
 from pellucid.dist.mesh import Stage
 from pellucid.layers.linear import Linear
+from pellucid.layers.weight import Weight
 from pellucid.models import loader
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
@@ -199,19 +201,23 @@ def test_what_is_elsewhere_is_not_read(folder: Folder, monkeypatch: pytest.Monke
 def test_no_more_is_held_than_what_is_finished_and_one_layer(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, quantization: str | None, load_format: str
 ) -> None:
-    """Bytes of weights, looked at whenever a layer has repacked and when the next has all of its own."""
+    """Bytes of weights, whoever holds them, whenever a layer has repacked and when the next has all of its own."""
     folder.config |= {"num_hidden_layers": 2, "intermediate_size": 32}
     for key in [key for key in folder.tensors if ".mlp." in key]:  # whole groups of inputs
         size = (16, 32) if "down" in key else (32, 16)
         folder.tensors[key] = torch.randn(size, generator=torch.Generator().manual_seed(1)).bfloat16()
     folder.write()
-    models, peak = list[torch.nn.Module](), 0
+    models, allocated, peak = list[torch.nn.Module](), list[weakref.ref[Weight]](), 0
+    allocate = Weight.allocate
+
+    def allocate_and_note(weight: Weight) -> None:
+        allocate(weight)
+        allocated.append(weakref.ref(weight))
 
     def look() -> None:
         nonlocal peak
-        storages = {
-            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in models[0].parameters()
-        }
+        held = (*models[0].parameters(), *(weight for each in allocated if (weight := each()) is not None))
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in held}
         peak = max(peak, sum(storages.values()))
 
     finish = Linear.finish
@@ -226,6 +232,7 @@ def test_no_more_is_held_than_what_is_finished_and_one_layer(
         loader, "fill_each", lambda model, fill: models.append(model) or fill_each(model, fill)
     )
     monkeypatch.setattr(Linear, "finish", finish_and_look)
+    monkeypatch.setattr(Weight, "allocate", allocate_and_note)
     model = ModelConfig(model=str(folder.path), load_format=load_format)
     options = replace(OPTIONS, dtype=torch.float32, quantization=quantization)
     build(Checkpoint.open(model), CPU, options, "torch")
