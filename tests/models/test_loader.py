@@ -201,7 +201,7 @@ def test_what_is_elsewhere_is_not_read(folder: Folder, monkeypatch: pytest.Monke
 def test_no_more_is_held_than_what_is_finished_and_one_layer(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, quantization: str | None, load_format: str
 ) -> None:
-    """Bytes of weights, whoever holds them, whenever a layer has repacked and when the next has all of its own."""
+    """Bytes of weights, whoever holds them, when a layer has repacked or when the next has its own."""
     folder.config |= {"num_hidden_layers": 2, "intermediate_size": 32}
     for key in [key for key in folder.tensors if ".mlp." in key]:  # whole groups of inputs
         size = (16, 32) if "down" in key else (32, 16)
