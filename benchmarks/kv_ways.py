@@ -1,10 +1,11 @@
 """Pages of KV between two processes, by each way that the peer connector has, beside one plain copy.
 
 The first process lends, with the first GPU, the second one loads, with the last.  `whole` is a load as an
-engine has it done, from the question to the word that all was there; `copies` is its copies alone.
+engine has it done, from the question to the word that all was there; `copies` is its copies alone.  A plain
+copy is one of as many bytes by the GPU that loads, as a load's are, and by the other one.
 
     python benchmarks/kv_ways.py                           # 125 pages of 64 tokens of Qwen3-8B
-    python benchmarks/kv_ways.py --busy --streams 1 2 4    # beside a busy GPU
+    python benchmarks/kv_ways.py --busy                    # all of it while the GPU that loads works
     python benchmarks/kv_ways.py --device cpu --page-bytes 65536 --pages 64
 """
 
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from pellucid.connectors.base import Ended, Job, WorkerDoor
-from pellucid.connectors.peer import device as peer_device
+from pellucid.connectors.peer.device import Cuda
 from pellucid.connectors.peer.lender import Lender
 from pellucid.connectors.peer.shelf import Shelf
 from pellucid.connectors.peer.wire import Facts, Key
@@ -101,24 +102,29 @@ def load(name: str, device: str, num: int, page_bytes: int, repeats: int) -> tup
     return whole[1:], copies[1:]
 
 
-def plain_copy(source: str, target: str, num_bytes: int) -> float:
-    """Seconds of one copy of as many bytes, at best."""
+def plain_copy(source: str, target: str, num_bytes: int, by: str) -> float:
+    """Seconds of one copy of as many bytes, the middle of ten.  by: the device that copies."""
     a = torch.empty(num_bytes, dtype=torch.uint8, device=source)
     b = torch.empty(num_bytes, dtype=torch.uint8, device=target)
-    best = float("inf")
-    for _ in range(4):
-        began = time.perf_counter()
-        b.copy_(a)
-        for device in {source, target} - {"cpu"}:
-            torch.cuda.current_stream(device).synchronize()
-        best = min(best, time.perf_counter() - began)
-    return best
+    b.copy_(a)  # lets each GPU see the other's memory
+    took = list[float]()
+    with torch.cuda.device(by) if by != "cpu" else nullcontext():
+        for _ in range(10):
+            began = time.perf_counter()
+            if by == "cpu":
+                b.copy_(a)
+            else:
+                Cuda().copy(b.data_ptr(), a.data_ptr(), num_bytes)
+                torch.cuda.current_stream().synchronize()
+            took.append(time.perf_counter() - began)
+    return statistics.median(took)
 
 
 @contextmanager
 def busy(target: str) -> Iterator[None]:
     """The GPU that loads adds up numbers meanwhile, as fast as its memory gives them."""
-    is_over, a = threading.Event(), torch.ones(1 << 28, dtype=torch.float16, device=target)
+    is_on, is_over = threading.Event(), threading.Event()
+    a = torch.ones(1 << 28, dtype=torch.float16, device=target)
     b = torch.empty_like(a)
 
     def add() -> None:
@@ -128,9 +134,11 @@ def busy(target: str) -> Iterator[None]:
                 for _ in range(8):
                     torch.add(a, 1, out=b)
                 stream.synchronize()
+                is_on.set()
 
     thread = threading.Thread(target=add)
     thread.start()
+    is_on.wait()
     try:
         yield
     finally:
@@ -148,7 +156,6 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=["host", "cuda"], choices=("host", "cuda", "nixl"))
     parser.add_argument("--busy", action="store_true", help="the GPU that loads works meanwhile")
-    parser.add_argument("--streams", nargs="+", type=int, default=[1], help="that copies are dealt out to")
     given = parser.parse_args(args)
     if given.busy and given.device == "cpu":
         parser.error("--busy is for GPUs")
@@ -160,12 +167,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def measure(given: argparse.Namespace, source: str, target: str) -> None:
-    """Print the plain copy, and what each way has of it."""
+    """Print the plain copies, and what each way has of the first."""
     num_bytes = given.pages * given.page_bytes
-    plain = plain_copy(source, target, num_bytes)
-    print(
-        f"{num_bytes / 1e6:.0f} MB from {source} to {target}: plain copy {num_bytes / plain / 1e9:.1f} GB/s"
-    )
+    by = {device: plain_copy(source, target, num_bytes, device) for device in (target, source)}
+    rates = (f"by {device} {num_bytes / seconds / 1e9:.1f} GB/s" for device, seconds in by.items())
+    print(f"{num_bytes / 1e6:.0f} MB from {source} to {target}: plain copy {', '.join(rates)}", flush=True)
+    plain = by[target]
     for way in given.ways:
         if way == "cuda" and given.device == "cpu":
             continue
@@ -177,16 +184,14 @@ def measure(given: argparse.Namespace, source: str, target: str) -> None:
         )
         lender.start()
         assert ours.recv() == "ready"
-        for peer_device.NUM_STREAMS in given.streams if way == "cuda" else [1]:
-            took = load(name, target, *sizes, given.repeats)
-            for title, seconds in zip(("whole", "copies"), took, strict=True):
-                best, middle = min(seconds), statistics.median(seconds)
-                print(
-                    f"{way:5s} {title:6s} {peer_device.NUM_STREAMS} streams {1e3 * middle:8.2f} ms, "
-                    f"{num_bytes / middle / 1e9:6.1f} GB/s, {plain / middle:.0%} of the plain copy "
-                    f"(best {plain / best:.0%})",
-                    flush=True,
-                )
+        took = load(name, target, *sizes, given.repeats)
+        for title, seconds in zip(("whole", "copies"), took, strict=True):
+            best, middle = min(seconds), statistics.median(seconds)
+            print(
+                f"{way:5s} {title:6s} {1e3 * middle:8.2f} ms, {num_bytes / middle / 1e9:6.1f} GB/s, "
+                f"{plain / middle:.0%} of the plain copy (best {plain / best:.0%})",
+                flush=True,
+            )
         ours.send("end")
         lender.join()
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -58,10 +57,6 @@ class ToyDriver:
     def copy(self, target: int, source: int, num_bytes: int) -> None:
         self.num_copies += 1
         ctypes.memmove(target, source, num_bytes)
-
-    @contextmanager
-    def streams(self, num: int) -> Iterator[list[AbstractContextManager[object]]]:
-        yield [nullcontext()] * num
 
 
 class ToyAgent:
@@ -229,23 +224,6 @@ def test_a_transfer_that_fails_is_a_load_that_fails(lent: Any, way: str, driver:
         driver.copy = fails  # type: ignore[method-assign]
         assert not do(worker, said, wanted, [0, 1, 2])
     worker.close()
-
-
-def test_copies_are_dealt_out_to_streams_by_bytes(driver: ToyDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "CUT", 16)
-    copies = [(1000, 5000, 100), (2000, 6000, 8), (3000, 7000, 92)]
-    assert device.shares(copies, 1) == [copies]
-    assert device.shares(copies, 2) == [
-        [(1000, 5000, 100), (2000, 6000, 8), (3000, 7000, 4)], [(3004, 7004, 88)],
-    ]  # fmt: skip
-    assert device.shares([(0, 9, 20)], 3) == [[(0, 9, 16)], [(16, 25, 4)], []]
-    monkeypatch.setattr(device, "NUM_STREAMS", 3)
-    memory = device.DeviceMemory(driver, driver.take(NUM * STRIDE), STRIDE, NUM, is_own=True)
-    pages = torch.arange(NUM * STRIDE, dtype=torch.int32).view(NUM, STRIDE).to(torch.uint8)
-    back = torch.zeros_like(pages)
-    memory.write([0, 1, 3, 4], pages, [1, 2, 3, 5])
-    memory.read([0, 1, 3, 4], back, [1, 2, 3, 5])
-    assert torch.equal(back[[1, 2, 3, 5]], pages[[1, 2, 3, 5]]) and not back[[0, 4]].any()
 
 
 def test_a_place_that_memory_lacks_is_no_address(driver: ToyDriver) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -23,11 +21,6 @@ from pellucid.connectors.runs import runs
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-NUM_STREAMS = 1  # among which a transfer's copies are dealt out; `benchmarks/kv_ways.py --streams` has others
-CUT = 1 << 16  # bytes of which a copy's parts are multiples
-
-
-Copy = tuple[int, int, int]  # addresses of target and source, and bytes
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
@@ -67,10 +60,6 @@ class Driver(Protocol):
         """Begin a copy on the current stream, from whatever device to whatever device."""
         ...
 
-    def streams(self, num: int) -> AbstractContextManager[Sequence[AbstractContextManager[object]]]:
-        """So many, the current one first: each begins behind that, which then waits for all."""
-        ...
-
 
 class DeviceMemory:
     """Places on a GPU, this process's own or another one's.  pointer: of the first place."""
@@ -80,20 +69,16 @@ class DeviceMemory:
         self._num_places = num_places
 
     def read(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
-        self._begin(self._copies(places, pages, rows))
+        for here, there, num_bytes in self._copies(places, pages, rows):
+            self._driver.copy(here, there, num_bytes)
 
     def write(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> None:
-        copies = self._copies(places, pages, rows)
-        self._begin([(there, here, num_bytes) for here, there, num_bytes in copies])
+        for here, there, num_bytes in self._copies(places, pages, rows):
+            self._driver.copy(there, here, num_bytes)
 
-    def _begin(self, copies: Sequence[Copy]) -> None:
-        with self._driver.streams(NUM_STREAMS) as streams:
-            for stream, share in zip(streams, shares(copies, len(streams)), strict=True):
-                with stream:
-                    for copy in share:
-                        self._driver.copy(*copy)
-
-    def _copies(self, places: Sequence[int], pages: Tensor, rows: Sequence[int]) -> list[Copy]:
+    def _copies(
+        self, places: Sequence[int], pages: Tensor, rows: Sequence[int]
+    ) -> list[tuple[int, int, int]]:
         """Addresses of pages and places, and bytes; those side by side on both sides together.
 
         Raises LookupError for a place that the memory lacks: the driver would copy what lies there.
@@ -111,23 +96,6 @@ class DeviceMemory:
 
     def close(self) -> None:
         (self._driver.give_back if self._is_own else self._driver.close)(self._pointer)
-
-
-def shares(copies: Sequence[Copy], num: int) -> list[list[Copy]]:
-    """So many lists of about as many bytes each, in order; a copy may be cut."""
-    size = -(-sum(num_bytes for _, _, num_bytes in copies) // num)
-    size = -(-size // CUT) * CUT
-    found: list[list[Copy]] = [[] for _ in range(num)]
-    index, room = 0, size
-    for target, source, num_bytes in copies:
-        done = 0
-        while done < num_bytes:
-            part = min(room, num_bytes - done)
-            found[index].append((target + done, source + done, part))
-            done, room = done + part, room - part
-            if not room:
-                index, room = index + 1, size
-    return found
 
 
 class CudaHandles:
@@ -161,7 +129,7 @@ class Cuda:
     """The driver itself."""
 
     def __init__(self) -> None:
-        self._library, self._beside = ctypes.CDLL("libcuda.so.1"), threading.local()
+        self._library = ctypes.CDLL("libcuda.so.1")
 
     def take(self, num_bytes: int) -> int:
         pointer = ctypes.c_uint64()
@@ -193,23 +161,6 @@ class Cuda:
             ctypes.c_size_t(num_bytes),
             stream,
         )
-
-    @contextmanager
-    def streams(self, num: int) -> Generator[Sequence[AbstractContextManager[object]], None, None]:
-        if num == 1:
-            yield (nullcontext(),)
-            return
-        main = torch.cuda.current_stream()
-        if len(known := self._beside.__dict__.setdefault("streams", [])) < num - 1:  # of this thread
-            known += [torch.cuda.Stream() for _ in range(num - 1 - len(known))]
-        others = known[: num - 1]
-        for other in others:
-            other.wait_stream(main)
-        try:
-            yield nullcontext(), *map(torch.cuda.stream, others)
-        finally:
-            for other in others:
-                main.wait_stream(other)
 
     def _call(self, name: str, *args: Any) -> None:
         error = getattr(self._library, name)(*args)
