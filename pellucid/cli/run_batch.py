@@ -56,10 +56,14 @@ async def _run(llm: AsyncLLM, options: ServeOptions, lines: TextIO, output: Text
     from pellucid.server.batch import run_batch
 
     server = make_server(llm, options)
-    has_failed = False
+    num, failures = 0, list[str]()
     at_once = llm.resolved.max_num_seqs * 4
     async for line in run_batch(make_app(server), lines, at_once=min(at_once, options.max_waiting)):
         output.write(line + "\n")
-        has_failed = has_failed or not line.endswith('"error": null}')
+        num += 1
+        if not line.endswith('"error": null}'):
+            failures.append(line)
     await server.preprocessor.shutdown()
-    return int(has_failed)
+    if failures:
+        sys.stderr.write(f"{len(failures)} of {num} requests failed, the first with {failures[0]:.500}\n")
+    return int(bool(failures))

@@ -19,7 +19,7 @@ from pellucid.config import EngineConfig
 from pellucid.no_effect import ENGINE, SERVER, tell_ignored
 from pellucid.progress import tell
 from pellucid.registry import load_object
-from pellucid.server.listener import bind, url_of
+from pellucid.server.listener import bind, leaving_no_path, url_of
 from pellucid.server.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     make_llm = load_object("pellucid.async_llm:AsyncLLM")
     preload = threading.Thread(target=load_object, args=("pellucid.server.lifecycle:serve",))
     preload.start()  # while the engine loads its weights
-    llm: AsyncLLM = make_llm(**engine)
-    preload.join()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        cause = runner.run(_serve(llm, options, listener, began))
+    with leaving_no_path(options):
+        llm: AsyncLLM = make_llm(**engine)
+        preload.join()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            cause = runner.run(_serve(llm, options, listener, began))
     if cause is not None:
         complain(f"pellucid serve: the engine has died: {cause}")
     return 0 if cause is None else 1

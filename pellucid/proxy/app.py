@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -32,6 +33,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 PASSED_ON = ("authorization", "x-request-id", "traceparent")
 ANSWERED = ("/v1/chat/completions", "/v1/completions")
 SHOWN = ("/v1/models", "/version")  # which any server answers
+ERRORS = {404: "NotFoundError", 503: "ServiceUnavailableError"}
 COUNTED = ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens")
 
 
@@ -186,7 +188,7 @@ def first_token(body: Mapping[str, Any]) -> bytes:
 
 def failure(status: int, message: str) -> Response:
     """In OpenAI's form."""
-    kind = "BadRequestError" if status == 400 else "ServiceUnavailableError"
+    kind = ERRORS.get(status, "BadRequestError")
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
 
 
@@ -206,4 +208,11 @@ def build_app(fleet: Fleet) -> Starlette:
     routes += [Route(path, proxy.pass_on, methods=["GET"]) for path in SHOWN]
     routes += [Route(path, proxy.pass_on, methods=["POST"]) for path in COUNTED]
     routes.append(Route("/health", proxy.health))
-    return Starlette(routes=routes, lifespan=life)
+
+    def nowhere(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        paths = ", ".join(route.path for route in routes)
+        message = f"{request.method} {request.url.path}: {error.detail}; the router has {paths}"
+        return failure(error.status_code, message)
+
+    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: nowhere})

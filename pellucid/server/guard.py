@@ -48,7 +48,8 @@ class Guard:
             return
         key = self._key_of(Headers(scope=scope))
         host, _ = scope.get("client") or ("", 0)
-        scope = {**scope, CLIENT: f"{host} {key and key.name}"}  # many clients may share either
+        # Many clients may share either.
+        scope = {**scope, CLIENT: f"{host} {key.name if key else ''}".strip()}
         if self._tells:
             CALLER.set(_caller(scope))
         is_work = scope["type"] == "http" and scope["method"] == "POST"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 from pellucid.server.options import ServeOptions
 
@@ -44,6 +45,18 @@ def _bind_path(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+@contextmanager
+def leaving_no_path(options: ServeOptions) -> Generator[None, None, None]:
+    """At the end the path that `bind` has taken is removed, unless another server has it by then."""
+    own = None if options.uds is None else os.stat(options.uds)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if own is not None and options.uds is not None and os.path.samestat(own, os.stat(options.uds)):
+                os.unlink(options.uds)
 
 
 def listen(listener: socket.socket, options: ServeOptions, backlog: int) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from pellucid.types import FinishReason, Request, SeqUpdate
 
 logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)  # whoever asks for these lines has them without --verbose
 NO_ONE: Mapping[str, str] = {}
 # Of the HTTP request that is being answered: who asks, and the headers that traces travel in.
 CALLER: ContextVar[Mapping[str, str]] = ContextVar("caller", default=NO_ONE)
@@ -74,14 +75,14 @@ class RequestLog:
 
     decode: Callable[[Sequence[int]], str] | None = None
     most_tokens: int = 200
-    write: Callable[[str], None] = field(default=logger.warning)
+    write: Callable[[str], None] = field(default=logger.info)
 
     def tell(self, life: Life) -> None:
         request, reason = life.request, life.finish_reason
         assert reason is not None, "it has ended"
         parts = [
             f"request {request.id}",
-            f"of {life.caller.get('client', '').strip() or 'nobody'}",
+            f"of {life.caller.get('client') or 'nobody'}",
             f"{life.num_prompt_tokens} prompt tokens ({life.num_cached_tokens} cached)",
             f"{life.num_tokens} generated",
             f"ended by {reason.value}{f' ({life.error})' if life.error else ''}",

@@ -259,7 +259,8 @@ class Metrics:
         yield family
         for name in sorted({name for stats in engines for name in stats.of_features}):
             kind = GaugeMetricFamily if name.endswith("_now") else CounterMetricFamily
-            family = kind(f"pellucid:{name}", "Counted by a feature.", labels=LABELS)
+            text = f"{name[0].upper()}{name[1:]}, of a feature.".replace("_", " ")
+            family = kind(f"pellucid:{name}", text, labels=LABELS)
             for index, stats in enumerate(engines):
                 family.add_metric(self._labels(index), stats.of_features.get(name, 0))
             yield family

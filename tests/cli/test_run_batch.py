@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pellucid.cli.main import main
 
 SMALL = ["--device", "cpu", "--num-threads", "1", "--cpu-kv-cache-gib", "0.05", "--max-num-seqs", "4"]
@@ -15,7 +17,7 @@ def line(name: str, url: str, body: object) -> str:
     return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
 
 
-def test_each_line_is_answered_in_order(tmp_path: Path) -> None:
+def test_each_line_is_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked, answered = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         line("sum", "/v1/chat/completions", SUM),
@@ -28,6 +30,8 @@ def test_each_line_is_answered_in_order(tmp_path: Path) -> None:
     ]
     asked.write_text("\n".join(lines))
     assert main(["run-batch", "-i", str(asked), "-o", str(answered), *SMALL]) == 1
+    said = capsys.readouterr().err
+    assert "4 of 6 requests failed" in said and "max_tokens" in said
     answers = [json.loads(text) for text in answered.read_text().splitlines()]
     assert [each["custom_id"] for each in answers] == ["sum", "text", "wrong", "streamed", "nowhere", None]
     total, text, wrong, streamed, nowhere, broken = answers

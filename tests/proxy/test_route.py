@@ -116,6 +116,8 @@ def test_what_is_wrong_with_a_request_is_told_by_the_server(servers: tuple[Runni
     assert answer.status_code == 400 and "temperature" in answer.json()["error"]["message"]
     assert complete(url, model="nobody").status_code == 404
     assert httpx.post(f"{url}/v1/completions", content=b"[", timeout=PATIENCE).status_code == 400
+    nowhere = httpx.get(f"{url}/v1/nothing", timeout=PATIENCE)
+    assert nowhere.status_code == 404 and "/v1/chat/completions" in nowhere.json()["error"]["message"]
 
 
 def test_who_goes_away_has_nothing_computed(servers: tuple[Running, Running, str]) -> None:

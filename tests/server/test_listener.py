@@ -58,6 +58,7 @@ def test_a_server_may_listen_at_a_path_and_know_its_clients(tmp_path: Path, nurs
             assert again.status_code == 429 and again.json()["error"]["type"] == "RateLimitError"
         with pytest.raises(ValueError, match="where another server listens"):
             bind(ServeOptions(uds=str(path)))
+    assert not path.exists(), "a server that ends leaves nothing behind"
 
 
 def test_a_file_is_no_place_to_listen(tmp_path: Path) -> None:
